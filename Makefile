@@ -1,0 +1,98 @@
+# Everything Quotagate's makers and users run. `make help` lists it; a target that is up to date costs nothing.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+UV := .tools/bin/uv
+BIN := .venv/bin
+# T=path[::test] narrows `test`, `prove` and `bench`.
+T ?=
+
+##@ Use
+
+.PHONY: run
+run: .venv/.service ## start everything on 127.0.0.1:8080, with an embedded store and catalog
+	@exec $(BIN)/quotagate up
+
+##@ Work on it
+
+.PHONY: test
+test: check .tools/debian/.done ## check, then the tests (T=path[::test] narrows them)
+	$(BIN)/pytest $(T)
+
+.PHONY: check
+check: .venv/.dev ## formatting, lints, types and import contracts: exactly what CI runs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: prove
+prove: .venv/.dev .tools/debian/.done ## the long proofs and searches
+	$(BIN)/pytest -m prove --timeout 3600 -s $(T)
+
+.PHONY: bench
+bench: .venv/.dev ## the measurements
+	$(BIN)/pytest -m bench --timeout 3600 -s $(T)
+
+.PHONY: format
+format: .venv/.dev ## format the code and mend what ruff can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+##@ Made files
+
+.PHONY: openapi
+openapi: .venv/.service ## openapi/openapi.json, from the routes
+	$(BIN)/python -m app.http.openapi openapi/openapi.json
+
+.PHONY: settings
+settings: .venv/.service ## docs/settings.md, from app/run/settings.py
+	$(BIN)/python -m app.run.settings > docs/settings.md
+
+.PHONY: lock
+lock: .tools/uv-$(UV_VERSION) ## the hashed requirements, from pyproject.toml
+	$(UV) lock --upgrade
+	$(UV) export --frozen --quiet --no-emit-project --output-file requirements.txt
+	$(UV) export --frozen --quiet --no-emit-project --extra dev --output-file requirements-dev.txt
+	$(UV) export --frozen --quiet --no-emit-project --extra spark --output-file requirements-spark.txt
+
+##@ Here
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: clean
+clean: ## remove environments and caches; state in .quotagate stays
+	rm -rf .venv .tools .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+# uv lives apart from .venv, because syncing an environment removes what its requirements do not name.
+.tools/uv-$(UV_VERSION):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Quotagate needs Python 3.11 or later; name one with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -m venv .tools || \
+		{ echo "$(PYTHON) cannot make environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@touch $@
+
+.venv/bin/python: | .tools/uv-$(UV_VERSION)
+	@$(UV) venv --quiet --allow-existing --python "$$(.tools/bin/python -c 'import sys; print(sys._base_executable)')" .venv
+
+.venv/.service: requirements.txt pyproject.toml | .venv/bin/python
+	@$(UV) pip install --quiet --python .venv --require-hashes --requirement requirements.txt
+	@$(UV) pip install --quiet --python .venv --no-deps --editable .
+	@touch $@
+
+.venv/.dev: requirements-dev.txt .venv/.service
+	@$(UV) pip install --quiet --python .venv --require-hashes --requirement requirements-dev.txt
+	@touch $@
+
+# Where this cannot be had, the tests that need it skip with the reason, and fail under CI=true.
+.tools/debian/.done: tests/tools.sh | .tools/uv-$(UV_VERSION)
+	@tests/tools.sh || echo "going on without Debian's programs" >&2

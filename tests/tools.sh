@@ -1,0 +1,38 @@
+#!/bin/sh
+# Unpacks the Debian programs that the tests need into .tools/debian: nothing is installed, no system service
+# is started, and root is not needed. `tests.tools.need` finds them there.
+set -eu
+
+packages="redis-server libfaketime"
+
+cd "$(dirname "$0")/.."
+home="$PWD/.tools/debian"
+mkdir -p "$home/lists/partial" "$home/cache/archives/partial" "$home/bin"
+
+if ! command -v apt-get >/dev/null; then
+    echo "no apt-get here, so these are left out: $packages" >&2
+    exit 1
+fi
+
+# Lists and cache of our own, so that the system's stay as they are. Only what this machine lacks is fetched.
+private() {
+    apt-get -qq -o Dir::State::Lists="$home/lists" -o Dir::Cache="$home/cache" -o Debug::NoLocking=1 \
+        -o APT::Sandbox::User=root -o Acquire::Retries=2 "$@"
+}
+echo "fetching $packages into .tools/debian"
+private update
+# shellcheck disable=SC2086
+private install --yes --no-install-recommends --download-only $packages
+for archive in "$home"/cache/archives/*.deb; do
+    [ -e "$archive" ] && dpkg-deb -x "$archive" "$home/root"
+done
+rm -rf "$home/lists" "$home/cache"
+
+# An unpacked program looks for its libraries in the system; a wrapper shows it ours.
+libraries=$(find "$home/root" -name '*.so*' -exec dirname {} + 2>/dev/null | sort -u | paste -sd: -)
+find "$home/root/usr/bin" -type f -o -type l 2>/dev/null | while read -r program; do
+    wrapper="$home/bin/$(basename "$program")"
+    printf '#!/bin/sh\nLD_LIBRARY_PATH="%s" exec "%s" "$@"\n' "$libraries" "$program" >"$wrapper"
+    chmod +x "$wrapper"
+done
+touch "$home/.done"
