@@ -1,0 +1,72 @@
+"""Errors on the wire: ``application/problem+json`` as RFC 9457 has it, naming fields by JSON pointer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from typing import Final
+
+from starlette.responses import Response
+
+PROBLEM_JSON: Final = "application/problem+json"
+_PHRASES: Final = {413: "Content Too Large", 422: "Unprocessable Content"}
+"""RFC 9110's phrases, where older Pythons know older ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """What is wrong with one field: ``field`` is a JSON pointer into the body, ``""`` the whole of it."""
+
+    field: str
+    message: str
+
+
+class Problem(Exception):  # noqa: N818 - it is RFC 9457's word, and is sent, not only raised
+    """An answer that is an error; raised anywhere below a route, sent by whoever holds the connection."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.headers: Mapping[str, str] = headers or {}
+
+    def __str__(self) -> str:
+        fields = "".join(f"; {error.field}: {error.message}" for error in self.errors)
+        return f"{self.status} {self.detail}{fields}"
+
+    def document(self) -> dict[str, object]:
+        """The problem as a JSON object; ``errors`` is there when fields are named."""
+        title = _PHRASES.get(self.status) or HTTPStatus(self.status).phrase
+        document = {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail}
+        return document | ({"errors": [asdict(error) for error in self.errors]} if self.errors else {})
+
+    def body(self) -> bytes:
+        """The problem as bytes; a lone surrogate in a message, which JSON cannot hold, becomes ``?``."""
+        return json.dumps(self.document(), ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+    def response(self) -> Response:
+        """The problem as a Starlette response, which is also an ASGI application."""
+        return Response(self.body(), self.status, dict(self.headers), PROBLEM_JSON)
+
+
+def unprocessable(*errors: FieldError) -> Problem:
+    """422 for these fields."""
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "The body cannot be used as it is: see errors.", errors)
+
+
+def pointer(*steps: str | int) -> str:
+    """The JSON pointer (RFC 6901) made of these steps.
+
+    >>> pointer("asks", 3, "a/b~c"), pointer()
+    ('/asks/3/a~1b~0c', '')
+    """
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
