@@ -1,0 +1,1 @@
+"""What Quotagate means: pure rules, no clock, no I/O; the standard library and mmh3 only."""

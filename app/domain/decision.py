@@ -1,0 +1,121 @@
+"""The answer: one verdict for each quota that applied, and how verdicts combine into a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from app.domain.quota import (
+    CONSUMER_BYTE_RATE,
+    MAX_THROTTLE_MS,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    REQUEST_RATE,
+    Enforcement,
+)
+
+Outcome = Literal["admit", "delay", "throttle", "reject"]
+OUTCOMES: Final[tuple[Outcome, ...]] = ("admit", "delay", "throttle", "reject")
+
+Reason = Literal["capacity", "too_large", "store_failure"]
+REASONS: Final[tuple[Reason | None, ...]] = (None, "capacity", "too_large", "store_failure")
+
+Source = Literal["store", "local", "fallback"]
+
+BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+REQUEST_RATES: Final = (REQUEST_RATE, REQUEST_PERCENTAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one quota says, as if it were alone.
+
+    Attributes:
+        outcome, throttle_ms: its own answer; 0 ms for admit and reject.
+        observed, remaining: the bucket after this ask's effect, in the limit's unit.
+        largest: with reason ``too_large``, the most that an empty bucket could hold.
+    """
+
+    quota: str
+    entity: str
+    bucket: str
+    limit: float
+    enforcement: Enforcement
+    shadow: bool
+    outcome: Outcome
+    throttle_ms: int
+    observed: float = 0.0
+    remaining: float = 0.0
+    reason: Reason | None = None
+    largest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedBy:
+    """The quota that decided, and why when it was not the rate itself."""
+
+    quota: str
+    entity: str | None
+    bucket: str | None
+    reason: Reason | None = None
+    largest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The whole answer to an ask; ``quotas`` is None unless the ask wanted detail."""
+
+    decision: Outcome
+    throttle_ms: int
+    charged: bool
+    applied: int
+    source: Source
+    limited_by: LimitedBy | None
+    quotas: tuple[Verdict, ...] | None = None
+
+
+def combine(
+    verdicts: Sequence[Verdict], *, sequential: bool = False
+) -> tuple[Outcome, int, LimitedBy | None]:
+    """Combine verdicts, which stand in the order of section 3, into one outcome.
+
+    Any reject rejects; otherwise any throttle throttles, with the longest wait; otherwise any delay delays,
+    with the longest one (Kafka's rule). Shadow verdicts count for nothing, and a tie goes to the earlier.
+
+    Args:
+        sequential: KIP-124's own rule for delays: the byte delay B, then the request delay R, which the
+            caller has measured at now + B; ``max(B + R, every other delay)``.
+    """
+    binding = [v for v in verdicts if not v.shadow]
+    for outcome in ("reject", "throttle"):
+        found = [v for v in binding if v.outcome == outcome]
+        if found:
+            worst = _longest(found)
+            return worst.outcome, worst.throttle_ms, limited_by(worst)
+    delays = [v for v in binding if v.outcome == "delay"]
+    if not delays:
+        return "admit", 0, None
+    worst = _longest(delays)
+    if not sequential:
+        return "delay", worst.throttle_ms, limited_by(worst)
+    bytes_, requests, others = (
+        [v for v in delays if v.quota in BYTE_RATES],
+        [v for v in delays if v.quota in REQUEST_RATES],
+        [v for v in delays if v.quota not in BYTE_RATES + REQUEST_RATES],
+    )
+    summed = sum(_longest(part).throttle_ms for part in (bytes_, requests) if part)
+    other = _longest(others) if others else None
+    if other is not None and other.throttle_ms > summed:
+        return "delay", other.throttle_ms, limited_by(other)
+    parts = [v for v in delays if v not in others or v.throttle_ms == summed]
+    return "delay", min(summed, MAX_THROTTLE_MS), limited_by(_longest(parts))
+
+
+def limited_by(verdict: Verdict) -> LimitedBy:
+    """Name the quota of a verdict as the one that decided."""
+    return LimitedBy(verdict.quota, verdict.entity, verdict.bucket, verdict.reason, verdict.largest)
+
+
+def _longest(verdicts: Sequence[Verdict]) -> Verdict:
+    return max(verdicts, key=lambda v: v.throttle_ms)  # max keeps the first of equals

@@ -1,0 +1,179 @@
+"""Entities, what quotas are set on, and their one canonical spelling."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+from urllib.parse import quote, unquote_to_bytes
+
+
+class Default(Enum):
+    """The name of a default entity; its spelling is a bare ``*``."""
+
+    ANY = "*"
+
+
+ANY: Final = Default.ANY
+Name = str | Default
+
+TYPES: Final = ("user", "client-id", "ip", "broker", "listener")
+"""Every entity type, in the order of the canonical spelling."""
+
+COMBINATIONS: Final = frozenset(
+    {
+        ("user",),
+        ("client-id",),
+        ("user", "client-id"),
+        ("ip",),
+        ("broker",),
+        ("listener",),
+        ("broker", "listener"),
+    }
+)
+"""The sets of types that make an entity."""
+
+MAX_NAME_BYTES: Final = 512
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+class EntityError(ValueError):
+    """An entity that cannot be; its text says why and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """One entity: (type, name) pairs in canonical order.
+
+    >>> str(Entity.parse("client-id=etl,user=alice"))
+    'user=alice,client-id=etl'
+    >>> str(Entity.parse("user=*")), str(Entity.parse("user=%2A"))
+    ('user=*', 'user=%2A')
+    >>> str(Entity.parse("ip=::ffff:10.0.0.7"))
+    'ip=10.0.0.7'
+    """
+
+    parts: tuple[tuple[str, Name], ...]
+
+    @classmethod
+    def of(cls, **names: Name) -> Entity:
+        """Build an entity of known good names; ``client_id`` stands for ``client-id``.
+
+        >>> str(Entity.of(user="alice", client_id=ANY))
+        'user=alice,client-id=*'
+        """
+        by_type = {type_.replace("_", "-"): name for type_, name in names.items()}
+        return cls(tuple((type_, by_type[type_]) for type_ in TYPES if type_ in by_type))
+
+    @classmethod
+    def parse(cls, text: str) -> Entity:
+        """Read a spelling such as ``user=alice,client-id=%2A``; each name is percent-decoded once.
+
+        Raises:
+            EntityError: unknown type, empty or over-long name, a combination that is none,
+                an ``ip`` that is no address.
+        """
+        names: dict[str, Name] = {}
+        for part in text.split(","):
+            type_, equals, spelled = part.partition("=")
+            if type_ not in TYPES:
+                raise EntityError(f"unknown entity type {type_!r}: use one of {', '.join(TYPES)}")
+            if not equals or not spelled:
+                raise EntityError(f"empty name for {type_}: write {type_}=NAME, or {type_}=* for the default")
+            if type_ in names:
+                raise EntityError(f"{type_} is given twice")
+            names[type_] = ANY if spelled == "*" else _checked_name(type_, _decode(type_, spelled))
+        parts = tuple((type_, names[type_]) for type_ in TYPES if type_ in names)
+        combination = tuple(type_ for type_, _ in parts)
+        if combination not in COMBINATIONS:
+            allowed = "; ".join(sorted(" and ".join(c) for c in COMBINATIONS))
+            raise EntityError(f"{' and '.join(combination)} do not go together: use {allowed}")
+        if combination == ("broker", "listener") and ANY in names.values():
+            raise EntityError("a broker and listener pair takes no default: name both, or use listener=*")
+        return cls(parts)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types this entity is made of, in canonical order."""
+        return tuple(type_ for type_, _ in self.parts)
+
+    def __str__(self) -> str:
+        return ",".join(f"{type_}={spell(name)}" for type_, name in self.parts)
+
+
+def spell(name: Name) -> str:
+    """Spell a name: every byte but RFC 3986 unreserved ones as ``%XX``; the default as ``*``.
+
+    >>> spell("a b*"), spell(ANY), spell("")
+    ('a%20b%2A', '*', '')
+    """
+    return "*" if isinstance(name, Default) else quote(name, safe="")
+
+
+def check_name(name: str) -> str | None:
+    """Say what is wrong with a name (1-512 bytes of UTF-8, no control characters), or None."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "must be UTF-8 text"
+    if size > MAX_NAME_BYTES:
+        return f"must be at most {MAX_NAME_BYTES} bytes of UTF-8"
+    if size == 0:
+        return "must not be empty"
+    if _CONTROL.search(name):
+        return "must not hold control characters (U+0000-001F, U+007F-009F)"
+    return None
+
+
+def normalise_ip(text: str) -> str:
+    """Write an address as RFC 5952 has it; an IPv4-mapped IPv6 address as IPv4.
+
+    >>> normalise_ip("2001:DB8:0::1"), normalise_ip("::ffff:10.0.0.7")
+    ('2001:db8::1', '10.0.0.7')
+
+    Raises:
+        EntityError: a host name, a zone, or anything else that is no address.
+    """
+    if "%" in text:
+        raise EntityError("must be an address without a zone")
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise EntityError("must be an IPv4 or IPv6 address, not a host name") from None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(address)
+
+
+def network_of(address: str, ipv6_prefix: int) -> str:
+    """The name of the default's bucket for a normalised address: itself, or its IPv6 network.
+
+    >>> network_of("2001:db8::7", 64), network_of("10.0.0.7", 64)
+    ('2001:db8::/64', '10.0.0.7')
+    """
+    if ":" not in address:
+        return address
+    return str(ipaddress.ip_network((address, ipv6_prefix), strict=False))
+
+
+def _decode(type_: str, spelled: str) -> str:
+    if _BAD_ESCAPE.search(spelled):
+        raise EntityError(f"{type_}: a percent sign is written %25")
+    try:
+        return unquote_to_bytes(spelled).decode()
+    except UnicodeDecodeError:
+        raise EntityError(f"{type_}: must be UTF-8") from None
+
+
+def _checked_name(type_: str, name: str) -> str:
+    if wrong := check_name(name):
+        raise EntityError(f"{type_} {wrong}")
+    if type_ == "ip":
+        try:
+            return normalise_ip(name)
+        except EntityError as error:
+            raise EntityError(f"ip {error}") from None
+    return name

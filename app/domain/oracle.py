@@ -1,0 +1,455 @@
+"""The oracle: a whole decision in plain Python, which the store's script is held to.
+
+It says what the script must answer and remember, with the same arithmetic in the same order, and no thought
+of speed. Time is an argument; one oracle is one store.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
+
+from app.domain import sampled_rate, token_bucket
+from app.domain.ask import NO_PRODUCER_ID, Ask
+from app.domain.decision import BYTE_RATES, REQUEST_RATES, Decision, Outcome, Reason, Source, Verdict, combine
+from app.domain.digest import digest, spread
+from app.domain.ladder import Applied, Quotas, Rules, applied
+from app.domain.producer_ids import ProducerIds
+from app.domain.quota import (
+    CONNECTION_CREATION_RATE,
+    KEYS,
+    MAX_THROTTLE_MS,
+    RECHECK_MS,
+    Enforcement,
+    Quota,
+)
+
+RETRY_MS: Final = 60_000
+"""How long an answer is kept for a retry with the same id."""
+
+
+class Said(NamedTuple):
+    """What one quota says by itself."""
+
+    outcome: Outcome
+    throttle_ms: int = 0
+    reason: Reason | None = None
+    largest: float | None = None
+
+
+ADMIT: Final = Said("admit")
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """One quota's part of an ask.
+
+    Attributes:
+        usage: in units of the limit; for producer ids their number.
+        spreads: the ids, each spread over 32 bytes, without duplicates and without ``-1``.
+        now_ms, wait_from_ms: the bucket's time, and the uncorrected one that waits are counted from.
+        later_ms: measure a delay so much later, with the charge recorded now (KIP-124's sum).
+    """
+
+    quota: Quota
+    usage: float
+    enforcement: Enforcement
+    recording: bool
+    now_ms: int
+    wait_from_ms: int
+    spreads: tuple[bytes, ...] = ()
+    later_ms: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Samples to measure over: under deny one is decided as two."""
+        return max(self.quota.samples, 2) if self.enforcement == "deny" else self.quota.samples
+
+
+class Bucket(Protocol):
+    """What a bucket of any algorithm can do."""
+
+    @property
+    def newest_ms(self) -> int | None:
+        """The time of its last event, refill, layer or charge; None if absent."""
+
+    def move(self, by_ms: int) -> None:
+        """Move all its times."""
+
+    def judge(self, charge: Charge) -> Said:
+        """What the quota says of a charge, nothing written."""
+
+    def touch(self, charge: Charge) -> None:
+        """What is written even when the ask is refused."""
+
+    def charge(self, charge: Charge) -> bool:
+        """Write the charge; False if there was nothing to charge."""
+
+    def refund(self, charge: Charge) -> None:
+        """Give the usage back."""
+
+    def shows(self, charge: Charge) -> tuple[float, float]:
+        """Observed and remaining, as they stand."""
+
+
+@dataclass(slots=True)
+class RateBucket:
+    """A sampled rate."""
+
+    state: sampled_rate.Samples = ()
+
+    @property
+    def newest_ms(self) -> int | None:
+        return self.state[-1].last_ms if self.state else None
+
+    def move(self, by_ms: int) -> None:
+        self.state = tuple(
+            s._replace(start_ms=s.start_ms + by_ms, last_ms=s.last_ms + by_ms) for s in self.state
+        )
+
+    def judge(self, charge: Charge) -> Said:
+        quota = charge.quota
+        if charge.enforcement == "delay":
+            return self._delayed(charge)
+        if charge.usage == 0:
+            return ADMIT
+        if sampled_rate.too_large(charge.usage, quota.limit, charge.samples, quota.sample_ms):
+            largest = sampled_rate.largest(quota.limit, charge.samples, quota.sample_ms)
+            return Said("reject", reason="too_large", largest=largest)
+        if self._measured(charge, charge.now_ms) <= quota.limit:
+            return ADMIT
+        wait = sampled_rate.wait_ms(
+            self.state, charge.usage, charge.now_ms, quota.limit, charge.samples, quota.sample_ms
+        )
+        return Said("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
+
+    def touch(self, charge: Charge) -> None:
+        pass
+
+    def charge(self, charge: Charge) -> bool:
+        self.state = self._recorded(charge, charge.now_ms)
+        return True
+
+    def refund(self, charge: Charge) -> None:
+        self.state = sampled_rate.refund(self.state, charge.usage)
+
+    def shows(self, charge: Charge) -> tuple[float, float]:
+        quota = charge.quota
+        observed, window = sampled_rate.measure(self.state, charge.now_ms, charge.samples, quota.sample_ms)
+        alive = sampled_rate.live(self.state, charge.now_ms, charge.samples, quota.sample_ms)
+        return observed, quota.limit * (window / 1000) - sampled_rate.total(alive)
+
+    def _delayed(self, charge: Charge) -> Said:
+        quota = charge.quota
+        after = self._recorded(charge, charge.now_ms)
+        at = charge.now_ms + charge.later_ms
+        observed, window = sampled_rate.measure(after, at, charge.samples, quota.sample_ms)
+        delay = sampled_rate.delay_ms(observed, quota.limit, window, quota.longest_delay_ms)
+        return Said("delay", delay) if delay else ADMIT
+
+    def _recorded(self, charge: Charge, at_ms: int) -> sampled_rate.Samples:
+        return sampled_rate.record(
+            self.state, charge.usage, at_ms, charge.quota.samples, charge.quota.sample_ms
+        )
+
+    def _measured(self, charge: Charge, at_ms: int) -> float:
+        after = self._recorded(charge, at_ms)
+        return sampled_rate.measure(after, at_ms, charge.samples, charge.quota.sample_ms)[0]
+
+
+@dataclass(slots=True)
+class TokensBucket:
+    """A token bucket."""
+
+    state: token_bucket.Tokens | None = None
+
+    @property
+    def newest_ms(self) -> int | None:
+        return self.state.at_ms if self.state else None
+
+    def move(self, by_ms: int) -> None:
+        if self.state:
+            self.state = self.state._replace(at_ms=self.state.at_ms + by_ms)
+
+    def judge(self, charge: Charge) -> Said:
+        quota = charge.quota
+        if charge.enforcement == "delay":
+            return self._delayed(charge)
+        if charge.usage > quota.burst:
+            return Said("reject", reason="too_large", largest=quota.burst)
+        if charge.usage == 0 or self._tokens(charge) >= charge.usage:
+            return ADMIT
+        state = self.state or token_bucket.Tokens(quota.burst, charge.now_ms)
+        wait = token_bucket.wait_ms(state, charge.usage, charge.now_ms, quota.limit, quota.burst)
+        return Said("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
+
+    def touch(self, charge: Charge) -> None:
+        pass
+
+    def charge(self, charge: Charge) -> bool:
+        self.state = token_bucket.Tokens(self._tokens(charge) - charge.usage, charge.now_ms)
+        return True
+
+    def refund(self, charge: Charge) -> None:
+        self.state = token_bucket.refund(self.state, charge.usage, charge.quota.burst)
+
+    def shows(self, charge: Charge) -> tuple[float, float]:
+        tokens = self._tokens(charge)
+        return charge.quota.burst - tokens, tokens
+
+    def _delayed(self, charge: Charge) -> Said:
+        quota = charge.quota
+        after = token_bucket.Tokens(self._tokens(charge) - charge.usage, charge.now_ms)
+        tokens = token_bucket.tokens_at(after, charge.now_ms + charge.later_ms, quota.limit, quota.burst)
+        delay = token_bucket.delay_ms(tokens, quota.limit, quota.longest_delay_ms)
+        return Said("delay", delay) if delay else ADMIT
+
+    def _tokens(self, charge: Charge) -> float:
+        return token_bucket.tokens_at(self.state, charge.now_ms, charge.quota.limit, charge.quota.burst)
+
+
+@dataclass(slots=True)
+class IdsBucket:
+    """A principal's producer ids."""
+
+    max_ids: int
+    state: ProducerIds = field(default_factory=ProducerIds)
+
+    @property
+    def newest_ms(self) -> int | None:
+        return self.state.newest_ms
+
+    def move(self, by_ms: int) -> None:
+        self.state.move(by_ms)
+
+    def judge(self, charge: Charge) -> Said:
+        quota, now = charge.quota, charge.now_ms
+        unseen = len(self._unseen(charge))
+        if unseen == 0:
+            return ADMIT
+        corrected = now - charge.wait_from_ms
+        charged = self.state.charged(now, quota.window_ms)
+        if charge.recording:
+            if quota.limit == 0:
+                return Said("delay", quota.window_ms)
+            if charged + unseen <= quota.limit:
+                return ADMIT
+            after = replace_charges(self.state, [now] * unseen, self.max_ids)
+            return Said("delay", corrected + after.wait_for_rate(1, now, quota.limit, quota.window_ms))
+        largest = min(quota.limit, self.max_ids)
+        if unseen > largest:
+            return Said("reject", reason="too_large", largest=largest)
+        rate = capacity = 0
+        if charged + unseen > quota.limit:
+            rate = corrected + self.state.wait_for_rate(unseen, now, quota.limit, quota.window_ms)
+        if self.state.remembered(now, quota.layers) + unseen > self.max_ids:
+            capacity = corrected + self.state.wait_for_capacity(now, quota.layers)
+        if not rate and not capacity:
+            return ADMIT
+        return Said("throttle", max(rate, capacity), "capacity" if capacity > rate else None)
+
+    def touch(self, charge: Charge) -> None:
+        layers = charge.quota.layers
+        stale = [s for s in self._seen(charge) if self.state.stale(s, charge.now_ms, layers)]
+        for spread_ in stale:
+            self.state.refresh(spread_, charge.now_ms, layers, charge.quota.limit, self.max_ids)
+
+    def charge(self, charge: Charge) -> bool:
+        unseen = self._unseen(charge)
+        self.touch(charge)
+        quota = charge.quota
+        if unseen:
+            self.state.charge(unseen, charge.now_ms, quota.window_ms, quota.layers, quota.limit, self.max_ids)
+        return bool(unseen)
+
+    def refund(self, charge: Charge) -> None:
+        raise AssertionError(f"ids cannot be given back, not even {charge.usage}")
+
+    def shows(self, charge: Charge) -> tuple[float, float]:
+        quota = charge.quota
+        charged = self.state.charged(charge.now_ms, quota.window_ms)
+        room = max(self.max_ids - self.state.remembered(charge.now_ms, quota.layers), 0)
+        return charged, min(quota.limit - charged, room)
+
+    def _unseen(self, charge: Charge) -> list[bytes]:
+        layers = charge.quota.layers
+        return [s for s in charge.spreads if self.state.find(s, charge.now_ms, layers) is None]
+
+    def _seen(self, charge: Charge) -> list[bytes]:
+        layers = charge.quota.layers
+        return [s for s in charge.spreads if self.state.find(s, charge.now_ms, layers) is not None]
+
+
+def replace_charges(state: ProducerIds, charges: Sequence[int], max_ids: int) -> ProducerIds:
+    """The state with these charges added, for a look at what would be."""
+    return ProducerIds(state.layers, state.segments, [*state.charges, *charges][-max_ids:])
+
+
+@dataclass(slots=True)
+class Part:
+    """A quota that applied, its bucket and its charge."""
+
+    applied: Applied
+    bucket: Bucket
+    charge: Charge
+
+
+class Oracle:
+    """One store's worth of buckets and kept answers."""
+
+    def __init__(self, secret: bytes, *, max_ids: int = 1_000_000, sequential: bool = False) -> None:
+        self.secret = secret
+        self.max_ids = max_ids
+        self.sequential = sequential
+        self.buckets: dict[tuple[object, ...], Bucket] = {}
+        self.answers: dict[tuple[str | None, str], tuple[Decision, int]] = {}
+        self.corrections = 0
+        """How often a bucket's newest time was ahead of the clock."""
+
+    def decide(self, ask: Ask, quotas: Quotas, rules: Rules, now_ms: int) -> Decision:
+        """Decide an ask and remember what it leaves."""
+        retry = None if ask.id is None or ask.mode == "peek" else (ask.principal, ask.id)
+        if retry in self.answers and now_ms - self.answers[retry][1] < RETRY_MS:
+            return self.answers[retry][0]
+        parts = [self._part(ask, found, now_ms) for found in applied(ask, quotas, rules)]
+        verdicts = self._verdicts(ask, parts)
+        outcome, throttle_ms, limited_by = combine(verdicts, sequential=self.sequential)
+        written = _write(ask, outcome, parts)
+        source: Source = "store" if parts else "local"
+        decision = Decision(outcome, throttle_ms, is_charged(ask, outcome), len(parts), source, limited_by)
+        if ask.detail:
+            shown = tuple(_shown(verdict, part) for verdict, part in zip(verdicts, parts, strict=True))
+            decision = replace(decision, quotas=shown)
+        if retry is not None and written:
+            self.answers[retry] = (decision, now_ms)
+        return decision
+
+    def _part(self, ask: Ask, found: Applied, now_ms: int) -> Part:
+        quota = found.quota
+        key = (quota.key, found.bucket, quota.identity, quota.epoch)
+        bucket = self.buckets.setdefault(key, self._absent(quota))
+        if ask.mode == "peek":
+            bucket = copy.deepcopy(bucket)
+        enforcement: Enforcement = "deny" if ask.deny else quota.enforcement
+        if ask.mode == "record" and quota.algorithm != "producer_ids":
+            enforcement = "delay"
+        charge = Charge(
+            quota=quota,
+            usage=usage_of(ask, quota),
+            enforcement=enforcement,
+            recording=ask.mode == "record",
+            now_ms=self._corrected(ask, quota, bucket, now_ms),
+            wait_from_ms=now_ms,
+            spreads=spreads_of(ask, self.secret) if quota.algorithm == "producer_ids" else (),
+        )
+        return Part(found, bucket, charge)
+
+    def _absent(self, quota: Quota) -> Bucket:
+        if quota.algorithm == "sampled_rate":
+            return RateBucket()
+        return TokensBucket() if quota.algorithm == "token_bucket" else IdsBucket(self.max_ids)
+
+    def _corrected(self, ask: Ask, quota: Quota, bucket: Bucket, now_ms: int) -> int:
+        """A now behind the newest time is taken as that; by more than a window, the bucket moves back."""
+        newest = bucket.newest_ms
+        if newest is None or now_ms >= newest:
+            return now_ms
+        self.corrections += 1
+        if newest - now_ms <= quota.clock_window_ms or ask.mode == "refund":
+            return newest
+        bucket.move(now_ms - newest)
+        return now_ms
+
+    def _verdicts(self, ask: Ask, parts: list[Part]) -> list[Verdict]:
+        verdicts = [_verdict(ask, part) for part in parts]
+        if not self.sequential:
+            return verdicts
+        byte_delay = max(
+            (
+                verdict.throttle_ms
+                for verdict in verdicts
+                if verdict.outcome == "delay" and not verdict.shadow and verdict.quota in BYTE_RATES
+            ),
+            default=0,
+        )
+        for part in parts:
+            if part.applied.quota.key in REQUEST_RATES:
+                part.charge = replace(part.charge, later_ms=byte_delay)
+        return [_verdict(ask, part) for part in parts]
+
+
+def usage_of(ask: Ask, quota: Quota) -> float:
+    """What an ask spends of a quota, in units of its limit; of producer ids, how many it names."""
+    key = KEYS[quota.key]
+    if quota.algorithm == "producer_ids":
+        return len(ids_of(ask))
+    return ask.usage[key.usage] / key.per_unit
+
+
+def ids_of(ask: Ask) -> tuple[int | str, ...]:
+    """The ids that count: each once, without Kafka's "no producer id"."""
+    return tuple(dict.fromkeys(i for i in ask.producer_ids or () if i != NO_PRODUCER_ID))
+
+
+def spreads_of(ask: Ask, secret: bytes) -> tuple[bytes, ...]:
+    """The ids that count, hashed for the principal and spread."""
+    return tuple(spread(digest(secret, ask.principal or "", i)) for i in ids_of(ask))
+
+
+def is_charged(ask: Ask, outcome: Outcome) -> bool:
+    """The wire's ``charged``: the work was accounted for, or given back."""
+    return ask.mode == "refund" or (ask.mode in ("admit", "record") and outcome in ("admit", "delay"))
+
+
+def _write(ask: Ask, outcome: Outcome, parts: list[Part]) -> bool:
+    """Write what the decision leaves; whether a bucket was charged or given back to."""
+    if ask.mode == "peek":
+        return False
+    if ask.mode == "refund":
+        for part in parts:
+            part.bucket.refund(part.charge)
+        return bool(parts)
+    if outcome in ("throttle", "reject"):
+        for part in parts:
+            part.bucket.touch(part.charge)
+        return False
+    charged = [part.bucket.charge(part.charge) for part in parts]
+    return any(charged)
+
+
+def _said(ask: Ask, part: Part) -> Said:
+    """A quota's own answer, with what its key and the mode make of it."""
+    quota, charge = part.applied.quota, part.charge
+    if ask.mode == "refund":
+        return ADMIT
+    if quota.limit == 0 and charge.usage > 0 and quota.algorithm != "producer_ids":
+        if charge.recording:
+            return Said("delay", quota.longest_delay_ms)
+        return Said("reject", reason="too_large", largest=0.0)
+    said = part.bucket.judge(charge)
+    if said.outcome == "throttle" and quota.key == CONNECTION_CREATION_RATE:
+        return Said("reject") if ask.recheck else Said("throttle", min(said.throttle_ms, RECHECK_MS))
+    return said
+
+
+def _verdict(ask: Ask, part: Part) -> Verdict:
+    quota, said = part.applied.quota, _said(ask, part)
+    return Verdict(
+        quota=quota.key,
+        entity=part.applied.entity,
+        bucket=part.applied.bucket,
+        limit=quota.limit,
+        enforcement=part.charge.enforcement,
+        shadow=quota.shadow,
+        outcome=said.outcome,
+        throttle_ms=said.throttle_ms,
+        reason=said.reason,
+        largest=said.largest,
+    )
+
+
+def _shown(verdict: Verdict, part: Part) -> Verdict:
+    observed, remaining = part.bucket.shows(part.charge)
+    return replace(verdict, observed=observed, remaining=remaining)

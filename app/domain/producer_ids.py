@@ -1,0 +1,179 @@
+"""Layered Bloom filters of the ids a principal has in use, and the exact count of those it was charged for.
+
+Layers are slices of time, segments are parts of the filter added when it was full; section 5 of the design.
+This is the plain form, a set of cells for each layer and segment; the store packs the same into one string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from app.domain.quota import Layers
+from app.domain.shape import LAYERS, Shape, first_segment, next_segment, next_share
+
+
+class Place(NamedTuple):
+    """Where an id was found: the segment's place in the list, and the newest live layer that holds it."""
+
+    segment: int
+    layer: int
+
+
+@dataclass(slots=True)
+class Segment:
+    """A part of the filter.
+
+    Attributes:
+        cells: for each layer number, the (block, cell) pairs that are set.
+        counts: for each layer number, the ids whose newest layer it is.
+        written: the number of the layer that was written last.
+    """
+
+    shape: Shape
+    cells: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    written: int = 0
+
+
+@dataclass(slots=True)
+class ProducerIds:
+    """The state of one principal's bucket; a new one is an absent bucket.
+
+    Attributes:
+        layers: start times by layer number, the four newest at most; ages are judged when looked at.
+        charges: the times of charges, oldest first.
+    """
+
+    layers: dict[int, int] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
+    charges: list[int] = field(default_factory=list)
+
+    @property
+    def newest_ms(self) -> int | None:
+        """The time of the last layer or charge; None for an absent bucket."""
+        times = [*list(self.layers.values())[-1:], *self.charges[-1:]]
+        return max(times, default=None)
+
+    def move(self, by_ms: int) -> None:
+        """Move every time, ages kept: the clock was set back by more than a window."""
+        self.layers = {number: start + by_ms for number, start in self.layers.items()}
+        self.charges = [at + by_ms for at in self.charges]
+
+    def live_layers(self, now_ms: int, layers: Layers) -> list[int]:
+        """The numbers of the live layers, oldest first: dead is what began ``ttl_ms`` ago."""
+        return [number for number, start in self.layers.items() if now_ms - start < layers.ttl_ms]
+
+    def charged(self, now_ms: int, window_ms: int) -> int:
+        """How many ids were charged in the trailing window."""
+        return sum(now_ms - at < window_ms for at in self.charges)
+
+    def remembered(self, now_ms: int, layers: Layers) -> int:
+        """How many ids live layers hold."""
+        return sum(self._remembered_by(number) for number in self.live_layers(now_ms, layers))
+
+    def fill(self) -> float:
+        """How full the newest segment's part of the newest layer is; at 1 the next id adds a segment."""
+        if not self.segments:
+            return 0.0
+        newest = self.segments[-1]
+        return newest.counts.get(max(self.layers), 0) / newest.shape.ids
+
+    def find(self, spread: bytes, now_ms: int, layers: Layers) -> Place | None:
+        """Where an id is, the newest segment first; None for an unseen one."""
+        live = self.live_layers(now_ms, layers)
+        for index in range(len(self.segments) - 1, -1, -1):
+            segment = self.segments[index]
+            block, cells = segment.shape.places(spread)
+            for number in reversed(live):
+                set_cells = segment.cells.get(number, set())
+                if all((block, cell) in set_cells for cell in cells):
+                    return Place(index, number)
+        return None
+
+    def wait_for_rate(self, unseen: int, now_ms: int, limit: float, window_ms: int) -> int:
+        """The least d at which so many unseen ids, at most ``limit``, fit beside the charges."""
+        alive = [at for at in self.charges if now_ms - at < window_ms]
+        leaving = alive[len(alive) + unseen - int(limit) - 1]
+        return leaving + window_ms - now_ms
+
+    def wait_for_capacity(self, now_ms: int, layers: Layers) -> int:
+        """How long until the oldest live layer with a count dies."""
+        starts = [self.layers[n] for n in self.live_layers(now_ms, layers) if self._remembered_by(n)]
+        return starts[0] + layers.ttl_ms - now_ms
+
+    def stale(self, spread: bytes, now_ms: int, layers: Layers) -> bool:
+        """Whether a seen id is missing from the newest segment's part of the open layer."""
+        number = self._open(now_ms, layers)
+        return number is None or self.find(spread, now_ms, layers) != Place(len(self.segments) - 1, number)
+
+    def refresh(self, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int) -> None:
+        """Write a seen id to the open layer, uncharged; nothing if it is there by now."""
+        place = self.find(spread, now_ms, layers)
+        if place is not None and self.stale(spread, now_ms, layers):
+            counts = self.segments[place.segment].counts
+            counts[place.layer] = max(
+                counts[place.layer] - 1, 0
+            )  # a stranger taken as seen was never counted
+            self._write(spread, now_ms, layers, limit, max_ids)
+
+    def charge(
+        self,
+        spreads: Iterable[bytes],
+        now_ms: int,
+        window_ms: int,
+        layers: Layers,
+        limit: float,
+        max_ids: int,
+    ) -> None:
+        """Charge unseen ids, and remember each while fewer than ``max_ids`` are."""
+        for spread in spreads:
+            if self.remembered(now_ms, layers) < max_ids:
+                self._write(spread, now_ms, layers, limit, max_ids)
+            self.charges.append(now_ms)
+        self.charges = [at for at in self.charges if now_ms - at < window_ms][-max_ids:]
+
+    def _remembered_by(self, layer: int) -> int:
+        return sum(segment.counts.get(layer, 0) for segment in self.segments)
+
+    def _open(self, now_ms: int, layers: Layers) -> int | None:
+        newest = max(self.layers, default=None)
+        if newest is None or now_ms - self.layers[newest] >= layers.interval_ms:
+            return None
+        return newest
+
+    def _write(self, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int) -> None:
+        number = self._open(now_ms, layers)
+        if number is None:
+            number = self._begin_layer(now_ms)
+            self._drop_dead(now_ms, layers)
+        if not self.segments:
+            self._add_segment(first_segment(limit, max_ids))
+        elif self.segments[-1].counts.get(number, 0) >= self.segments[-1].shape.ids:
+            self._drop_dead(now_ms, layers)
+            self._add_segment(next_segment(self.segments[-1].shape.ids, max_ids))
+        newest = self.segments[-1]
+        block, cells = newest.shape.places(spread)
+        newest.cells.setdefault(number, set()).update((block, cell) for cell in cells)
+        newest.counts[number] = newest.counts.get(number, 0) + 1
+        newest.written = number
+
+    def _begin_layer(self, now_ms: int) -> int:
+        number = max(self.layers, default=0) + 1
+        self.layers[number] = now_ms
+        for old in [n for n in self.layers if n <= number - LAYERS]:
+            del self.layers[old]
+            for segment in self.segments:
+                segment.cells.pop(old, None)
+                segment.counts.pop(old, None)
+        return number
+
+    def _drop_dead(self, now_ms: int, layers: Layers) -> None:
+        """Drop the segments whose last written layer is dead: nothing of theirs can be found again."""
+        live = self.live_layers(now_ms, layers)
+        self.segments = [segment for segment in self.segments if segment.written in live]
+
+    def _add_segment(self, ids: int) -> None:
+        share = next_share(tuple(segment.shape.share for segment in self.segments))
+        self.segments.append(Segment(Shape.of(ids, share)))

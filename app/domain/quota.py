@@ -1,0 +1,199 @@
+"""Quota keys, what a quota of each may say, and the reading of a quota's value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Algorithm = Literal["producer_ids", "sampled_rate", "token_bucket"]
+Enforcement = Literal["deny", "delay"]
+Scope = Literal["cluster", "broker"]
+OnStoreFailure = Literal["admit", "throttle"]
+
+MAX_THROTTLE_MS: Final = 2_147_483_647
+MAX_EXACT: Final = 2**53 - 1
+MAX_INT: Final = 2**31 - 1
+MAX_PRODUCER_IDS: Final = 500_000
+RECHECK_MS: Final = 1_000
+"""KIP-612: the longest an acceptor holds a connection of an over-rate address before it asks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaKey:
+    """One row of the table of quota keys (section 3 of the design).
+
+    Attributes:
+        longest_delay: ``None`` for none, ``"sample"`` for one sample, else milliseconds.
+        per_unit: how much usage makes one unit of the limit (10 ms of thread time = 1 percent-second).
+    """
+
+    name: str
+    usage: str
+    entities: tuple[tuple[str, ...], ...]
+    enforcement: Enforcement
+    algorithm: Algorithm
+    integer_limit: bool
+    max_limit: float
+    longest_delay: int | Literal["sample"] | None = None
+    per_unit: float = 1.0
+
+
+_SAMPLED: Final = "sampled_rate"
+_CLIENTS: Final = (("user",), ("client-id",), ("user", "client-id"))
+_LISTENERS: Final = (("broker",), ("listener",), ("broker", "listener"))
+
+PRODUCER_IDS_RATE: Final = "producer_ids_rate"
+REQUEST_RATE: Final = "request_rate"
+REQUEST_PERCENTAGE: Final = "request_percentage"
+PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
+CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
+CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
+CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
+MAX_CONNECTION_CREATION_RATE: Final = "max_connection_creation_rate"
+
+_ROWS: Final = (
+    QuotaKey(PRODUCER_IDS_RATE, "producer_ids", (("user",),), "deny", "producer_ids", True, MAX_PRODUCER_IDS),
+    QuotaKey(REQUEST_RATE, "requests", (*_CLIENTS, ("ip",)), "delay", _SAMPLED, False, MAX_EXACT, "sample"),
+    QuotaKey(
+        REQUEST_PERCENTAGE,
+        "request_time_ms",
+        _CLIENTS,
+        "delay",
+        "sampled_rate",
+        False,
+        MAX_EXACT,
+        "sample",
+        per_unit=10.0,
+    ),
+    QuotaKey(PRODUCER_BYTE_RATE, "produce_bytes", _CLIENTS, "delay", _SAMPLED, True, MAX_EXACT),
+    QuotaKey(CONSUMER_BYTE_RATE, "fetch_bytes", _CLIENTS, "deny", _SAMPLED, True, MAX_EXACT),
+    QuotaKey(CONTROLLER_MUTATION_RATE, "mutations", _CLIENTS, "deny", "token_bucket", False, MAX_EXACT),
+    QuotaKey(
+        CONNECTION_CREATION_RATE, "connections", (("ip",),), "deny", _SAMPLED, True, MAX_INT, RECHECK_MS
+    ),
+    QuotaKey(
+        MAX_CONNECTION_CREATION_RATE,
+        "connections",
+        _LISTENERS,
+        "delay",
+        "sampled_rate",
+        True,
+        MAX_INT,
+        "sample",
+    ),
+)
+
+KEYS: Final[Mapping[str, QuotaKey]] = {row.name: row for row in _ROWS}
+"""Every quota key by name, in the order of section 3, which breaks ties."""
+
+LAYER_POLICIES: Final[Mapping[str, tuple[tuple[int, int], tuple[int, int]]]] = {
+    "layered": ((1, 3), (4, 3)),
+    "kip936": ((1, 4), (1, 1)),
+    "timed": ((1, 1), (3, 2)),
+}
+"""Layer policies by name: (interval, ttl), each a fraction of the window; ``layered`` is the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """How long a layer is open, and how long it lives, in milliseconds; ``policy`` names the pair.
+
+    >>> Layers.named("layered", 1000)
+    Layers(interval_ms=334, ttl_ms=1334, policy='layered')
+    """
+
+    interval_ms: int
+    ttl_ms: int
+    policy: str | None = None
+
+    @classmethod
+    def named(cls, policy: str, window_ms: int) -> Layers:
+        """A policy for a window; parts of a millisecond are rounded up."""
+        (interval, interval_of), (ttl, ttl_of) = LAYER_POLICIES[policy]
+        return cls(-(-window_ms * interval // interval_of), -(-window_ms * ttl // ttl_of), policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a quota that does not say is given; from the settings."""
+
+    samples: int = 11
+    sample_ms: int = 1_000
+    window_ms: int = 3_600_000
+    layers: str = "layered"
+    max_ids: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One quota, everything resolved.
+
+    Attributes:
+        limit: in the key's unit; 0 rejects every usage above 0.
+        samples, sample_ms: of a sampled rate; of a token bucket only the default burst came from them.
+        burst: of a token bucket, in units; 0 with a limit of 0.
+        window_ms, layers: of producer ids.
+        epoch: catalog version that emptied its buckets last; 0 if none did. Part of the bucket's key.
+    """
+
+    key: str
+    limit: float
+    algorithm: Algorithm
+    enforcement: Enforcement
+    shadow: bool = False
+    scope: Scope = "cluster"
+    on_store_failure: OnStoreFailure = "admit"
+    samples: int = 11
+    sample_ms: int = 1_000
+    burst: float = 0.0
+    window_ms: int = 3_600_000
+    layers: Layers = Layers(1_200_000, 4_800_000, "layered")
+    epoch: int = 0
+
+    @property
+    def longest_delay_ms(self) -> int:
+        """The longest delay this quota may answer, in milliseconds."""
+        longest = KEYS[self.key].longest_delay
+        if longest is None:
+            return MAX_THROTTLE_MS
+        return self.sample_ms if longest == "sample" else longest
+
+    @property
+    def clock_window_ms(self) -> float:
+        """How far behind a bucket's newest time a clock may be before the bucket moves back with it."""
+        if self.algorithm == "producer_ids":
+            return self.window_ms
+        if self.algorithm == "token_bucket":
+            return self.burst / self.limit * 1000 if self.limit else math.inf
+        return self.samples * self.sample_ms
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What a change of starts an empty bucket: algorithm, samples, sample_ms and scope."""
+        if self.algorithm == "producer_ids":
+            return (self.algorithm, self.scope)
+        return (self.algorithm, self.samples, self.sample_ms, self.scope)
+
+    @property
+    def bound(self) -> tuple[float | None, int]:
+        """The worst ratio of admitted to limit over any window of so many ms, and that window.
+
+        None where nothing is bounded: under delay, and in shadow. A limit of 0 admits nothing: 0. Ids are
+        counted exactly: 1. A token bucket admits its burst and a window's refill: 1 + burst / (limit x window),
+        over the window in which it refills: 2. A sampled rate is measured over at least N-1 samples, so
+        one span of N samples may hold the allowance twice, the old one leaving whole as the new begins;
+        ``docs/bounds.md`` shows the search that finds it.
+        """
+        if self.algorithm == "producer_ids":
+            ratio, window = 1.0, self.window_ms
+        elif self.algorithm == "token_bucket" and self.limit:
+            ratio, window = 2.0, math.ceil(min(self.burst / self.limit * 1000, MAX_EXACT))
+        else:
+            ratio, window = 2.0, max(self.samples, 2) * self.sample_ms
+        if self.shadow:
+            return None, window
+        if not self.limit:
+            return 0.0, window
+        return (ratio if self.enforcement == "deny" else None), window

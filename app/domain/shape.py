@@ -1,0 +1,126 @@
+"""How large a segment of a layered filter is, from the ids it holds and the false-seen chance it may have.
+
+A segment is made of blocks of 504 cells. An id has one block, and k cells in it, drawn independently. With
+``load`` ids a block on average, their number in one block is Poisson(load), and i ids leave a cell unset
+with chance (1 - 1/504)^(k i); so (Putze, Sanders, Singler 2009, section 3)
+
+    false_seen(load, k) = sum over i of Poisson(i; load) * (1 - (1 - 1/504)^(k i))^k
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+CELLS: Final = 504
+BLOCK_BYTES: Final = 256
+LAYERS: Final = 4
+MAX_HASHES: Final = 21
+FALSE_SEEN: Final = 1e-4
+"""The most that all live layers and segments together may have (section 5 of the design)."""
+
+SMALLEST_SEGMENT: Final = 32
+GROWTH: Final = 4
+
+_BY_SHARE: Final = (
+    (14, 17.522573837268),
+    (15, 16.107327828875),
+    (15, 14.844918294898),
+    (16, 13.710210628102),
+    (17, 12.678077041761),
+    (17, 11.747373257968),
+    (18, 10.896223115390),
+    (18, 10.116778447815),
+    (19, 9.405483440873),
+    (20, 8.747111156350),
+    (20, 8.145539452342),
+    (21, 7.586621433182),
+    (21, 7.071841320711),
+    (21, 6.590116563860),
+    (21, 6.139104545617),
+    (21, 5.716682359594),
+)
+"""For share 1, 2, …: the hashes that let a block hold most ids, and how many; a test computes them again."""
+
+SMALLEST_SHARE: Final = len(_BY_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of one segment, for all of its layers.
+
+    Attributes:
+        ids: how many ids a layer holds before the segment is full.
+        share: the segment may have 2^-share of the whole false-seen chance, each layer a quarter of that.
+        hashes: cells of an id.
+        blocks: blocks of 256 bytes.
+    """
+
+    ids: int
+    share: int
+    hashes: int
+    blocks: int
+
+    @classmethod
+    def of(cls, ids: int, share: int) -> Shape:
+        """The smallest segment for so many ids a layer.
+
+        >>> Shape.of(334, 1)
+        Shape(ids=334, share=1, hashes=14, blocks=20)
+        """
+        hashes, load = _BY_SHARE[share - 1]
+        return cls(ids, share, hashes, math.ceil(ids / load))
+
+    def places(self, spread: bytes) -> tuple[int, tuple[int, ...]]:
+        """The block of an id and its cells there, from its 32 spread bytes.
+
+        The first word picks the block. Each of the others is a fraction of 2^32 that gives three digits in
+        base 504: equally likely and independent; 9-bit pieces mod 504 would hit eight cells twice as often.
+        """
+        first, *words = struct.unpack("<8I", spread)
+        cells = []
+        for word in words:
+            fraction = word
+            for _ in range(3):
+                cell, fraction = divmod(fraction * CELLS, 1 << 32)
+                cells.append(cell)
+        return first * self.blocks >> 32, tuple(cells[: self.hashes])
+
+
+def first_segment(limit: float, max_ids: int) -> int:
+    """How many ids a layer of the first segment holds.
+
+    >>> first_segment(5, 1_000_000), first_segment(1_000, 1_000_000)
+    (32, 334)
+    """
+    return min(max(SMALLEST_SEGMENT, math.ceil(limit / 3)), max_ids)
+
+
+def next_segment(ids: int, max_ids: int) -> int:
+    """How many ids a layer of the segment holds that follows a full one."""
+    return min(ids * GROWTH, max_ids)
+
+
+def next_share(live: tuple[int, ...]) -> int:
+    """The share of a new segment: half of what the live ones leave, rounded down to a power of two.
+
+    >>> next_share(()), next_share((1,)), next_share((1, 2)), next_share((2,))
+    (1, 2, 3, 2)
+    """
+    left = 1.0 - sum(2.0**-share for share in live)
+    share = 1
+    while 2.0**-share > left / 2 and share < SMALLEST_SHARE:
+        share += 1
+    return share
+
+
+def false_seen(load: float, hashes: int) -> float:
+    """The chance that a stranger is taken as seen in one layer that holds ``load`` ids a block on average."""
+    unset_by_one = (1 - 1 / CELLS) ** hashes
+    chance, here = 0.0, math.exp(-load)
+    for ids in range(int(load + 20 * math.sqrt(load)) + 30):
+        chance += here * (1 - unset_by_one**ids) ** hashes
+        here *= load / (ids + 1)
+    return chance

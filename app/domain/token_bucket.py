@@ -1,0 +1,68 @@
+"""The token bucket: refilled by the limit, up to a burst; strict under deny, in debt under delay."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from app.domain.quota import MAX_THROTTLE_MS
+
+
+class Tokens(NamedTuple):
+    """A bucket as it stood when it was last written."""
+
+    tokens: float
+    at_ms: int
+
+
+def tokens_at(state: Tokens | None, now_ms: int, limit: float, burst: float) -> float:
+    """The tokens at a moment; an absent bucket is full.
+
+    >>> tokens_at(Tokens(40.0, 0), 2000, 5, 100), tokens_at(None, 0, 5, 100)
+    (50.0, 100)
+    """
+    if state is None:
+        return burst
+    return min(burst, state.tokens + limit * ((now_ms - state.at_ms) / 1000))
+
+
+def refund(state: Tokens | None, cost: float, burst: float) -> Tokens | None:
+    """Give tokens back, up to the burst; no time moves, and a full (absent) bucket stays as it is."""
+    return None if state is None else Tokens(min(burst, state.tokens + cost), state.at_ms)
+
+
+def delay_ms(tokens: float, limit: float, longest_ms: int = MAX_THROTTLE_MS) -> int:
+    """How long until a debt is refilled, rounded half up; at least 1 ms while there is one.
+
+    >>> delay_ms(-60.0, 5), delay_ms(0.0, 5), delay_ms(-1.0, 0)
+    (12000, 0, 2147483647)
+    """
+    if tokens >= 0:
+        return 0
+    if limit == 0:
+        return longest_ms
+    return max(1, math.floor(min(-tokens / limit * 1000, float(longest_ms)) + 0.5))
+
+
+def wait_ms(state: Tokens, cost: float, now_ms: int, limit: float, burst: float) -> int:
+    """The least whole d >= 1 at which the bucket holds the cost, which must be at most the burst.
+
+    >>> wait_ms(Tokens(0.0, 0), 1, 0, 10, 100)
+    100
+    """
+    guess = (cost - state.tokens) / limit * 1000 - (now_ms - state.at_ms)
+    if guess > MAX_THROTTLE_MS:
+        return MAX_THROTTLE_MS
+    wait = max(math.ceil(guess), 1)
+    while wait > 1 and tokens_at(state, now_ms + wait - 1, limit, burst) >= cost:
+        wait -= 1
+    while tokens_at(state, now_ms + wait, limit, burst) < cost:
+        wait += 1
+    return wait
+
+
+def full_in_ms(tokens: float, limit: float, burst: float) -> float:
+    """How long until the bucket is full, and so equal to an absent one; infinite with a limit of 0."""
+    if tokens >= burst:
+        return 0.0
+    return (burst - tokens) / limit * 1000 if limit else math.inf
