@@ -1,0 +1,108 @@
+"""The bodies of asks and decisions, as they stand on the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from app.domain.ask import Mode
+from app.domain.decision import Outcome, Reason, Source
+from app.domain.quota import MAX_EXACT, Enforcement
+
+MAX_ASKS: Final = 1_000
+MAX_IDS: Final = 1_000
+MAX_IDS_IN_BATCH: Final = 10_000
+MAX_ID_BYTES: Final = 64
+MAX_PRODUCER_ID_BYTES: Final = 256
+INT64: Final = range(-(2**63), 2**63)
+
+_NO_CONTROLS: Final = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
+_AN_IP: Final = {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
+
+Count = Annotated[int, Meta(ge=0, le=MAX_EXACT)]
+Amount = Annotated[float, Meta(ge=0, le=MAX_EXACT)]
+NumberId = Annotated[int, Meta(ge=INT64[0], le=INT64[-1])]
+TextId = Annotated[str, Meta(min_length=1, max_length=MAX_PRODUCER_ID_BYTES)]
+Name = Annotated[str, Meta(min_length=1, max_length=512, extra_json_schema=_NO_CONTROLS)]
+ClientName = Annotated[str, Meta(max_length=512, extra_json_schema=_NO_CONTROLS)]
+Address = Annotated[str, Meta(extra_json_schema=_AN_IP)]
+
+
+class UsageBody(Struct, forbid_unknown_fields=True, gc=False):
+    """What the ask wants to spend; at least one field."""
+
+    requests: Count | UnsetType = UNSET
+    connections: Count | UnsetType = UNSET
+    mutations: Count | UnsetType = UNSET
+    produce_bytes: Amount | UnsetType = UNSET
+    fetch_bytes: Amount | UnsetType = UNSET
+    request_time_ms: Amount | UnsetType = UNSET
+    producer_ids: Annotated[list[NumberId | TextId], Meta(max_length=MAX_IDS)] | UnsetType = UNSET
+
+
+class AskBody(Struct, forbid_unknown_fields=True, gc=False):
+    """One ask, as it is sent."""
+
+    usage: UsageBody
+    principal: Name | None = None
+    client_id: ClientName | None = None
+    ip: Address | None = None
+    broker: Name | None = None
+    listener: Name | None = None
+    mode: Mode = "admit"
+    enforcement: Literal["deny"] | UnsetType = UNSET
+    recheck: bool = False
+    cluster_action: bool = False
+    detail: bool = False
+    id: Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES)] | UnsetType = UNSET
+    at_ms: Count | UnsetType = UNSET
+
+
+class BatchBody(Struct, forbid_unknown_fields=True, gc=False):
+    """Asks to be decided in this order, each on its own."""
+
+    asks: Annotated[list[AskBody], Meta(min_length=1, max_length=MAX_ASKS)]
+
+
+class LimitedByBody(Struct, gc=False):
+    """The quota that decided, or ``throttle_factor``; ``reason`` when it was not the rate itself."""
+
+    quota: str
+    entity: str | None
+    bucket: str | None
+    reason: Reason | UnsetType = UNSET
+    largest: float | UnsetType = UNSET
+
+
+class VerdictBody(Struct, gc=False):
+    """What one quota that applied says, as if it were alone."""
+
+    quota: str
+    entity: str
+    bucket: str
+    limit: float
+    verdict: Outcome
+    throttle_ms: int
+    observed: float
+    remaining: float
+    enforcement: Enforcement
+    shadow: bool
+
+
+class DecisionBody(Struct, gc=False):
+    """The answer to an ask; ``quotas`` with ``detail``."""
+
+    decision: Outcome
+    throttle_ms: int
+    charged: bool
+    applied: int
+    source: Source
+    limited_by: LimitedByBody | None
+    quotas: list[VerdictBody] | UnsetType = UNSET
+
+
+class DecisionsBody(Struct, gc=False):
+    """The answers to a batch, in the order of its asks."""
+
+    decisions: list[DecisionBody]

@@ -1,0 +1,269 @@
+"""Asks and decisions as bytes: strict decoding and encoding, apart from any way to carry them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Final, Literal, NoReturn, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from app.domain.ask import MODES, Ask
+from app.domain.decision import Decision, LimitedBy, Verdict
+from app.domain.entity import EntityError, check_name, normalise_ip
+from app.http.bodies import (
+    INT64,
+    MAX_ID_BYTES,
+    MAX_IDS_IN_BATCH,
+    MAX_PRODUCER_ID_BYTES,
+    AskBody,
+    BatchBody,
+    DecisionBody,
+    DecisionsBody,
+    LimitedByBody,
+    VerdictBody,
+)
+from app.http.problems import FieldError, Problem, pointer, unprocessable
+
+Clock = Literal["store", "caller"]
+Body = TypeVar("Body", bound=Struct)
+
+MAX_BODY: Final = 1024 * 1024
+MAX_ERRORS: Final = 100
+"""How many faults of one batch are named."""
+
+NAMES: Final = ("principal", "client_id", "broker", "listener")
+_ASK: Final = msgspec.json.Decoder(AskBody)
+_BATCH: Final = msgspec.json.Decoder(BatchBody)
+_ENCODER: Final = msgspec.json.Encoder()
+_DECIMAL: Final = re.compile("0|-?[1-9][0-9]{0,18}")
+_ESCAPES: Final = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)")
+_NAMED: Final = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_TYPED: Final = re.compile(r"Expected `(.+)`, got `.+`")
+_BOUND: Final = re.compile(r"Expected `(\w+)` (of length )?([<>]=) (.+)")
+_TYPES: Final = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
+_ADDRESS: Final = lru_cache(4096)(normalise_ip)
+
+
+def decode_ask(body: bytes, clock: Clock) -> Ask:
+    """Read one ask.
+
+    Raises:
+        Problem: 400 for what is not JSON, 422 for what is wrong with the content.
+    """
+    try:
+        sent = _ASK.decode(body)
+    except (ValueError, RecursionError) as error:
+        sent = _read_slowly(body, AskBody, error)
+    errors: list[FieldError] = []
+    ask = _ask(sent, clock, (), errors)
+    if errors:
+        raise unprocessable(*errors)
+    return ask
+
+
+def decode_batch(body: bytes, clock: Clock) -> list[Ask]:
+    """Read a batch: all of it, or none.
+
+    Raises:
+        Problem: 400 for what is not JSON, 422 for what is wrong with the content.
+    """
+    try:
+        sent = _BATCH.decode(body)
+    except (ValueError, RecursionError) as error:
+        sent = _read_slowly(body, BatchBody, error)
+    errors: list[FieldError] = []
+    asks = [_ask(ask, clock, ("asks", at), errors) for at, ask in enumerate(sent.asks)]
+    if sum([len(ask.usage.producer_ids) for ask in sent.asks if ask.usage.producer_ids]) > MAX_IDS_IN_BATCH:
+        errors.append(FieldError("/asks", f"must hold at most {MAX_IDS_IN_BATCH} producer ids together"))
+    if errors:
+        raise unprocessable(*errors[:MAX_ERRORS])
+    return asks
+
+
+def encode_decision(decision: Decision) -> bytes:
+    """Write one decision."""
+    return _ENCODER.encode(_decision(decision))
+
+
+def encode_decisions(decisions: Sequence[Decision]) -> bytes:
+    """Write the decisions of a batch."""
+    return _ENCODER.encode(DecisionsBody([_decision(decision) for decision in decisions]))
+
+
+def _ask(sent: AskBody, clock: Clock, at: tuple[str | int, ...], errors: list[FieldError]) -> Ask:
+    """The ask that was sent; adds to ``errors`` what its types could not say."""
+
+    def wrong(message: str, *field: str | int) -> None:
+        errors.append(FieldError(pointer(*at, *field), message))
+
+    for field in NAMES:
+        name = getattr(sent, field)
+        # Printable is stricter than free of control characters; 128 characters are at most 512 bytes.
+        if name and not (len(name) <= 128 and name.isprintable()) and (why := check_name(name)):
+            wrong(why, field)
+    ip = sent.ip
+    if ip is not None:
+        try:
+            ip = _ADDRESS(ip)
+        except EntityError as error:
+            wrong(str(error), "ip")
+    usage = msgspec.to_builtins(sent.usage)
+    ids: tuple[int | str, ...] | None = None
+    if not usage:
+        wrong("must not be empty", "usage")
+    elif "producer_ids" in usage:
+        ids = _producer_ids(usage.pop("producer_ids"), wrong)
+        if sent.mode == "refund":
+            wrong("cannot be given back", "usage", "producer_ids")
+    key = sent.id or None
+    if key is not None and len(key) > 16 and len(key.encode()) > MAX_ID_BYTES:
+        wrong(f"must be at most {MAX_ID_BYTES} bytes of UTF-8", "id")
+    if (sent.at_ms is UNSET) is (clock == "caller"):
+        wrong(f"is {'required' if clock == 'caller' else 'only'} under the caller's clock", "at_ms")
+    return Ask(
+        usage,
+        ids,
+        sent.principal,
+        sent.client_id,
+        ip,
+        sent.broker,
+        sent.listener,
+        sent.mode,
+        sent.enforcement is not UNSET,
+        sent.recheck,
+        sent.cluster_action,
+        sent.detail,
+        key,
+        None if sent.at_ms is UNSET else sent.at_ms,
+    )
+
+
+def _producer_ids(sent: Sequence[int | str], wrong: Callable[..., None]) -> tuple[int | str, ...]:
+    """The ids sent, each once and in order; the canonical decimal of a 64-bit integer is that integer."""
+    ids: dict[int | str, None] = {}
+    for at, id_ in enumerate(sent):
+        if isinstance(id_, str):
+            if len(id_) > 64 and len(id_.encode()) > MAX_PRODUCER_ID_BYTES:
+                wrong(f"must be at most {MAX_PRODUCER_ID_BYTES} bytes of UTF-8", "usage", "producer_ids", at)
+            elif _DECIMAL.fullmatch(id_) and (number := int(id_)) in INT64:
+                id_ = number  # noqa: PLW2901 - the same id, as it counts
+        ids[id_] = None
+    return tuple(ids)
+
+
+def _decision(decision: Decision) -> DecisionBody:
+    by = decision.limited_by
+    return DecisionBody(
+        decision.decision,
+        decision.throttle_ms,
+        decision.charged,
+        decision.applied,
+        decision.source,
+        None if by is None else _limited_by(by),
+        UNSET if decision.quotas is None else [_verdict(verdict) for verdict in decision.quotas],
+    )
+
+
+def _limited_by(by: LimitedBy) -> LimitedByBody:
+    largest = UNSET if by.reason != "too_large" or by.largest is None else _number(by.largest)
+    return LimitedByBody(by.quota, by.entity, by.bucket, by.reason or UNSET, largest)
+
+
+def _verdict(verdict: Verdict) -> VerdictBody:
+    return VerdictBody(
+        verdict.quota,
+        verdict.entity,
+        verdict.bucket,
+        _number(verdict.limit),
+        verdict.outcome,
+        verdict.throttle_ms,
+        _number(verdict.observed),
+        _number(verdict.remaining),
+        verdict.enforcement,
+        verdict.shadow,
+    )
+
+
+def _number(value: float) -> float:
+    """Whole floats are written as integers: 1000, not 1000.0."""
+    return value if value % 1 else int(value)
+
+
+def _read_slowly(body: bytes, type_: type[Body], error: Exception) -> Body:
+    """Read a body that the fast decoder refused, to say what is wrong: first whether it is JSON at all.
+
+    It may be fine: the fast decoder trips over a wrong value that a later duplicate key replaces.
+    """
+    if not isinstance(error, msgspec.ValidationError | RecursionError):
+        raise _not_json(error)
+    sent = _json(body)
+    try:
+        return msgspec.convert(sent, type_)
+    except msgspec.ValidationError as fault:
+        raise unprocessable(_field_error(str(fault))) from None
+
+
+def _json(body: bytes) -> object:
+    """The JSON value of a body, however large its numbers; the last of duplicate keys."""
+    try:
+        text = body.decode()
+        value: object = json.loads(text, parse_int=_integer, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error) from None
+    if any(escape[1] for escape in _ESCAPES.finditer(text)):
+        raise _not_json(ValueError("a lone surrogate"))
+    return value
+
+
+def _integer(digits: str) -> float:
+    return int(digits) if len(digits) < 300 else float(digits)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _not_json(error: Exception) -> Problem:
+    why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return Problem(400, f"The body is not JSON: {why}.")
+
+
+def _field_error(fault: str) -> FieldError:
+    """The decoder's words as a pointer and a sentence.
+
+    >>> _field_error("Expected `int`, got `float` - at `$.asks[3].usage.requests`")
+    FieldError(field='/asks/3/usage/requests', message='must be an integer')
+    """
+    message, _, path = (
+        fault.rpartition(" - at `$") if fault.endswith("`") and " - at `$" in fault else (fault, "", "")
+    )
+    at: list[str | int] = [*re.findall(r"\w+", path)]
+    if named := _NAMED.fullmatch(message):
+        return FieldError(
+            pointer(*at, named[2]), "is required" if named[1] == "missing required" else "is unknown"
+        )
+    if typed := _TYPED.fullmatch(message):
+        return FieldError(
+            pointer(*at), f"must be {' or '.join(_TYPES[word] for word in typed[1].split(' | '))}"
+        )
+    if bound := _BOUND.fullmatch(message):
+        kind, length, sign, limit = bound.groups()
+        verb, unit = (
+            {"array": ("have", " entries"), "str": ("be", " characters long")}[kind] if length else ("be", "")
+        )
+        most = "least" if sign == ">=" else "most"
+        return FieldError(pointer(*at), f"must {verb} at {most} {limit.removesuffix('.0')}{unit}")
+    choices = MODES if at[-1:] == ["mode"] else ("deny",)
+    return FieldError(pointer(*at), f"must be one of {', '.join(choices)}")
