@@ -1,0 +1,366 @@
+"""Reading a quota's value: all that is wrong with it, its normalised form, and the Quota that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, TypedDict, TypeGuard, TypeVar, cast
+
+from app.domain.entity import Entity
+from app.domain.quota import (
+    KEYS,
+    LAYER_POLICIES,
+    MAX_EXACT,
+    MAX_PRODUCER_IDS,
+    Algorithm,
+    Defaults,
+    Enforcement,
+    Layers,
+    OnStoreFailure,
+    Quota,
+    QuotaKey,
+    Scope,
+)
+
+Definition = Mapping[str, object]
+"""A quota as its owner wrote it, normalised: always an object, always with a ``limit``."""
+
+MAX_WINDOW_MS: Final = 2_073_600_000
+MIN_LAYER_MS: Final = 100
+MAX_LAYERS: Final = 4
+
+_COMMON: Final = ("limit", "enforcement", "shadow", "scope", "on_store_failure")
+FIELDS: Final[Mapping[Algorithm, tuple[str, ...]]] = {
+    "sampled_rate": (*_COMMON, "algorithm", "samples", "sample_ms"),
+    "token_bucket": (*_COMMON, "algorithm", "samples", "sample_ms", "burst"),
+    "producer_ids": (*_COMMON, "window_ms", "layers"),
+}
+"""The fields that each algorithm takes, in the order in which they are shown."""
+
+_ORDER: Final = {key: place for place, key in enumerate(KEYS)}
+V = TypeVar("V")
+
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "enforcement": ("deny", "delay"),
+    "scope": ("cluster", "broker"),
+    "on_store_failure": ("admit", "throttle"),
+    "algorithm": ("sampled_rate", "token_bucket"),
+}
+RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "samples": (1, 100),
+    "sample_ms": (100, 3_600_000),
+    "window_ms": (1_000, MAX_WINDOW_MS),
+}
+
+
+class ValueErrors(ValueError):  # noqa: N818 - it carries many
+    """Everything wrong with a value: (JSON pointer into it, what would be right), never empty."""
+
+    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("; ".join(f"{field} {message}".lstrip() for field, message in self.errors))
+
+
+class Bound(TypedDict):
+    """How far the admitted may exceed the limit: the worst ratio over any window of that length."""
+
+    ratio: float | None
+    window_ms: int
+    text: str
+
+
+def check(key: str, value: object, entity: Entity, defaults: Defaults) -> dict[str, object]:
+    """Normalise a quota's value: an object with its fields in order, integral numbers as ints.
+
+    >>> user = Entity.of(user="alice")
+    >>> check("producer_ids_rate", 5.0, user, Defaults())
+    {'limit': 5}
+    >>> check("request_rate", {"samples": 1, "limit": 2.5}, user, Defaults())
+    {'limit': 2.5, 'samples': 1}
+
+    Raises:
+        ValueErrors: with pointers relative to the value, and every problem that it has.
+    """
+    errors: list[tuple[str, str]] = []
+    try:
+        check_key(key, entity)
+    except ValueErrors as wrong:
+        if key not in KEYS:
+            raise
+        errors += wrong.errors
+    found: dict[str, object] = {}
+    if isinstance(value, Mapping):
+        errors += _read(KEYS[key], value, defaults, found)
+    elif _is_number(value):
+        errors += [("", message) for _, message in _read(KEYS[key], {"limit": value}, defaults, found)]
+    else:
+        errors.append(("", "must be a number, which is its limit, or an object with a limit"))
+    if errors:
+        raise ValueErrors(errors)
+    return found
+
+
+def check_all(values: Mapping[str, object], entity: Entity, defaults: Defaults) -> dict[str, Definition]:
+    """Normalise an entity's whole set of quotas, in the order of section 3 of the design.
+
+    Raises:
+        ValueErrors: with pointers into ``values``.
+    """
+    if not values:
+        raise ValueErrors([("", f"must set at least one quota: {', '.join(KEYS)}")])
+    return _each({key: partial(check, key, value, entity, defaults) for key, value in values.items()})
+
+
+def alter(
+    current: Mapping[str, Definition], patch: Mapping[str, object], entity: Entity, defaults: Defaults
+) -> dict[str, Definition | None]:
+    """What a merge patch makes of the keys that it names; None removes a key.
+
+    >>> now = {"request_rate": {"limit": 5, "shadow": True}}
+    >>> alter(now, {"request_rate": 7, "producer_ids_rate": None}, Entity.of(user="alice"), Defaults())
+    {'producer_ids_rate': None, 'request_rate': {'limit': 7, 'shadow': True}}
+
+    Raises:
+        ValueErrors: with pointers into the patch, or beside it, where the merge brought the problem about.
+    """
+
+    def altered(key: str, new: object) -> Definition | None:
+        if new is None:
+            check_key(key, entity)
+            return None
+        try:
+            return check(key, merge(current.get(key), new), entity, defaults)
+        except ValueErrors as wrong:
+            if _is_number(new):  # the patch has no /limit to point to
+                raise ValueErrors(
+                    [(f.removeprefix("/limit"), message) for f, message in wrong.errors]
+                ) from None
+            raise
+
+    return _each({key: partial(altered, key, new) for key, new in patch.items()})
+
+
+def check_key(key: str, entity: Entity) -> None:
+    """Refuse a key that is none, or that cannot be set on such an entity.
+
+    Raises:
+        ValueErrors: with one error, which points to the whole value.
+    """
+    row = KEYS.get(key)
+    if row is None:
+        raise ValueErrors([("", f"unknown quota key: use one of {', '.join(KEYS)}")])
+    if entity.types not in row.entities:
+        fitting = "; ".join(" and ".join(types) for types in row.entities)
+        raise ValueErrors([("", f"cannot be set on {' and '.join(entity.types)}: it goes on {fitting}")])
+
+
+def merge(definition: Definition | None, patch: object) -> object:
+    """Apply an RFC 7396 merge patch inside one quota; a number means ``{"limit": n}``.
+
+    >>> merge({"limit": 5, "burst": 9}, {"limit": 6, "burst": None})
+    {'limit': 6}
+    >>> merge({"limit": 5, "shadow": True}, 7)
+    {'limit': 7, 'shadow': True}
+    """
+    return _merged(definition, {"limit": patch} if _is_number(patch) else patch)
+
+
+def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults, epoch: int) -> Quota:
+    """The quota that a checked definition means on an entity, with every default applied.
+
+    >>> resolve("controller_mutation_rate", {"limit": 5}, Entity.of(user="alice"), Defaults(), 0).burst
+    55.0
+    """
+    row = KEYS[key]
+    said = cast("Mapping[str, float]", definition)
+    limit, samples = said["limit"], int(said.get("samples", defaults.samples))
+    sample_ms, window_ms = (
+        int(said.get("sample_ms", defaults.sample_ms)),
+        int(said.get("window_ms", defaults.window_ms)),
+    )
+    algorithm = cast("Algorithm", definition.get("algorithm", row.algorithm))
+    burst = (
+        said.get("burst", samples * sample_ms / 1000 * limit)
+        if algorithm == "token_bucket" and limit
+        else 0.0
+    )
+    scope = definition.get("scope", "broker" if entity.types == ("listener",) else "cluster")
+    layers = definition.get("layers", defaults.layers)
+    return Quota(
+        key=key,
+        limit=limit,
+        algorithm=algorithm,
+        enforcement=cast("Enforcement", definition.get("enforcement", row.enforcement)),
+        shadow=definition.get("shadow") is True,
+        scope="cluster" if "broker" in entity.types else cast("Scope", scope),
+        on_store_failure=cast("OnStoreFailure", definition.get("on_store_failure", "admit")),
+        samples=samples,
+        sample_ms=sample_ms,
+        burst=float(burst),
+        window_ms=window_ms,
+        layers=_resolve_layers(layers, window_ms),
+        epoch=epoch,
+    )
+
+
+def bound(quota: Quota) -> Bound:
+    """What a quota promises about any stretch of time, in numbers and in words.
+
+    >>> bound(Quota("producer_ids_rate", 5, "producer_ids", "deny"))["text"]
+    'never more than 5 in any 3600 s'
+    """
+    ratio, window_ms = quota.bound
+    span = f"any {window_ms / 1000:g} s"
+    if quota.limit == 0 and ratio is not None:
+        text = "a limit of 0 rejects every usage above 0"
+    elif quota.shadow:
+        text = "none: a shadow quota never changes a decision"
+    elif ratio is None:
+        text = "none by itself: delayed work is done all the same, only later work waits"
+    elif ratio == 1:
+        text = f"never more than {quota.limit:.15g} in {span}"
+    else:
+        text = f"never more than {ratio:g} times the limit of {quota.limit:.15g} a second over {span}"
+    return {"ratio": ratio, "window_ms": window_ms, "text": text}
+
+
+def pointer(*tokens: str) -> str:
+    """Spell a JSON pointer (RFC 6901).
+
+    >>> pointer("a/b", "~")
+    '/a~1b/~0'
+    """
+    return "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens)
+
+
+class _WrongError(ValueError):
+    """What would be right for one field, or for what lies ``below`` it."""
+
+    def __init__(self, message: str, below: str = "") -> None:
+        self.below = below
+        super().__init__(message)
+
+
+def _each(reads: Mapping[str, Callable[[], V]]) -> dict[str, V]:
+    """Read every key, in the order of section 3, before any problem is raised."""
+    found: dict[str, V] = {}
+    errors: list[tuple[str, str]] = []
+    for key in sorted(reads, key=lambda key: _ORDER.get(key, len(_ORDER))):
+        try:
+            found[key] = reads[key]()
+        except ValueErrors as wrong:
+            errors += [(pointer(key) + field, message) for field, message in wrong.errors]
+    if errors:
+        raise ValueErrors(errors)
+    return found
+
+
+def _read(
+    row: QuotaKey, given: Mapping[str, object], defaults: Defaults, found: dict[str, object]
+) -> Iterator[tuple[str, str]]:
+    """Put the fields that are right into ``found``, and say what is wrong with the others."""
+    algorithm = given.get("algorithm", row.algorithm) if row.algorithm != "producer_ids" else row.algorithm
+    fields = (
+        FIELDS[cast("Algorithm", algorithm)] if algorithm in CHOICES["algorithm"] else FIELDS[row.algorithm]
+    )
+    for field in fields:
+        if field in given:
+            try:
+                found[field] = _field(row, field, given[field], defaults)
+            except _WrongError as wrong:
+                yield pointer(field) + wrong.below, str(wrong)
+    if "limit" not in given:
+        yield "/limit", "is required"
+    for field in given:
+        if field not in fields:
+            hint = ' (it is of token buckets: add "algorithm": "token_bucket")' if field == "burst" else ""
+            yield pointer(field), f"unknown field{hint}: {row.name} takes {', '.join(fields)}"
+    if algorithm == "sampled_rate" and found.get("samples") == 1 and _enforcement(row, given) == "deny":
+        yield "/samples", 'must be at least 2 under deny: one sample goes with "enforcement": "delay" only'
+
+
+def _field(row: QuotaKey, field: str, value: object, defaults: Defaults) -> object:
+    if field == "limit":
+        return _number(value, 0, _max_limit(row, defaults), whole=row.integer_limit)
+    if field == "burst":
+        burst = _number(value, 0, MAX_EXACT, whole=False)
+        if burst == 0:
+            raise _WrongError("must be above 0")
+        return burst
+    if field == "shadow":
+        if not isinstance(value, bool):
+            raise _WrongError("must be true or false")
+        return value
+    if field == "layers":
+        return _layers(value)
+    if field in RANGES:
+        low, high = RANGES[field]
+        return _number(value, low, high, whole=True)
+    choices = ("deny",) if row.algorithm == "producer_ids" and field == "enforcement" else CHOICES[field]
+    if not isinstance(value, str) or value not in choices:
+        raise _WrongError(f"must be {' or '.join(map(repr, choices))}")
+    return value
+
+
+def _number(value: object, low: int, high: int, *, whole: bool) -> int | float:
+    if not _is_number(value):
+        raise _WrongError("must be an integer" if whole else "must be a number")
+    if not low <= value <= high:  # not in range, rather than out of it: that catches NaN
+        raise _WrongError(f"must be from {low} to {high}")
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if whole and isinstance(value, float):
+        raise _WrongError("must be an integer, without a fraction")
+    return value
+
+
+def _layers(value: object) -> object:
+    policies = " or ".join(map(repr, LAYER_POLICIES))
+    if isinstance(value, str) and value in LAYER_POLICIES:
+        return value
+    if not isinstance(value, Mapping) or set(value) != {"interval_ms", "ttl_ms"}:
+        raise _WrongError(f"must be {policies}, or an object with interval_ms and ttl_ms")
+    interval_ms = _layer_ms(value, "interval_ms", MIN_LAYER_MS, MAX_WINDOW_MS)
+    ttl_ms = _layer_ms(value, "ttl_ms", interval_ms, MAX_LAYERS * interval_ms)
+    return {"interval_ms": interval_ms, "ttl_ms": ttl_ms}
+
+
+def _layer_ms(layers: Mapping[str, object], name: str, low: int, high: int) -> int:
+    try:
+        return int(_number(layers[name], low, high, whole=True))
+    except _WrongError as wrong:
+        of = f", one interval to {MAX_LAYERS} of them" if name == "ttl_ms" else ""
+        raise _WrongError(f"{wrong}{of}", pointer(name)) from None
+
+
+def _resolve_layers(layers: object, window_ms: int) -> Layers:
+    if isinstance(layers, str):
+        return Layers.named(layers, window_ms)
+    said = cast("Mapping[str, int]", layers)
+    return Layers(said["interval_ms"], said["ttl_ms"])
+
+
+def _max_limit(row: QuotaKey, defaults: Defaults) -> int:
+    if row.algorithm == "producer_ids":
+        return min(MAX_PRODUCER_IDS, defaults.max_ids // 2)
+    return int(row.max_limit)
+
+
+def _enforcement(row: QuotaKey, given: Mapping[str, object]) -> object:
+    return given.get("enforcement", row.enforcement)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _merged(target: object, patch: object) -> object:
+    if not isinstance(patch, Mapping):
+        return patch
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = _merged(result.get(name), value)
+    return result
