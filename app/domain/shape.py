@@ -24,7 +24,7 @@ FALSE_SEEN: Final = 1e-4
 SMALLEST_SEGMENT: Final = 32
 GROWTH: Final = 4
 
-_BY_SHARE: Final = (
+SHARES: Final = (
     (14, 17.522573837268),
     (15, 16.107327828875),
     (15, 14.844918294898),
@@ -44,7 +44,7 @@ _BY_SHARE: Final = (
 )
 """For share 1, 2, …: the hashes that let a block hold most ids, and how many; a test computes them again."""
 
-SMALLEST_SHARE: Final = len(_BY_SHARE)
+SMALLEST_SHARE: Final = len(SHARES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Shape:
         >>> Shape.of(334, 1)
         Shape(ids=334, share=1, hashes=14, blocks=20)
         """
-        hashes, load = _BY_SHARE[share - 1]
+        hashes, load = SHARES[share - 1]
         return cls(ids, share, hashes, math.ceil(ids / load))
 
     def places(self, spread: bytes) -> tuple[int, tuple[int, ...]]:

@@ -1,0 +1,1 @@
+"""Counters in motion: the port, and the Redis store whose one script decides."""

@@ -1,0 +1,113 @@
+"""Plans and answers as the script's packed bytes; ``lua/call.lua`` draws them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from app.domain.ask import MODES
+from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
+from app.domain.quota import CONNECTION_CREATION_RATE, Quota
+from app.store.keys import bucket_key, retry_key
+from app.store.port import Answer, Charge, Plan, Said
+
+_CALL: Final = struct.Struct("<BBd")
+_ASK: Final = struct.Struct("<BBdH")
+_QUOTA: Final = struct.Struct("<BBHdddddd")
+_SAID: Final = struct.Struct("<BBBdddddd")
+_CONTEXT: Final = struct.Struct("<H")
+
+_ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
+_MODES: Final = {mode: number for number, mode in enumerate(MODES)}
+_DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS = 1, 2, 4, 8, 16, 32
+
+
+def encode_call(*, caller_clock: bool, sequential: bool, max_ids: int) -> bytes:
+    """What holds for every ask of a call."""
+    return _CALL.pack(caller_clock, sequential, max_ids)
+
+
+def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
+    """A plan's keys and its argument."""
+    keys = [] if plan.retry is None else [retry_key(*plan.retry)]
+    keys += [bucket_key(charge.applied) for charge in plan.charges]
+    context = 0 if plan.retry is None else len(plan.context) + 1
+    packed = [_ASK.pack(_MODES[plan.mode], len(plan.charges), plan.at_ms or 0, context)]
+    for charge in plan.charges:
+        packed += (_encode_charge(charge, recheck=plan.recheck), charge.spreads)
+    packed.append(plan.context if context else b"")
+    return keys, b"".join(packed)
+
+
+def decode_answer(packed: bytes) -> Answer:
+    """An answer of the script."""
+    if packed[0] == 0:
+        return Answer(_decode_said(packed[1:]))
+    (length,) = _CONTEXT.unpack_from(packed, 1)
+    context = packed[3 : 3 + length]
+    return Answer(_decode_said(packed[3 + length :]), kept=context)
+
+
+def _encode_charge(charge: Charge, *, recheck: bool) -> bytes:
+    quota = charge.applied.quota
+    flags = (
+        _DENY * (charge.enforcement == "deny")
+        | _SHADOW * quota.shadow
+        | _CONNECTION * (quota.key == CONNECTION_CREATION_RATE)
+        | _RECHECK * recheck
+        | _BYTES * (quota.key in BYTE_RATES)
+        | _REQUESTS * (quota.key in REQUEST_RATES)
+    )
+    ids = len(charge.spreads) // 32
+    algorithm = _ALGORITHMS[quota.algorithm]
+    a, b, c = _parameters(quota)
+    return _QUOTA.pack(algorithm, flags, ids, quota.limit, charge.usage, a, b, c, quota.longest_delay_ms)
+
+
+def _parameters(quota: Quota) -> tuple[float, float, float]:
+    if quota.algorithm == "sampled_rate":
+        return quota.samples, quota.sample_ms, 0
+    if quota.algorithm == "token_bucket":
+        return quota.burst, 0, 0
+    return quota.window_ms, quota.layers.interval_ms, quota.layers.ttl_ms
+
+
+def _decode_said(packed: bytes) -> tuple[Said, ...]:
+    return tuple(_said(*fields) for fields in _SAID.iter_unpack(packed))
+
+
+def _said(
+    outcome: int,
+    reason: int,
+    correction: int,
+    throttle_ms: float,
+    observed: float,
+    remaining: float,
+    largest: float,
+    remembered: float,
+    fill: float,
+) -> Said:
+    why = REASONS[reason]
+    return Said(
+        OUTCOMES[outcome],
+        int(throttle_ms),
+        why,
+        correction,
+        observed,
+        remaining,
+        largest if why == "too_large" else None,
+        int(remembered),
+        fill,
+    )
+
+
+def encode_plans(plans: Sequence[Plan]) -> tuple[list[bytes], list[bytes]]:
+    """The keys and the arguments of a call, in order."""
+    keys: list[bytes] = []
+    arguments = []
+    for plan in plans:
+        its_keys, argument = encode_plan(plan)
+        keys += its_keys
+        arguments.append(argument)
+    return keys, arguments

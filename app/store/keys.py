@@ -1,0 +1,47 @@
+"""The names of keys in the store, made in this one place.
+
+    qg1:{user=alice}:request_rate:user=alice,client-id=etl:sampled_rate.11.1000.cluster.0    a bucket
+    qg1:{user=alice}:ask:ID                                                                  a kept answer
+
+Names are percent-encoded, so no name can end the hash tag, and hashed when longer than 128 bytes.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+from app.domain.entity import Entity, spell
+from app.domain.ladder import Applied
+
+PREFIX: Final = "qg1"
+"""Changes with the layout of the state, so that a new script never reads an old one's keys."""
+
+LONGEST_NAME: Final = 128
+
+
+def bucket_key(applied: Applied) -> bytes:
+    """The key of the bucket that a quota charges.
+
+    What a change of starts an empty bucket is part of it, and so is the epoch of the last such change.
+    """
+    quota = applied.quota
+    identity = ".".join(str(part) for part in (*quota.identity, quota.epoch))
+    return f"{PREFIX}:{{{short(applied.owner)}}}:{quota.key}:{short(applied.bucket)}:{identity}".encode()
+
+
+def retry_key(principal: str | None, ask_id: str) -> bytes:
+    """The key of the answer kept for an ask's id; asks without a principal share theirs."""
+    owner = "" if principal is None else str(Entity.of(user=principal))
+    return f"{PREFIX}:{{{short(owner) or '-'}}}:ask:{short(spell(ask_id))}".encode()
+
+
+def short(name: str) -> str:
+    """A name as it stands, or its hash if it is long.
+
+    >>> short("user=alice"), len(short("user=" + "a" * 200))
+    ('user=alice', 65)
+    """
+    if len(name) <= LONGEST_NAME:
+        return name
+    return "#" + blake2b(name.encode(), digest_size=32).hexdigest()

@@ -1,0 +1,54 @@
+--[[ What a call brings and what it returns.
+
+KEYS     for each ask in order: the key of its kept answer, if it has an id; then a key for each of its quotas.
+ARGV[1]  the call:   <B B d>   1 if the callers' clocks decide, 1 to sum delays as KIP-124 does, ids a principal may have
+ARGV[n]  an ask:     <B B d>   mode, quotas, at_ms (of the caller's clock; else not looked at)
+                     <I2>      length of its context, plus 1; 0 if the ask has no id
+                     quotas    <B B I2 d d d d d d>  algorithm, flags, ids, limit, usage, a, b, c, longest delay,
+                               then 32 bytes for each id
+                     context   what the node wants back with a kept answer
+         a, b, c     sampled rate: samples, sample_ms, -; token bucket: burst, -, -; ids: window, interval, ttl (ms)
+Returns  { now in ms, answer, answer, ... }; an answer is "\0" and <B B B d d d d d d> for each quota: outcome,
+         reason, clock correction, throttle_ms, observed, remaining, largest, remembered ids, fill;
+         or "\1" and a kept one: <I2> length of its context, context, quotas as above.
+State    one string a bucket, drawn at the head of each algorithm's file; every key has a TTL.
+]]
+
+local CALL, ASK, QUOTA, SAID = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
+local ADMIT_MODE, PEEK, RECORD, REFUND = 0, 1, 2, 3
+local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
+local CAPACITY, TOO_LARGE = 1, 2
+local DENY, SHADOW, CONNECTION, RECHECK, BYTES, REQUESTS = 1, 2, 4, 8, 16, 32
+local TAKEN_AS_NEWEST, MOVED_BACK = 1, 2
+
+local MAX_THROTTLE_MS = 2147483647
+local RECHECK_MS = 1000
+local RETRY_MS = 60000
+local SLACK_MS = 60000
+local DAY_MS = 86400000
+local LONGEST_TTL_MS = 400 * DAY_MS
+
+local floor, ceil, min, max, huge = math.floor, math.ceil, math.min, math.max, math.huge
+local band, bor, lshift = bit.band, bit.bor, bit.lshift
+local pack, unpack_ = struct.pack, struct.unpack
+local call = redis.call
+
+local caller_clock, sequential, max_ids = unpack_(CALL, ARGV[1])
+caller_clock, sequential = caller_clock == 1, sequential == 1
+
+local function store_now()
+  local time = call('TIME')
+  return time[1] * 1000 + floor(time[2] / 1000)
+end
+
+-- How long a key must last, as text: ms from the real now until its state equals an absent one, and some slack.
+local function ttl(ms)
+  ms = ceil(min(ms + SLACK_MS, LONGEST_TTL_MS))
+  if caller_clock then ms = max(ms, DAY_MS) end
+  return string.format('%.0f', ms)
+end
+
+-- A delay in ms, rounded half up, at least 1 and at most the longest.
+local function rounded(ms, longest)
+  return max(1, floor(min(ms, longest) + 0.5))
+end

@@ -1,0 +1,132 @@
+-- One ask after the other: look at every quota, then write all or nothing.
+
+local ALGORITHMS = { sampled_rate, token_bucket, producer_ids }
+local store_time = caller_clock or store_now()
+local next_key = 1
+
+-- A quota's own answer, with what its key and the mode make of it.
+local function say(part, later)
+  if part.mode == REFUND then return ADMIT, 0 end
+  if part.limit == 0 and part.usage > 0 and part.algorithm ~= producer_ids then
+    if part.mode == RECORD then return DELAY, part.longest end
+    return REJECT, 0, TOO_LARGE, 0
+  end
+  local outcome, throttle_ms, reason, largest = part.algorithm.judge(part, later)
+  if outcome == THROTTLE and band(part.flags, CONNECTION) > 0 then
+    if band(part.flags, RECHECK) > 0 then return REJECT, 0 end
+    return THROTTLE, min(throttle_ms, RECHECK_MS)
+  end
+  return outcome, throttle_ms, reason, largest
+end
+
+local function judge(part, later)
+  part.outcome, part.throttle_ms, part.reason, part.largest = say(part, later)
+end
+
+-- A now behind the newest time is taken as that; by more than a window, the bucket moves back with it.
+local function correct(part)
+  part.t, part.correction = part.now, 0
+  if not part.newest or part.now >= part.newest then return end
+  if part.newest - part.now <= part.clock_window or part.mode == REFUND then
+    part.t, part.correction = part.newest, TAKEN_AS_NEWEST
+  else
+    part.algorithm.move(part, part.now - part.newest, part.mode ~= PEEK)
+    part.correction = MOVED_BACK
+  end
+end
+
+local function read_parts(ask, mode, quotas, now)
+  local parts, at = {}, 13
+  for i = 1, quotas do
+    local part = { key = KEYS[next_key], mode = mode, now = now, ask = ask }
+    next_key = next_key + 1
+    local algorithm
+    algorithm, part.flags, part.ids, part.limit, part.usage, part.a, part.b, part.c, part.longest, at =
+      unpack_(QUOTA, ask, at)
+    part.algorithm, part.ids_at = ALGORITHMS[algorithm], at
+    at = at + part.ids * 32
+    parts[i] = part
+  end
+  return parts, at
+end
+
+local function is_refused(parts)
+  for _, part in ipairs(parts) do
+    if part.outcome >= THROTTLE and band(part.flags, SHADOW) == 0 then return true end
+  end
+  return false
+end
+
+-- KIP-124: the request delays are measured after the larger byte delay has passed.
+local function sum_delays(parts)
+  local byte_delay = 0
+  for _, part in ipairs(parts) do
+    if band(part.flags, BYTES) > 0 and band(part.flags, SHADOW) == 0 and part.outcome == DELAY then
+      byte_delay = max(byte_delay, part.throttle_ms)
+    end
+  end
+  for _, part in ipairs(parts) do
+    if band(part.flags, REQUESTS) > 0 then judge(part, byte_delay) end
+  end
+end
+
+-- Write what the decision leaves; whether a bucket was charged or given back to.
+local function leave(parts, mode)
+  if mode == PEEK then return false end
+  if mode == REFUND then
+    for _, part in ipairs(parts) do part.algorithm.refund(part) end
+    return #parts > 0
+  end
+  if is_refused(parts) then
+    for _, part in ipairs(parts) do part.algorithm.touch(part) end
+    return false
+  end
+  local charged = false
+  for _, part in ipairs(parts) do
+    if part.algorithm.charge(part) then charged = true end
+  end
+  return charged
+end
+
+local function answer_of(parts)
+  local said = {}
+  for i, part in ipairs(parts) do
+    local observed, remaining, ids, fill = part.algorithm.shows(part)
+    said[i] = pack(SAID, part.outcome, part.reason or 0, part.correction, part.throttle_ms,
+      observed, remaining, part.largest or 0, ids, fill)
+  end
+  return table.concat(said)
+end
+
+local function decide(ask)
+  local mode, quotas, at_ms, context = unpack_(ASK, ask)
+  local now = caller_clock and at_ms or store_time
+  local retry
+  if context > 0 then
+    retry = KEYS[next_key]
+    next_key = next_key + 1
+    local kept = call('GET', retry)
+    if kept and now - unpack_('<d', kept) < RETRY_MS then
+      next_key = next_key + quotas
+      return '\1' .. string.sub(kept, 9)
+    end
+  end
+  local parts, ends = read_parts(ask, mode, quotas, now)
+  for _, part in ipairs(parts) do
+    part.algorithm.load(part)
+    correct(part)
+    judge(part, 0)
+  end
+  if sequential then sum_delays(parts) end
+  local charged = leave(parts, mode)
+  local answer = answer_of(parts)
+  if retry and charged then
+    local kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. answer
+    call('SET', retry, kept, 'PX', caller_clock and ttl(RETRY_MS) or RETRY_MS)
+  end
+  return '\0' .. answer
+end
+
+local answers = { string.format('%.0f', caller_clock and 0 or store_time) }
+for i = 2, #ARGV do answers[i] = decide(ARGV[i]) end
+return answers

@@ -1,0 +1,356 @@
+--[[ Layered Bloom filters and the exact trailing count (app/domain/producer_ids.py says what and why).
+
+State    <d d I4 d d d d I4 I4 I4 I4>  base time, time of the newest charge, number of the newest layer, start times
+                         of the four layers (slot = number mod 4), ring: capacity, first, charges; segments
+         <I4 B B I4 I4 I4 I4 I4 I4>  for each segment, oldest first: ids a layer, share, hashes, blocks,
+                         layer written last, ids by the newest layer that holds them (by slot)
+         ring            <I4> for each charge: its time less the base, mod 2^32 (kept charges span less than that)
+         segments        blocks of 256 bytes: <I4> number of the layer that wrote it last, then 504 cells of 4 bits,
+                         one for each slot; cell 2i is the low half of byte i
+A block is scrubbed of the layers that died since it was written when it is written next; a reader masks them.
+]]
+
+local HEAD, SEGMENT = '<ddI4ddddI4I4I4I4', '<I4BBI4I4I4I4I4I4'
+local HEAD_BYTES, SEGMENT_BYTES, BLOCK_BYTES, CELLS = 68, 30, 256, 504
+local LAYERS, WORD = 4, 4294967296
+local producer_ids = {}
+
+function producer_ids.load(part)
+  part.window, part.interval, part.layer_ttl = part.a, part.b, part.c
+  part.clock_window = part.window
+  part.segments = {}
+  local packed = call('GETRANGE', part.key, 0, HEAD_BYTES + 3 * SEGMENT_BYTES - 1)
+  if #packed < HEAD_BYTES then
+    part.base, part.last, part.number, part.starts = nil, nil, 0, { [0] = 0, 0, 0, 0 }
+    part.capacity, part.first, part.charges = 0, 0, 0
+    return
+  end
+  local segments
+  part.starts = {}
+  part.base, part.last, part.number, part.starts[0], part.starts[1], part.starts[2], part.starts[3],
+    part.capacity, part.first, part.charges, segments = unpack_(HEAD, packed)
+  if segments > 3 then
+    packed = call('GETRANGE', part.key, 0, HEAD_BYTES + segments * SEGMENT_BYTES - 1)
+  end
+  local offset = HEAD_BYTES + segments * SEGMENT_BYTES + part.capacity * 4
+  for i = 1, segments do
+    local s = { counts = {}, offset = offset }
+    s.ids, s.share, s.hashes, s.blocks, s.written, s.counts[0], s.counts[1], s.counts[2], s.counts[3] =
+      unpack_(SEGMENT, packed, HEAD_BYTES + (i - 1) * SEGMENT_BYTES + 1)
+    part.segments[i] = s
+    offset = offset + s.blocks * BLOCK_BYTES
+  end
+  part.newest = -huge
+  if part.number > 0 then part.newest = part.starts[part.number % LAYERS] end
+  if part.charges > 0 then part.newest = max(part.newest, part.last) end
+end
+
+local function head_of(part)
+  local packed = { pack(HEAD, part.base, part.last, part.number, part.starts[0], part.starts[1], part.starts[2],
+    part.starts[3], part.capacity, part.first, part.charges, #part.segments) }
+  for i, s in ipairs(part.segments) do
+    packed[i + 1] = pack(SEGMENT, s.ids, s.share, s.hashes, s.blocks, s.written,
+      s.counts[0], s.counts[1], s.counts[2], s.counts[3])
+  end
+  return table.concat(packed)
+end
+
+local function lasts(part)
+  local dies = -huge
+  if part.number > 0 then dies = part.starts[part.number % LAYERS] + part.layer_ttl end
+  if part.charges > 0 then dies = max(dies, part.last + part.window) end
+  return max(dies - part.now, 0)
+end
+
+local function write_head(part)
+  call('SETRANGE', part.key, 0, head_of(part))
+  call('PEXPIRE', part.key, ttl(lasts(part)))
+end
+
+local function ring_at(part) return HEAD_BYTES + #part.segments * SEGMENT_BYTES end
+
+-- The time of the i-th charge, oldest first, from 0.
+local function charged_at(part, i)
+  local at = part.ring + (part.first + i) % part.capacity * 4
+  local entry = unpack_('<I4', call('GETRANGE', part.key, at, at + 3))
+  return part.last - (part.last - part.base - entry) % WORD
+end
+
+-- How many charges lie in the trailing window; they are in order of time.
+local function charged(part)
+  if part.charges == 0 or part.t - part.last >= part.window then return 0 end
+  local dead, alive = 0, part.charges - 1
+  if part.t - charged_at(part, 0) < part.window then return part.charges end
+  while alive - dead > 1 do
+    local middle = floor((dead + alive) / 2)
+    if part.t - charged_at(part, middle) < part.window then alive = middle else dead = middle end
+  end
+  return part.charges - alive
+end
+
+local function is_live(part, number)
+  return number > 0 and number > part.number - LAYERS and part.t - part.starts[number % LAYERS] < part.layer_ttl
+end
+
+local function open_layer(part)
+  if part.number > 0 and part.t - part.starts[part.number % LAYERS] < part.interval then return part.number end
+end
+
+local function remembered_by(part, number)
+  local ids = 0
+  for _, s in ipairs(part.segments) do ids = ids + s.counts[number % LAYERS] end
+  return ids
+end
+
+local function remembered(part)
+  local ids = 0
+  for number = max(part.number - LAYERS + 1, 1), part.number do
+    if is_live(part, number) then ids = ids + remembered_by(part, number) end
+  end
+  return ids
+end
+
+-- The block of an id in a segment, as an offset into the key, and its cells.
+local function places(s, id)
+  local cells, n = {}, 0
+  for word = 2, 8 do
+    local fraction = id[word]
+    for _ = 1, 3 do
+      if n == s.hashes then break end
+      fraction = fraction * CELLS
+      local cell = floor(fraction / WORD)
+      fraction = fraction - cell * WORD
+      n = n + 1
+      cells[n] = cell
+    end
+  end
+  return s.offset + floor(id[1] * s.blocks / WORD) * BLOCK_BYTES, cells
+end
+
+-- Where an id is, the newest segment first: the segment's place, and the newest live layer that holds it.
+local function find(part, id)
+  for i = #part.segments, 1, -1 do
+    local at, cells = places(part.segments[i], id)
+    local block = call('GETRANGE', part.key, at, at + BLOCK_BYTES - 1)
+    local slots = 15
+    for _, cell in ipairs(cells) do
+      local pair = string.byte(block, 5 + floor(cell / 2))
+      slots = band(slots, cell % 2 == 0 and pair or floor(pair / 16))
+      if slots == 0 then break end
+    end
+    if slots > 0 then
+      local written = unpack_('<I4', block)
+      for number = written, max(written - LAYERS + 1, 1), -1 do
+        if band(slots, lshift(1, number % LAYERS)) > 0 and is_live(part, number) then return i, number end
+      end
+    end
+  end
+end
+
+-- Make the key whole: its head, the live ring from its start, segments that stay, and new empty ones.
+local function rewrite(part)
+  local packed = { '' }
+  local stay = part.charges
+  if stay > 0 then
+    local straight = min(stay, part.old_capacity - part.first)
+    local at = part.ring + part.first * 4
+    packed[2] = call('GETRANGE', part.key, at, at + straight * 4 - 1)
+    packed[3] = straight < stay and call('GETRANGE', part.key, part.ring, part.ring + (stay - straight) * 4 - 1) or ''
+  end
+  packed[#packed + 1] = string.rep('\0', (part.capacity - stay) * 4)
+  part.first = 0
+  part.ring = ring_at(part)
+  local offset = part.ring + part.capacity * 4
+  for _, s in ipairs(part.segments) do
+    local bytes = s.blocks * BLOCK_BYTES
+    packed[#packed + 1] = s.offset and call('GETRANGE', part.key, s.offset, s.offset + bytes - 1)
+      or string.rep('\0', bytes)
+    s.offset = offset
+    offset = offset + bytes
+  end
+  packed[1] = head_of(part)
+  call('SET', part.key, table.concat(packed), 'PX', ttl(lasts(part)))
+  part.changed, part.old_capacity = false, part.capacity
+end
+
+local function drop_dead(part)
+  local live = {}
+  for _, s in ipairs(part.segments) do
+    if is_live(part, s.written) then live[#live + 1] = s else part.changed = true end
+  end
+  part.segments = live
+end
+
+local function add_segment(part, ids)
+  local left, share = 1, 1
+  for _, s in ipairs(part.segments) do left = left - 2 ^ -s.share end
+  while 2 ^ -share > left / 2 and share < #SHARES do share = share + 1 end
+  local hashes, load = SHARES[share][1], SHARES[share][2]
+  part.segments[#part.segments + 1] = {
+    ids = ids, share = share, hashes = hashes, blocks = ceil(ids / load), written = 0,
+    counts = { [0] = 0, 0, 0, 0 },
+  }
+  part.changed = true
+end
+
+local function begin_layer(part)
+  part.number = part.number + 1
+  part.starts[part.number % LAYERS] = part.t
+  for _, s in ipairs(part.segments) do s.counts[part.number % LAYERS] = 0 end
+  return part.number
+end
+
+-- Set an id's cells in the newest segment's part of the open layer.
+local function write(part, id)
+  part.base = part.base or part.t
+  part.last = part.last or part.t
+  local number = open_layer(part)
+  if not number then
+    number = begin_layer(part)
+    drop_dead(part)
+  end
+  local s = part.segments[#part.segments]
+  if not s then
+    add_segment(part, min(max(SMALLEST_SEGMENT, ceil(part.limit / 3)), max_ids))
+  elseif s.counts[number % LAYERS] >= s.ids then
+    local ids = min(s.ids * GROWTH, max_ids)
+    drop_dead(part)
+    add_segment(part, ids)
+  end
+  s = part.segments[#part.segments]
+  if part.changed then rewrite(part) end
+  local at, cells = places(s, id)
+  local block = call('GETRANGE', part.key, at, at + BLOCK_BYTES - 1)
+  local written = unpack_('<I4', block)
+  local bytes = { string.byte(block, 5, BLOCK_BYTES) }
+  if written < number then
+    local keep = 0
+    for old = max(number - LAYERS + 1, 1), written do keep = bor(keep, lshift(1, old % LAYERS)) end
+    keep = keep * 17
+    for i = 1, #bytes do bytes[i] = band(bytes[i], keep) end
+  end
+  local slot = lshift(1, number % LAYERS)
+  for _, cell in ipairs(cells) do
+    local i = floor(cell / 2) + 1
+    bytes[i] = bor(bytes[i], cell % 2 == 0 and slot or slot * 16)
+  end
+  call('SETRANGE', part.key, at, pack('<I4', number) .. string.char(unpack(bytes)))
+  s.counts[number % LAYERS] = s.counts[number % LAYERS] + 1
+  s.written = number
+  part.dirty = true
+end
+
+-- Look every id up before any is written: which are unseen, and which seen ones are not in the open layer yet.
+local function look(part)
+  part.ring, part.old_capacity = ring_at(part), part.capacity
+  part.unseen, part.stale = {}, {}
+  local open, newest = open_layer(part), #part.segments
+  for i = 0, part.ids - 1 do
+    local id = { unpack_('<I4I4I4I4I4I4I4I4', part.ask, part.ids_at + i * 32) }
+    local segment, layer = find(part, id)
+    if not segment then
+      part.unseen[#part.unseen + 1] = id
+    elseif segment ~= newest or layer ~= open then
+      part.stale[#part.stale + 1] = id
+    end
+  end
+end
+
+-- Until so many charges have left the window that the unseen ids fit; they leave in order.
+local function wait_for_rate(part, unseen)
+  return charged_at(part, part.charges + unseen - part.limit - 1) + part.window - part.now
+end
+
+local function wait_for_capacity(part)
+  for number = max(part.number - LAYERS + 1, 1), part.number do
+    if is_live(part, number) and remembered_by(part, number) > 0 then
+      return part.starts[number % LAYERS] + part.layer_ttl - part.now
+    end
+  end
+end
+
+function producer_ids.judge(part)
+  if not part.unseen then look(part) end
+  local unseen = #part.unseen
+  if unseen == 0 then return ADMIT, 0 end
+  local alive = charged(part)
+  if part.mode == RECORD then
+    if part.limit == 0 then return DELAY, part.window end
+    if alive + unseen <= part.limit then return ADMIT, 0 end
+    -- for one id more to fit, a charge must leave that is one of those now made, or an earlier one
+    local leaving = alive + unseen - part.limit
+    if leaving >= alive then return DELAY, part.t + part.window - part.now end
+    return DELAY, charged_at(part, part.charges - alive + leaving) + part.window - part.now
+  end
+  local largest = min(part.limit, max_ids)
+  if unseen > largest then return REJECT, 0, TOO_LARGE, largest end
+  local rate, capacity = 0, 0
+  if alive + unseen > part.limit then rate = wait_for_rate(part, unseen) end
+  if remembered(part) + unseen > max_ids then capacity = wait_for_capacity(part) end
+  if rate == 0 and capacity == 0 then return ADMIT, 0 end
+  return THROTTLE, max(rate, capacity), capacity > rate and CAPACITY or 0
+end
+
+function producer_ids.move(part, by, writing)
+  part.base, part.last, part.newest = part.base + by, part.last + by, part.newest + by
+  for slot = 0, 3 do part.starts[slot] = part.starts[slot] + by end
+  if writing then write_head(part) end
+end
+
+function producer_ids.touch(part)
+  for _, id in ipairs(part.stale) do
+    local segment, layer = find(part, id)
+    if segment and (segment ~= #part.segments or layer ~= open_layer(part)) then
+      local counts = part.segments[segment].counts
+      counts[layer % LAYERS] = max(counts[layer % LAYERS] - 1, 0)
+      write(part, id)
+    end
+  end
+  if part.dirty then write_head(part) end
+end
+
+-- Add charges to the ring: the dead are forgotten, and of more than max_ids the oldest.
+local function add_charges(part, n)
+  local entry = pack('<I4', (part.t - part.base) % WORD)
+  local straight = min(n, part.capacity - (part.first + part.charges) % part.capacity)
+  local at = part.ring + (part.first + part.charges) % part.capacity * 4
+  call('SETRANGE', part.key, at, string.rep(entry, straight))
+  if straight < n then call('SETRANGE', part.key, part.ring, string.rep(entry, n - straight)) end
+  part.charges, part.last = part.charges + n, part.t
+end
+
+local function make_room(part, n)
+  local alive = charged(part)
+  local stay = min(alive, max_ids - n)
+  if part.charges > stay then
+    part.first = (part.first + part.charges - stay) % part.capacity
+    part.charges = stay
+  end
+  if stay + n > part.capacity then
+    part.capacity = min(max(stay + n, ceil(part.capacity * 1.25)), max_ids)
+    part.changed = true
+  end
+end
+
+function producer_ids.charge(part)
+  producer_ids.touch(part)
+  if #part.unseen == 0 then return false end
+  part.base = part.base or part.t
+  part.last = part.last or part.t
+  local n = min(#part.unseen, max_ids)
+  make_room(part, n)
+  for _, id in ipairs(part.unseen) do
+    if remembered(part) < max_ids then write(part, id) end
+  end
+  if part.changed then rewrite(part) end
+  add_charges(part, n)
+  write_head(part)
+  return true
+end
+
+function producer_ids.shows(part)
+  local alive, ids = charged(part), remembered(part)
+  local newest, fill = part.segments[#part.segments], 0
+  if newest then fill = newest.counts[part.number % LAYERS] / newest.ids end
+  return alive, min(part.limit - alive, max(max_ids - ids, 0)), ids, fill
+end

@@ -1,0 +1,82 @@
+--[[ The token bucket (app/domain/token_bucket.py says what and why).
+
+State  <d d>  tokens, the time they were counted at
+]]
+
+local TOKENS = '<dd'
+local token_bucket = {}
+
+function token_bucket.load(part)
+  part.burst = part.a
+  part.clock_window = part.limit > 0 and part.burst / part.limit * 1000 or huge
+  local packed = call('GET', part.key)
+  if packed then
+    part.tokens, part.at = unpack_(TOKENS, packed)
+    part.newest = part.at
+  end
+end
+
+local function tokens_at(part, tokens, since, at)
+  return min(part.burst, tokens + part.limit * ((at - since) / 1000))
+end
+
+local function tokens_now(part)
+  if not part.newest then return part.burst end
+  return tokens_at(part, part.tokens, part.at, part.t)
+end
+
+local function write_tokens(part)
+  local full_in = 0
+  if part.tokens < part.burst then
+    full_in = part.limit > 0 and (part.burst - part.tokens) / part.limit * 1000 or huge
+  end
+  call('SET', part.key, pack(TOKENS, part.tokens, part.at), 'PX', ttl(part.at - part.now + full_in))
+end
+
+local function refill_wait(part)
+  local tokens, since = part.tokens or part.burst, part.at or part.t
+  local guess = (part.usage - tokens) / part.limit * 1000 - (part.t - since)
+  if guess > MAX_THROTTLE_MS then return MAX_THROTTLE_MS end
+  local d = max(ceil(guess), 1)
+  while d > 1 and tokens_at(part, tokens, since, part.t + d - 1) >= part.usage do d = d - 1 end
+  while tokens_at(part, tokens, since, part.t + d) < part.usage do d = d + 1 end
+  return d
+end
+
+function token_bucket.judge(part, later)
+  local tokens = tokens_now(part)
+  if band(part.flags, DENY) == 0 then
+    tokens = tokens_at(part, tokens - part.usage, part.t, part.t + later)
+    if tokens >= 0 then return ADMIT, 0 end
+    if part.limit == 0 then return DELAY, part.longest end
+    return DELAY, rounded(-tokens / part.limit * 1000, part.longest)
+  end
+  if part.usage > part.burst then return REJECT, 0, TOO_LARGE, part.burst end
+  if part.usage == 0 or tokens >= part.usage then return ADMIT, 0 end
+  return THROTTLE, min(part.t - part.now + refill_wait(part), MAX_THROTTLE_MS)
+end
+
+function token_bucket.move(part, by, writing)
+  part.at, part.newest = part.at + by, part.newest + by
+  if writing then write_tokens(part) end
+end
+
+function token_bucket.touch() end
+
+function token_bucket.charge(part)
+  part.tokens, part.at = tokens_now(part) - part.usage, part.t
+  part.newest = part.t
+  write_tokens(part)
+  return true
+end
+
+function token_bucket.refund(part)
+  if not part.newest then return end
+  part.tokens = min(part.burst, part.tokens + part.usage)
+  call('SETRANGE', part.key, 0, pack(TOKENS, part.tokens, part.at))
+end
+
+function token_bucket.shows(part)
+  local tokens = tokens_now(part)
+  return part.burst - tokens, tokens, 0, 0
+end

@@ -1,0 +1,102 @@
+"""The port to a store of counters: what is asked of it in one round trip, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.domain.ask import Mode
+from app.domain.decision import Outcome, Reason
+from app.domain.ladder import Applied
+from app.domain.quota import Enforcement
+
+
+class StoreError(Exception):
+    """The store did not answer as it should; ``reason`` is one word for the metric."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(detail or reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What an ask spends of one quota that applies to it.
+
+    Attributes:
+        usage: in units of the limit; of producer ids their number.
+        enforcement: as decided for this ask.
+        spreads: of producer ids 32 bytes each, joined; empty otherwise.
+    """
+
+    applied: Applied
+    usage: float
+    enforcement: Enforcement
+    spreads: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An ask, as far as the store needs to know it.
+
+    Attributes:
+        charges: in the order of the answer; may be empty when only a kept answer is looked for.
+        retry: (principal, id) under which an answer that charged is kept; None without an id or in a peek.
+        context: the node's own bytes, given back with a kept answer.
+        at_ms: the caller's clock; None under the store's.
+    """
+
+    mode: Mode
+    charges: tuple[Charge, ...]
+    recheck: bool = False
+    retry: tuple[str | None, str] | None = None
+    context: bytes = b""
+    at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the store says of one charge.
+
+    Attributes:
+        correction: 0, or 1 if the clock was behind the bucket and taken as its newest time, or 2 if by more
+            than a window, so that the bucket moved back with it.
+        observed, remaining: the bucket after the ask's effect.
+        remembered, fill: of producer ids; 0 otherwise.
+    """
+
+    outcome: Outcome
+    throttle_ms: int
+    reason: Reason | None
+    correction: int
+    observed: float
+    remaining: float
+    largest: float | None
+    remembered: int
+    fill: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the store answers to one plan; ``kept`` is the context of the ask it was kept for, None if fresh."""
+
+    said: tuple[Said, ...]
+    kept: bytes | None = None
+
+
+class Store(Protocol):
+    """Counters that every node shares."""
+
+    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+        """Decide plans in order, each atomically, in one round trip.
+
+        Raises:
+            StoreError: no answer, or an error for one; a late call may still be counted.
+        """
+
+    async def ping(self) -> None:
+        """Say that the store can be reached, or raise ``StoreError``."""
+
+    async def close(self) -> None:
+        """Close the connections."""

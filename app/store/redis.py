@@ -1,0 +1,116 @@
+"""The Redis store: one connection pool, one script, one round trip for the asks of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ConnectionError,  # noqa: A004  redis-py's own name; the built-in one is OSError's
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,  # noqa: A004
+)
+
+from app.store.encoding import decode_answer, encode_call, encode_plans
+from app.store.port import Answer, Plan, StoreError
+from app.store.script import SCRIPT, SHA1
+
+_REASONS: tuple[tuple[type[RedisError], str], ...] = (
+    (OutOfMemoryError, "out_of_memory"),
+    (ReadOnlyError, "read_only"),
+    (BusyLoadingError, "loading"),
+    (AuthenticationError, "authentication"),
+    (AuthorizationError, "authentication"),
+    (TimeoutError, "timeout"),
+    (ConnectionError, "connection"),
+)
+
+
+class RedisStore:
+    """A store in Valkey 7.2 or later or Redis 7 or later.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+        caller_clock: decide by the asks' ``at_ms`` instead of the store's time.
+        sequential: sum delays as KIP-124 does.
+        max_ids: the most ids remembered for one principal.
+        script, sha1: another text in place of the script, for the tests that plant faults in it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        caller_clock: bool = False,
+        sequential: bool = False,
+        max_ids: int = 1_000_000,
+        timeout_s: float = 5.0,
+    ) -> None:
+        # no retries of redis-py's own: a decision has a budget, and the next call connects anew
+        self._client: Redis = Redis(
+            connection_pool=BlockingConnectionPool.from_url(
+                url,
+                max_connections=4,
+                timeout=timeout_s,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(NoBackoff(), 0),
+                client_name="quotagate",
+            )
+        )
+        self._call = encode_call(caller_clock=caller_clock, sequential=sequential, max_ids=max_ids)
+        self.now_ms = 0
+        """The store's time at the last call, under the store's clock."""
+
+    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+        """Decide plans in order, each atomically, in one round trip.
+
+        Raises:
+            StoreError: no answer, or an error for one; a late call may still be counted.
+        """
+        keys, arguments = encode_plans(plans)
+        reply = await self._evaluate(keys, [self._call, *arguments])
+        self.now_ms = int(reply[0])
+        return [decode_answer(packed) for packed in reply[1:]]
+
+    async def ping(self) -> None:
+        """Say that the store can be reached, or raise ``StoreError``."""
+        try:
+            await cast("Any", self._client.ping())
+        except (RedisError, OSError) as error:
+            raise failure(error) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _evaluate(self, keys: list[bytes], arguments: list[bytes]) -> list[bytes]:
+        try:
+            try:
+                reply = await self._client.execute_command("EVALSHA", SHA1, len(keys), *keys, *arguments)
+            except NoScriptError:
+                # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
+                reply = await self._client.execute_command("EVAL", SCRIPT, len(keys), *keys, *arguments)
+        except (RedisError, OSError) as error:
+            raise failure(error) from error
+        return cast("list[bytes]", reply)
+
+
+def failure(error: Exception) -> StoreError:
+    """Name a failure of the store in one word; BUSY comes as a plain response error."""
+    for type_, reason in _REASONS:
+        if isinstance(error, type_):
+            return StoreError(reason, str(error))
+    if isinstance(error, ResponseError) and str(error).startswith("BUSY"):
+        return StoreError("busy", str(error))
+    return StoreError("connection" if isinstance(error, OSError) else "response", str(error))
