@@ -51,7 +51,7 @@ openapi: .venv/.service ## openapi/openapi.json, from the routes
 
 .PHONY: settings
 settings: .venv/.service ## docs/settings.md, from app/run/settings.py
-	$(BIN)/python -m app.run.settings > docs/settings.md
+	$(BIN)/python -m app.run.reference > docs/settings.md
 
 .PHONY: lock
 lock: .tools/uv-$(UV_VERSION) ## the hashed requirements, from pyproject.toml

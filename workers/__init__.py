@@ -1,1 +1,1 @@
-"""Work beside the API: the volume poller and the decision log, and in workers/spark the audit and replay jobs."""
+"""Work beside the API: the volume poller, the decision log, and in workers/spark the Spark jobs."""

@@ -1,0 +1,50 @@
+"""Logs: one JSON line for each event on stderr, or coloured text where a person is watching."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict
+
+
+def configure() -> None:
+    """Send structlog and the standard library's loggers (uvicorn, Alembic) through one renderer."""
+    before: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if sys.stderr.isatty():
+        render: list[Any] = [structlog.dev.ConsoleRenderer()]
+    else:
+        render = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(ensure_ascii=False)]
+
+    output = logging.StreamHandler(sys.stderr)
+    output.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*before, structlog.stdlib.ExtraAdder(), _uncoloured],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [output]
+    root.setLevel(logging.INFO)
+    # httpx tells of every request, and the supervisor asks for readiness in a loop.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    structlog.configure(
+        processors=[*before, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _uncoloured(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Without uvicorn's second copy of its message, made up for terminals."""
+    event.pop("color_message", None)
+    return event

@@ -1,0 +1,115 @@
+"""Writes `docs/settings.md` from `Settings`, with the proposals' spelling beside ours (`make settings`)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from app.run.settings import PREFIX, Settings
+
+SPELLINGS: Final[tuple[tuple[str, str, str], ...]] = (
+    (
+        "KIP-936, first draft",
+        "`producer.id.quota.window.num`",
+        "not needed: the count of the window is exact",
+    ),
+    ("KIP-936, first draft", "`producer.id.quota.window.size.seconds`", "`QUOTAGATE_PRODUCER_ID_WINDOW_MS`"),
+    (
+        "KIP-936, first draft",
+        "`producer.id.quota.cache.cleanup.scheduler.interval.ms`",
+        "not needed: nothing is swept, keys expire",
+    ),
+    (
+        "KIP-936, both",
+        "the filter's false-positive rate and layer count",
+        "`QUOTAGATE_PRODUCER_ID_LAYERS`; the rate is at most 1e-4",
+    ),
+    ("KIP-124, KIP-612", "`quota.window.num`", "`QUOTAGATE_SAMPLES`, or `samples` of a quota"),
+    ("KIP-124, KIP-612", "`quota.window.size.seconds`", "`QUOTAGATE_SAMPLE_MS`, or `sample_ms` of a quota"),
+    ("KIP-612", "`max.connection.creation.rate`", "`max_connection_creation_rate` on `broker=*`"),
+    (
+        "KIP-612",
+        "`listener.name.{name}.max.connection.creation.rate`",
+        "`max_connection_creation_rate` on `listener={name}`",
+    ),
+    ("KIP-612", "`max.connection.creation.rate.per.ip`", "`connection_creation_rate` on `ip=*`"),
+    (
+        "KIP-612",
+        "`max.connection.creation.rate.per.ip.overrides`",
+        "`connection_creation_rate` on `ip={address}`",
+    ),
+    ("KIP-612", "`inter.broker.listener.name`", "`QUOTAGATE_INTER_BROKER_LISTENER`"),
+    ("Strimzi", "`storage.check.interval`", "`QUOTAGATE_VOLUME_CHECK_INTERVAL`"),
+    ("Strimzi", "`throttle.factor.fallback`", "`QUOTAGATE_VOLUME_FALLBACK_FACTOR`"),
+    ("Strimzi", "`throttle.factor.validity.duration`", "`QUOTAGATE_VOLUME_VALIDITY`"),
+    (
+        "Strimzi",
+        "`storage.per.volume.limit.min.available.bytes`",
+        "`QUOTAGATE_VOLUME_MIN_AVAILABLE_BYTES`",
+    ),
+    (
+        "Strimzi",
+        "`storage.per.volume.limit.min.available.ratio`",
+        "`QUOTAGATE_VOLUME_MIN_AVAILABLE_RATIO`",
+    ),
+    ("Strimzi's plugin", "`excluded.principal.name.list`", "`QUOTAGATE_VOLUME_EXCLUDED_PRINCIPALS`"),
+    ("Strimzi", "`kafka.admin.bootstrap.servers`", "`QUOTAGATE_KAFKA_BOOTSTRAP`"),
+    ("Strimzi", "`kafka.admin.*`", "`QUOTAGATE_KAFKA_*`, in capitals, `_` for `.`"),
+)
+"""(proposal, its name for a thing, where that is here); Strimzi's without `client.quota.callback.static.`"""
+
+_HEAD = """\
+# Settings
+
+Made from `app/run/settings.py` by `make settings`; a test holds it current.
+
+Settings are read once, at start, from the environment or from a `.env` file in the working directory
+(`--env-file` names another); the environment wins. A value that cannot be used is refused at start by its
+name; a `QUOTAGATE_*` variable that nothing reads is warned of in the log. Durations are ISO 8601: `PT60S`.
+
+| name | default | meaning |
+|---|---|---|
+"""
+
+_SPELLINGS_HEAD = """
+## Where the proposals' settings went
+
+Strimzi's begin with `client.quota.callback.static.`
+
+| proposal | its name | here |
+|---|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    rows = [
+        f"| `{_name(field)}` | {_shown(about.default)} | {about.description} |\n"
+        for field, about in Settings.model_fields.items()
+    ]
+    spellings = [f"| {proposal} | {theirs} | {ours} |\n" for proposal, theirs, ours in SPELLINGS]
+    return _HEAD + "".join(rows) + _SPELLINGS_HEAD + "".join(spellings)
+
+
+def _name(field: str) -> str:
+    return f"{PREFIX}{field.upper()}" + ("_*" if field == "kafka" else "")
+
+
+def _shown(default: Any) -> str:
+    match default:
+        case None | () | {}:
+            return "none"
+        case timedelta():
+            return f"`{TypeAdapter(timedelta).dump_python(default, mode='json')}`"
+        case tuple():
+            return f"`{','.join(str(part) for part in default)}`"
+        case str() | int() | float() | Path():
+            return f"`{default}`"
+    raise TypeError(f"no way to show {default!r}")
+
+
+if __name__ == "__main__":
+    print(page(), end="")  # noqa: T201

@@ -1,0 +1,120 @@
+"""The API alone: uvicorn around the wired app, in one process or several that share one listening socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+import uvicorn
+from pydantic import SecretStr
+
+from app.run import home
+from app.run.children import Child, quotagate, stop_asked
+from app.run.errors import CannotListen, CannotStart, SettingsRefused
+from app.run.settings import PREFIX, Settings
+
+BACKLOG: Final = 2048
+FINISH_WITHIN_S: Final = 10
+"""What is in flight at the end may take this long; a decision takes its budget, some milliseconds."""
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The listening socket, made by the outermost program so that it outlives each server behind it."""
+    try:
+        (family, _, _, _, address), *_ = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise CannotListen(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror} "
+            f"({PREFIX}HOST and {PREFIX}PORT choose another)"
+        ) from None
+    return listener
+
+
+def serve(settings: Settings, *, fd: int | None = None, options: tuple[str, ...] = ()) -> None:
+    """Serve until SIGTERM or SIGINT; on the inherited socket `fd`, else on one of our own.
+
+    `options` go to the children of a service of several processes.
+    """
+    if settings.redis_url is None:
+        raise SettingsRefused(f"{PREFIX}REDIS_URL: not set; `quotagate up` brings an embedded store")
+    if settings.admin_key is None:
+        key, made = home.admin_key(home.make(settings.home))
+        settings = settings.model_copy(update={"admin_key": SecretStr(key)})
+        if made:
+            print_key(settings, key)
+    listener = socket.socket(fileno=fd) if fd is not None else listen(settings)
+    with listener:
+        if settings.processes > 1:
+            asyncio.run(_several(settings.processes, listener, options))
+        else:
+            _one(settings, listener)
+
+
+def print_key(settings: Settings, key: str) -> None:
+    """Said once, when the key was made."""
+    print(f"admin key, kept in {settings.home.resolve() / 'admin.key'}: {key}", flush=True)  # noqa: T201
+
+
+def _one(settings: Settings, listener: socket.socket) -> None:
+    from app.run import wiring  # noqa: PLC0415  the parent of several has no use for the whole app
+
+    # uvicorn raises the signal again once it has finished; by then it has been obeyed.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    server = uvicorn.Server(uvicorn.Config(**_options(settings, wiring.build(settings))))
+    try:
+        server.run(sockets=[listener])
+    except SystemExit:
+        raise CannotStart("the API could not start; the log says why") from None
+
+
+def _options(settings: Settings, app: Callable[..., Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "app": app,
+        "loop": "uvloop",
+        "http": "httptools",
+        "ws": "none",
+        "lifespan": "on",
+        "backlog": BACKLOG,
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        # Networks that may ask without a key are judged by the socket's address, never by a header.
+        "proxy_headers": False,
+        # Longer than the idle time of common proxies (60 s), so that they are the ones who close.
+        "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": FINISH_WITHIN_S,
+    }
+    if settings.tls_cert:
+        options |= {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
+    if settings.tls_client_ca:
+        options |= {"ssl_ca_certs": settings.tls_client_ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    return options
+
+
+async def _several(count: int, listener: socket.socket, options: tuple[str, ...]) -> None:
+    asked = stop_asked()
+    fd = listener.fileno()
+    env = {**os.environ, f"{PREFIX}PROCESSES": "1"}
+    children = [
+        Child(f"api {n}", quotagate("serve", "--fd", str(fd), *options), env=env, pass_fds=(fd,))
+        for n in range(1, count + 1)
+    ]
+    try:
+        for child in children:
+            await child.start()
+            child.keep()
+        await asked.wait()
+    finally:
+        await asyncio.gather(*(child.stop() for child in children))

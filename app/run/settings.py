@@ -1,0 +1,281 @@
+"""Every setting, read from `QUOTAGATE_*` variables or a `.env`-style file, and refused by its name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from dotenv import dotenv_values
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    FilePath,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from app.run.errors import SettingsRefused
+
+PREFIX: Final = "QUOTAGATE_"
+ENV_FILE: Final = Path(".env")
+KAFKA_PREFIX: Final = f"{PREFIX}KAFKA_"
+
+CLIENT_VARIABLES: Final = frozenset({f"{PREFIX}URL", f"{PREFIX}KEY"})
+"""Read by the commands that talk to a running Quotagate; the program itself has no use for them."""
+
+Network = IPv4Network | IPv6Network
+
+
+def _empty_is_none(value: Any) -> Any:
+    return None if value == "" else value
+
+
+def _networks(value: Any) -> Any:
+    """`10.0.0.0/8, ::1` as networks; an address alone is a network of one."""
+    if not isinstance(value, str):
+        return value
+    return tuple(ip_network(part.strip()) for part in value.split(",") if part.strip())
+
+
+def _names(value: Any) -> Any:
+    """Separated by `;`, as principals of Kafka contain commas."""
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip() for part in value.split(";") if part.strip())
+
+
+def _iso_duration(value: Any) -> Any:
+    """Pydantic also takes `60` and `1:00`, where the unit is anyone's guess."""
+    if isinstance(value, str) and not re.fullmatch(r"P[0-9DWTHMS.]+", value):
+        raise ValueError("must be an ISO 8601 duration, such as PT60S or P30D")
+    return value
+
+
+def _of_scheme(*schemes: str) -> AfterValidator:
+    def check(url: str) -> str:
+        if urlsplit(url).scheme not in schemes:
+            raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+        return url
+
+    return AfterValidator(check)
+
+
+def _hex_secret(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"[0-9a-fA-F]{64}", value):
+        raise ValueError("must be 32 bytes, written as 64 hexadecimal digits")
+    return bytes.fromhex(value) if isinstance(value, str) else value
+
+
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_networks)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Header = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
+Duration = Annotated[timedelta, BeforeValidator(_iso_duration), Field(ge=timedelta(0))]
+HashSecret = Annotated[bytes, BeforeValidator(_hex_secret)]
+RedisUrl = Annotated[str, _of_scheme("redis", "rediss", "unix")]
+DatabaseUrl = Annotated[str, _of_scheme("sqlite", "postgresql")]
+
+
+class Settings(BaseSettings):
+    """The settings of one node; frozen once read. Times say their unit in the name or are durations."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        extra="ignore",  # an env file may serve other programs too; our own unknown names are warned of
+        frozen=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=1, le=65_535)] = 8080
+    """Port to listen on."""
+    processes: Annotated[int, Field(ge=1, le=256)] = 1
+    """API processes on that one port."""
+    home: Path = Path(".quotagate")
+    """Directory with the state of the embedded store and catalog, and the admin key."""
+    # A URL may hold a password, so neither is shown with the settings.
+    redis_url: Annotated[RedisUrl | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
+    """The store: `redis://`, `rediss://` or `unix://`. Without it, `quotagate up` runs an embedded one."""
+    database_url: Annotated[DatabaseUrl | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
+    """The catalog: `sqlite://` or `postgresql://`. Without it, a SQLite file in the home directory."""
+
+    admin_key: Annotated[SecretStr | None, BeforeValidator(_empty_is_none)] = None
+    """The key with every scope. Without it, one is made up, printed once and kept in the home directory."""
+    open_to: Networks = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+    """Networks, separated by commas, that may ask for decisions without a key; empty: none."""
+    hash_secret: Annotated[HashSecret | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
+    """Keys the hash of producer ids: 32 bytes in hex. Without it, made once and kept in the catalog."""
+
+    clock: Literal["store", "caller"] = "store"
+    """Whose time decides. `caller`: the ask's `at_ms`, for replays; only on a loopback address."""
+    store_budget_ms: Annotated[int, Field(ge=1, le=60_000)] = 50
+    """The longest a decision waits for the store, in milliseconds."""
+    combine_delays: Literal["max", "sequential"] = "max"
+    """How delays join: the longest one, or a request delay measured after the byte delay (KIP-124's text)."""
+    inter_broker_listener: Annotated[str | None, BeforeValidator(_empty_is_none)] = None
+    """This listener's connections are left out of the broker-wide limit."""
+
+    check_principal_header: Header = "X-Quotagate-Principal"
+    """Header of `/v1/check` with the principal."""
+    check_client_header: Header = "X-Quotagate-Client-Id"
+    """Header of `/v1/check` with the client-id."""
+    check_ip_header: Header = "X-Quotagate-IP"
+    """Header of `/v1/check` with the client's address."""
+    trusted_proxies: Networks = ()
+    """Networks whose `X-Forwarded-For` is believed by `/v1/check`; with it, the IP header is not read."""
+    ipv6_prefix: Annotated[int, Field(ge=1, le=128)] = 64
+    """IPv6 addresses that share this many leading bits share a default quota's bucket."""
+
+    # With one sample only, a deny quota that names none of its own could not be decided.
+    samples: Annotated[int, Field(ge=2, le=100)] = 11
+    """Samples of a rate, for quotas that do not say."""
+    sample_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 1_000
+    """Length of a sample in milliseconds, for quotas that do not say."""
+    producer_id_window_ms: Annotated[int, Field(ge=1_000, le=2_073_600_000)] = 3_600_000
+    """Window of the producer-id quota in milliseconds, for quotas that do not say."""
+    producer_id_layers: Literal["layered", "kip936", "timed"] = "layered"
+    """Layer policy of the producer-id quota, for quotas that do not say."""
+    max_ids_per_principal: Annotated[int, Field(ge=100, le=10_000_000)] = 1_000_000
+    """Producer ids remembered for one principal at most."""
+
+    tls_cert: Annotated[FilePath | None, BeforeValidator(_empty_is_none)] = None
+    """Certificate chain to serve TLS with, a PEM file."""
+    tls_key: Annotated[FilePath | None, BeforeValidator(_empty_is_none)] = None
+    """Its private key, a PEM file."""
+    tls_client_ca: Annotated[FilePath | None, BeforeValidator(_empty_is_none)] = None
+    """With it, callers must present a certificate signed by one of these, a PEM file."""
+
+    volume_source: Annotated[Literal["kafka", "push", "static"] | None, BeforeValidator(_empty_is_none)] = (
+        None
+    )
+    """Where disk usage comes from; without it, nothing is throttled by volume."""
+    volume_min_available_bytes: Annotated[
+        Annotated[int, Field(gt=0)] | None, BeforeValidator(_empty_is_none)
+    ] = None
+    """A volume with this many bytes available, or fewer, violates."""
+    volume_min_available_ratio: Annotated[
+        Annotated[float, Field(gt=0, lt=1)] | None, BeforeValidator(_empty_is_none)
+    ] = None
+    """A volume with this part of its bytes available, or less, violates."""
+    volume_check_interval: Duration = timedelta(seconds=60)
+    """Time between observations; `PT0S` turns checking off."""
+    volume_validity: Duration = timedelta(minutes=5)
+    """How long a throttle factor holds when observations fail."""
+    volume_fallback_factor: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The throttle factor once that time is over."""
+    volume_excluded_principals: Names = ()
+    """Principals, separated by `;`, that no throttle factor touches."""
+
+    kafka_bootstrap: Annotated[str | None, BeforeValidator(_empty_is_none)] = None
+    """Brokers to ask for disk usage: `host:port`, separated by commas."""
+    kafka: Annotated[dict[str, str], NoDecode, Field(repr=False)] = {}
+    """Every other one is a property of the Kafka client, such as `QUOTAGATE_KAFKA_SECURITY_PROTOCOL`."""
+
+    log: Literal["all", "denied", "off"] = "denied"
+    """Which decisions go to the decision log."""
+    log_url: Annotated[str | None, BeforeValidator(_empty_is_none)] = None
+    """Folder or object store of the decision log. Without it, `log` in the home directory."""
+    log_ids: Literal["hashed", "plain"] = "hashed"
+    """How producer ids stand in the decision log."""
+    log_retention: Duration = timedelta(days=30)
+    """How long the decision log is kept."""
+
+    @field_validator("admin_key")
+    @classmethod
+    def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not re.fullmatch(r"[!-~]+", key.get_secret_value()):
+            raise ValueError("must be visible ASCII without blanks, as it travels in a header")
+        return key
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        if self.clock == "caller" and not _is_loopback(self.host):
+            raise ValueError(
+                f"{PREFIX}CLOCK: caller lets callers set the time, so {PREFIX}HOST must be a loopback address"
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError(f"{PREFIX}TLS_CERT: goes with {PREFIX}TLS_KEY")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError(f"{PREFIX}TLS_CLIENT_CA: needs {PREFIX}TLS_CERT and {PREFIX}TLS_KEY")
+        limits = (self.volume_min_available_bytes, self.volume_min_available_ratio)
+        if limits.count(None) == 0 or (self.volume_source and limits.count(None) != 1):
+            raise ValueError(
+                f"{PREFIX}VOLUME_MIN_AVAILABLE_BYTES: exactly one of it and "
+                f"{PREFIX}VOLUME_MIN_AVAILABLE_RATIO goes with a {PREFIX}VOLUME_SOURCE"
+            )
+        if self.volume_source == "kafka" and not self.kafka_bootstrap:
+            raise ValueError(f"{PREFIX}KAFKA_BOOTSTRAP: is needed by {PREFIX}VOLUME_SOURCE=kafka")
+        return self
+
+    @property
+    def catalog_url(self) -> str:
+        """The catalog's URL, with the default spelled out."""
+        return self.database_url or f"sqlite:///{self.home.resolve() / 'catalog.db'}"
+
+    @property
+    def base_url(self) -> str:
+        """Where a caller on this machine finds the API."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104
+        return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+
+def load(env_file: Path | None = None) -> Settings:
+    """The settings from the environment, over those of `env_file` (default: `.env`, when there is one)."""
+    if env_file is not None and not env_file.is_file():
+        raise SettingsRefused(f"{env_file}: no such file")
+    path = env_file or ENV_FILE
+    variables = {**_ours(_file(path)), **_ours(os.environ)}
+    kafka = {
+        name.removeprefix(KAFKA_PREFIX).lower(): value
+        for name, value in variables.items()
+        if name.startswith(KAFKA_PREFIX) and name != f"{KAFKA_PREFIX}BOOTSTRAP"
+    }
+    try:
+        return Settings(_env_file=path, kafka=kafka)
+    except ValidationError as refused:
+        raise SettingsRefused("\n".join(_explain(refused))) from None
+
+
+def unknown_variables(env_file: Path | None = None) -> list[str]:
+    """`QUOTAGATE_*` names that nothing reads: most likely a typo, whose author believes it is in force."""
+    known = CLIENT_VARIABLES | {PREFIX + name.upper() for name in Settings.model_fields}
+    given = _ours(_file(env_file or ENV_FILE)) | _ours(os.environ)
+    return sorted(name for name in given if name not in known and not name.startswith(KAFKA_PREFIX))
+
+
+def _file(path: Path) -> Mapping[str, str | None]:
+    return dotenv_values(path) if path.is_file() else {}
+
+
+def _ours(variables: Mapping[str, str | None]) -> dict[str, str]:
+    return {name.upper(): value or "" for name, value in variables.items() if name.upper().startswith(PREFIX)}
+
+
+def _explain(refused: ValidationError) -> list[str]:
+    """Each fault as `NAME: what is wrong`; the value stays out, it may be a secret."""
+    faults = []
+    for fault in refused.errors(include_url=False, include_input=False):
+        message = fault["msg"].removeprefix("Value error, ")
+        name = PREFIX + str(fault["loc"][0]).upper() + ": " if fault["loc"] else ""
+        faults.append(f"{name}{message[0].lower() + message[1:] if name else message}")
+    return faults
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,149 @@
+"""The supervisor of `quotagate up`: store, migrations and API, started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import socket
+import ssl
+from pathlib import Path
+from typing import Final
+
+import httpx
+import structlog
+
+from app.run import home
+from app.run.children import Child, quotagate, stop_asked
+from app.run.embedded import embedded_store
+from app.run.errors import CannotStart
+from app.run.serve import FINISH_WITHIN_S, listen, print_key
+from app.run.settings import PREFIX, Settings
+
+READY_WITHIN_S: Final = 60.0
+
+log = structlog.get_logger("quotagate.up")
+
+
+def up(settings: Settings, *, options: tuple[str, ...] = ()) -> None:
+    """Run everything until SIGINT or SIGTERM; `options` go to the commands that run as children."""
+    directory = home.make(settings.home)
+    lock = home.lock(directory)
+    try:
+        if settings.admin_key is None:
+            key, made = home.admin_key(directory)
+            if made:
+                print_key(settings, key)
+        with listen(settings) as listener:
+            asyncio.run(_supervise(settings, directory, listener, options))
+    finally:
+        os.close(lock)
+
+
+async def _supervise(
+    settings: Settings, directory: Path, listener: socket.socket, options: tuple[str, ...]
+) -> None:
+    asked = stop_asked()
+    work = asyncio.create_task(_run(settings, directory, listener, options))
+    stop = asyncio.create_task(asked.wait())
+    await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if work.done():
+        return await work
+    print("quotagate is stopping", flush=True)  # noqa: T201
+    work.cancel()  # runs the exits of its contexts, last started first
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+    print("quotagate has stopped; its state is kept", flush=True)  # noqa: T201
+    return None
+
+
+async def _run(
+    settings: Settings, directory: Path, listener: socket.socket, options: tuple[str, ...]
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        env = {
+            **os.environ,
+            f"{PREFIX}HOME": str(directory),
+            f"{PREFIX}DATABASE_URL": settings.catalog_url,
+        }
+        if settings.redis_url is None:
+            store, env[f"{PREFIX}REDIS_URL"] = await stack.enter_async_context(embedded_store(directory))
+            store.keep()
+
+        migrate = Child("migrate", quotagate("migrate", *options), env=env)
+        stack.push_async_callback(migrate.stop)
+        await migrate.start()
+        if await migrate.died() != 0:
+            raise CannotStart("the catalog could not be brought to the newest schema; the log says why")
+
+        fd = listener.fileno()
+        api = Child(
+            "api",
+            quotagate("serve", "--fd", str(fd), *options),
+            env=env,
+            pass_fds=(fd,),
+            stop_within_s=FINISH_WITHIN_S + 5,
+        )
+        stack.push_async_callback(api.stop)
+        await api.start()
+        await _ready(settings, api)
+        api.keep()
+        print(_welcome(settings, directory), flush=True)  # noqa: T201
+        await asyncio.Event().wait()
+
+
+async def _ready(settings: Settings, api: Child) -> None:
+    """Until decisions can be given."""
+    death = asyncio.ensure_future(api.died())
+    try:
+        async with asyncio.timeout(READY_WITHIN_S):
+            while not death.done():
+                if await _answers(settings):
+                    return
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pass
+    finally:
+        death.cancel()
+    raise CannotStart(f"the API did not become ready within {READY_WITHIN_S:.0f} s; the log says why")
+
+
+async def _answers(settings: Settings) -> bool:
+    # Our own certificate is presented to ourselves: its name may be another, and a client CA may not know it.
+    verify: ssl.SSLContext | bool = True
+    if settings.tls_cert and settings.tls_key:
+        verify = ssl.create_default_context()
+        verify.check_hostname = False
+        verify.verify_mode = ssl.CERT_NONE
+        verify.load_cert_chain(settings.tls_cert, settings.tls_key)
+    try:
+        async with httpx.AsyncClient(verify=verify, trust_env=False, timeout=2) as client:
+            return (await client.get(f"{settings.base_url}/health/ready")).is_success
+    except httpx.ReadError:
+        # With a client CA the handshake may be refused after all, but then there is one who refuses.
+        return settings.tls_client_ca is not None
+    except httpx.HTTPError:
+        return False
+
+
+def _welcome(settings: Settings, directory: Path) -> str:
+    url = settings.base_url
+    key = (
+        f"$(cat {shlex.quote(str(directory / 'admin.key'))})"
+        if settings.admin_key is None
+        else f"${PREFIX}ADMIN_KEY"
+    )
+    return f"""quotagate is ready on {url}
+
+What to try:
+  # five new producer ids an hour for every user
+  curl -X PUT '{url}/v1/quotas/user=*' -H "Authorization: Bearer {key}" \\
+       -H 'Content-Type: application/json' -d '{{"producer_ids_rate": 5}}'
+  # may alice begin with these? (a sixth id would have to wait)
+  curl '{url}/v1/decisions' -d '{{"principal": "alice", "usage": {{"producer_ids": [1, 2, 3, 4, 5]}}}}'
+  # the whole interface
+  {url}/docs
+
+Ctrl-C stops it; its state stays in {directory}."""

@@ -1,0 +1,37 @@
+"""Finds the programs that a test needs and Python's packages do not bring."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+DEBIAN = Path(__file__).parents[1] / ".tools" / "debian"
+
+# Libraries are found by file; programs by name, in .tools/debian/bin and on PATH.
+LIBRARIES = {"libfaketime": "libfaketimeMT.so.1"}
+
+
+def need(tool: str) -> Path:
+    """Where `tool` is; without it the test is skipped with the reason, or fails under CI=true."""
+    found = _library(LIBRARIES[tool]) if tool in LIBRARIES else _program(tool)
+    if found is None:
+        reason = f"{tool} is not here; tests/tools.sh fetches it where there is apt-get"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return found
+
+
+def _program(name: str) -> Path | None:
+    found = shutil.which(name, path=str(DEBIAN / "bin")) or shutil.which(name)
+    return Path(found) if found else None
+
+
+def _library(name: str) -> Path | None:
+    for root in (DEBIAN / "root" / "usr" / "lib", Path("/usr/lib")):
+        for found in root.glob(f"*/faketime/{name}"):
+            return found
+    return None
