@@ -1,0 +1,228 @@
+"""`quotagate up` as a user runs it: one command starts everything, and its end leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Running:
+    """One `quotagate up` with a home and a port of its own."""
+
+    def __init__(self, home: Path, port: int, **settings: str) -> None:
+        self.home = home
+        self.url = f"http://127.0.0.1:{port}"
+        self.output = home.with_suffix(".out")
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
+        own = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port), **settings}
+        with self.output.open("wb") as output:
+            self.up = subprocess.Popen(
+                [sys.executable, "-P", "-m", "app.run.cli", "up"],
+                env={**bare, **own},
+                cwd=home.parent,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def said(self) -> str:
+        return self.output.read_text(encoding="utf-8")
+
+    def ready(self) -> Running:
+        line = f"quotagate is ready on {self.url}\n"
+        eventually(lambda: line in self.said() or self.up.poll() is not None, within_s=60)
+        assert line in self.said(), self.said()
+        return self
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.up.send_signal(number)
+        return self.up.wait(timeout=30)
+
+    def key(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {(self.home / 'admin.key').read_text(encoding='ascii').strip()}"}
+
+    def set_ids_per_window(self, limit: int) -> None:
+        quotas = {"producer_ids_rate": limit}
+        httpx.put(f"{self.url}/v1/quotas/user=*", json=quotas, headers=self.key()).raise_for_status()
+
+    def decide(self, *producer_ids: int) -> str:
+        ask = {"principal": "alice", "usage": {"producer_ids": producer_ids}}
+        answer = httpx.post(f"{self.url}/v1/decisions", json=ask).raise_for_status().json()
+        assert answer["source"] == "store"
+        decision: str = answer["decision"]
+        return decision
+
+    def family(self) -> dict[int, str]:
+        """Every program that descends from it, by pid, with its command line."""
+        parents = {pid: parent for pid, (parent, _) in programs().items()}
+        family = {self.up.pid}
+        while more := {pid for pid, parent in parents.items() if parent in family} - family:
+            family |= more
+        return {pid: command_line(pid) for pid in family - {self.up.pid}}
+
+    def one(self, part: str) -> int:
+        """The pid of the one child whose command line has `part` in it."""
+        (pid,) = [pid for pid, line in self.family().items() if part in line]
+        return pid
+
+
+def programs() -> dict[int, tuple[int, str]]:
+    """Parent and state of everything that runs here."""
+    seen = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:2]
+            seen[int(entry.name)] = (int(parent), state)
+    return seen
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+def alive(pids: dict[int, str]) -> dict[int, str]:
+    """Those of them that still run; a dead child that nobody has asked after yet does not."""
+    now = programs()
+    return {pid: line for pid, line in pids.items() if pid in now and now[pid][1] != "Z"}
+
+
+def eventually(holds: Callable[[], object], *, within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number: int = free.getsockname()[1]
+        return number
+
+
+@pytest.fixture
+def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Running]]:
+    """Starts `quotagate up`; each start of a test has the same home, so it finds what the one before left."""
+    started: list[Running] = []
+
+    def start(**settings: str) -> Running:
+        started.append(Running(tmp_path / "home", port, **settings))
+        return started[-1]
+
+    yield start
+    for running in started:
+        if running.up.poll() is None:
+            running.up.kill()
+            running.up.wait()
+
+
+def test_it_says_where_it_is_and_what_to_try(start):
+    running = start().ready()
+    said = running.said()
+    assert f"curl '{running.url}/v1/decisions'" in said
+    assert httpx.get(f"{running.url}/health/ready").is_success
+
+
+def test_the_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
+    running = start().ready()
+    key = running.key()["Authorization"].removeprefix("Bearer ")
+    assert running.said().count(key) == 1
+    assert stat.S_IMODE((running.home / "admin.key").stat().st_mode) == 0o600
+    running.end()
+    again = start().ready()
+    assert key not in again.said()
+    assert again.key()["Authorization"].endswith(key)
+
+
+def test_state_is_kept_over_a_restart(start):
+    running = start().ready()
+    running.set_ids_per_window(5)
+    assert running.decide(1, 2, 3, 4, 5) == "admit"
+    assert running.end() == 0
+    again = start().ready()
+    assert again.decide(6) == "throttle"
+    assert again.decide(1, 2, 3, 4, 5) == "admit"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("api_programs", ["1", "2"])
+def test_a_signal_stops_all_of_it(start, number, api_programs):
+    running = start(QUOTAGATE_PROCESSES=api_programs).ready()
+    family = running.family()
+    assert len(family) >= 2
+    assert running.end(number) == 0
+    assert alive(family) == {}
+    assert "quotagate has stopped" in running.said()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+@pytest.mark.parametrize("api_programs", ["1", "2"])
+def test_a_kill_leaves_no_orphan(start, api_programs):
+    running = start(QUOTAGATE_PROCESSES=api_programs).ready()
+    family = running.family()
+    running.end(signal.SIGKILL)
+    eventually(lambda: not alive(family))
+    start().ready()
+
+
+def test_an_api_that_dies_is_started_again(start):
+    running = start().ready()
+    os.kill(running.one(" serve "), signal.SIGKILL)
+    eventually(lambda: "a child died and is started again" in running.said())
+    # The listening socket is the supervisor's: a caller waits for the new API instead of being refused.
+    assert httpx.get(f"{running.url}/health/live", timeout=20).is_success
+
+
+def test_a_store_that_dies_comes_back_with_its_state(start):
+    running = start().ready()
+    running.set_ids_per_window(1)
+    assert running.decide(1) == "admit"
+    time.sleep(1.5)  # the append-only file is written through each second
+    os.kill(running.one("valkey-server"), signal.SIGKILL)
+    eventually(lambda: re.search(r"store.*a child died|a child died.*store", running.said()))
+    ask = {"principal": "alice", "usage": {"producer_ids": [2]}}
+    eventually(lambda: httpx.post(f"{running.url}/v1/decisions", json=ask).json().get("source") == "store")
+    assert running.decide(2) == "throttle"
+
+
+def test_two_do_not_share_a_home(start):
+    start().ready()
+    second = start()
+    assert second.up.wait(timeout=30) == 1
+    assert "another `quotagate up`" in second.said()
+
+
+def test_a_taken_port_is_named(start, port):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        refused = start()
+        assert refused.up.wait(timeout=30) == 1
+    assert f"port {port}" in refused.said()
+    assert "QUOTAGATE_PORT" in refused.said()
+
+
+def test_a_path_too_long_for_a_socket_is_no_hindrance(tmp_path, port):
+    running = Running(tmp_path / ("x" * 120), port)
+    try:
+        running.ready()
+        assert running.end() == 0
+    finally:
+        running.up.kill()
+        running.up.wait()
