@@ -28,6 +28,7 @@ DECISION = {
 class Answering(BaseHTTPRequestHandler):
     """Notes what it was asked and answers what the test has laid out."""
 
+    url = ""
     asked: list[dict] = []
     answer: tuple[int, bytes] = (200, b"")
 
