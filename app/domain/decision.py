@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from app.domain.ask import Mode
 from app.domain.quota import (
     CONSUMER_BYTE_RATE,
     MAX_THROTTLE_MS,
@@ -33,7 +34,7 @@ class Verdict:
 
     Attributes:
         outcome, throttle_ms: its own answer; 0 ms for admit and reject.
-        observed, remaining: the bucket after this ask's effect, in the limit's unit.
+        observed, remaining: the bucket after this ask's effect, in the limit's unit; None if nobody knows.
         largest: with reason ``too_large``, the most that an empty bucket could hold.
     """
 
@@ -45,8 +46,8 @@ class Verdict:
     shadow: bool
     outcome: Outcome
     throttle_ms: int
-    observed: float = 0.0
-    remaining: float = 0.0
+    observed: float | None = None
+    remaining: float | None = None
     reason: Reason | None = None
     largest: float | None = None
 
@@ -110,6 +111,11 @@ def combine(
         return "delay", other.throttle_ms, limited_by(other)
     parts = [v for v in delays if v not in others or v.throttle_ms == summed]
     return "delay", min(summed, MAX_THROTTLE_MS), limited_by(_longest(parts))
+
+
+def is_charged(mode: Mode, outcome: Outcome) -> bool:
+    """The wire's ``charged``: the work was accounted for, or given back."""
+    return mode == "refund" or (mode in ("admit", "record") and outcome in ("admit", "delay"))
 
 
 def limited_by(verdict: Verdict) -> LimitedBy:

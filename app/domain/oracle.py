@@ -12,19 +12,28 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from app.domain import sampled_rate, token_bucket
-from app.domain.ask import NO_PRODUCER_ID, Ask
-from app.domain.decision import BYTE_RATES, REQUEST_RATES, Decision, Outcome, Reason, Source, Verdict, combine
-from app.domain.digest import digest, spread
+from app.domain.ask import Ask
+from app.domain.decision import (
+    BYTE_RATES,
+    REQUEST_RATES,
+    Decision,
+    Outcome,
+    Reason,
+    Source,
+    Verdict,
+    combine,
+    is_charged,
+)
 from app.domain.ladder import Applied, Quotas, Rules, applied
 from app.domain.producer_ids import ProducerIds
 from app.domain.quota import (
     CONNECTION_CREATION_RATE,
-    KEYS,
     MAX_THROTTLE_MS,
     RECHECK_MS,
     Enforcement,
     Quota,
 )
+from app.domain.usage import enforcement_of, spreads_of, usage_of
 
 RETRY_MS: Final = 60_000
 """How long an answer is kept for a retry with the same id."""
@@ -318,7 +327,9 @@ class Oracle:
         outcome, throttle_ms, limited_by = combine(verdicts, sequential=self.sequential)
         written = _write(ask, outcome, parts)
         source: Source = "store" if parts else "local"
-        decision = Decision(outcome, throttle_ms, is_charged(ask, outcome), len(parts), source, limited_by)
+        decision = Decision(
+            outcome, throttle_ms, is_charged(ask.mode, outcome), len(parts), source, limited_by
+        )
         if ask.detail:
             shown = tuple(_shown(verdict, part) for verdict, part in zip(verdicts, parts, strict=True))
             decision = replace(decision, quotas=shown)
@@ -332,13 +343,10 @@ class Oracle:
         bucket = self.buckets.setdefault(key, self._absent(quota))
         if ask.mode == "peek":
             bucket = copy.deepcopy(bucket)
-        enforcement: Enforcement = "deny" if ask.deny else quota.enforcement
-        if ask.mode == "record" and quota.algorithm != "producer_ids":
-            enforcement = "delay"
         charge = Charge(
             quota=quota,
             usage=usage_of(ask, quota),
-            enforcement=enforcement,
+            enforcement=enforcement_of(ask, quota),
             recording=ask.mode == "record",
             now_ms=self._corrected(ask, quota, bucket, now_ms),
             wait_from_ms=now_ms,
@@ -378,29 +386,6 @@ class Oracle:
             if part.applied.quota.key in REQUEST_RATES:
                 part.charge = replace(part.charge, later_ms=byte_delay)
         return [_verdict(ask, part) for part in parts]
-
-
-def usage_of(ask: Ask, quota: Quota) -> float:
-    """What an ask spends of a quota, in units of its limit; of producer ids, how many it names."""
-    key = KEYS[quota.key]
-    if quota.algorithm == "producer_ids":
-        return len(ids_of(ask))
-    return ask.usage[key.usage] / key.per_unit
-
-
-def ids_of(ask: Ask) -> tuple[int | str, ...]:
-    """The ids that count: each once, without Kafka's "no producer id"."""
-    return tuple(dict.fromkeys(i for i in ask.producer_ids or () if i != NO_PRODUCER_ID))
-
-
-def spreads_of(ask: Ask, secret: bytes) -> tuple[bytes, ...]:
-    """The ids that count, hashed for the principal and spread."""
-    return tuple(spread(digest(secret, ask.principal or "", i)) for i in ids_of(ask))
-
-
-def is_charged(ask: Ask, outcome: Outcome) -> bool:
-    """The wire's ``charged``: the work was accounted for, or given back."""
-    return ask.mode == "refund" or (ask.mode in ("admit", "record") and outcome in ("admit", "delay"))
 
 
 def _write(ask: Ask, outcome: Outcome, parts: list[Part]) -> bool:

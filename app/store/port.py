@@ -54,14 +54,19 @@ class Plan:
     context: bytes = b""
     at_ms: int | None = None
 
+    @property
+    def ids(self) -> int:
+        """How many producer ids it brings, which is what makes a call long."""
+        return sum(len(charge.spreads) for charge in self.charges) // 32
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
     """What the store says of one charge.
 
     Attributes:
-        correction: 0, or 1 if the clock was behind the bucket and taken as its newest time, or 2 if by more
-            than a window, so that the bucket moved back with it.
+        correction: 0; 1 if the clock was behind the bucket and taken as its newest time; 2 if it was so by
+            more than a window, and the bucket moved back with it.
         observed, remaining: the bucket after the ask's effect.
         remembered, fill: of producer ids; 0 otherwise.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -23,7 +24,7 @@ from redis.exceptions import (
 
 from app.store.encoding import decode_answer, encode_call, encode_plans
 from app.store.port import Answer, Plan, StoreError
-from app.store.script import SCRIPT, SHA1
+from app.store.script import SCRIPT
 
 _REASONS: tuple[tuple[type[RedisError], str], ...] = (
     (OutOfMemoryError, "out_of_memory"),
@@ -44,7 +45,8 @@ class RedisStore:
         caller_clock: decide by the asks' ``at_ms`` instead of the store's time.
         sequential: sum delays as KIP-124 does.
         max_ids: the most ids remembered for one principal.
-        script, sha1: another text in place of the script, for the tests that plant faults in it.
+        timeout_s: how long a call, and a connection, may take.
+        script: another text in place of the script, for the tests that plant faults in it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RedisStore:
         sequential: bool = False,
         max_ids: int = 1_000_000,
         timeout_s: float = 5.0,
+        script: str = SCRIPT,
     ) -> None:
         # no retries of redis-py's own: a decision has a budget, and the next call connects anew
         self._client: Redis = Redis(
@@ -68,6 +71,8 @@ class RedisStore:
                 client_name="quotagate",
             )
         )
+        self._script = script
+        self._sha1 = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
         self._call = encode_call(caller_clock=caller_clock, sequential=sequential, max_ids=max_ids)
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
@@ -95,15 +100,16 @@ class RedisStore:
         await self._client.aclose()
 
     async def _evaluate(self, keys: list[bytes], arguments: list[bytes]) -> list[bytes]:
+        run = cast("Callable[..., Awaitable[list[bytes]]]", self._client.execute_command)
         try:
             try:
-                reply = await self._client.execute_command("EVALSHA", SHA1, len(keys), *keys, *arguments)
+                reply = await run("EVALSHA", self._sha1, len(keys), *keys, *arguments)
             except NoScriptError:
                 # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
-                reply = await self._client.execute_command("EVAL", SCRIPT, len(keys), *keys, *arguments)
+                reply = await run("EVAL", self._script, len(keys), *keys, *arguments)
         except (RedisError, OSError) as error:
             raise failure(error) from error
-        return cast("list[bytes]", reply)
+        return reply
 
 
 def failure(error: Exception) -> StoreError:

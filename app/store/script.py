@@ -1,8 +1,7 @@
-"""The script of the store, assembled from ``lua/*.lua``, and the SHA1 it is called by."""
+"""The script of the store, assembled from ``lua/*.lua``."""
 
 from __future__ import annotations
 
-import hashlib
 from importlib.resources import files
 from typing import Final
 
@@ -25,4 +24,3 @@ def assemble() -> str:
 
 
 SCRIPT: Final = assemble()
-SHA1: Final = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()

@@ -1,0 +1,105 @@
+"""Admission: asks in, decisions out, by the snapshot in force and one round trip to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Protocol
+
+from app.admission.fallback import without_store
+from app.admission.gather import Gatherer
+from app.admission.metrics import Fill, Metrics
+from app.admission.plan import Matches, decided, plan_of
+from app.domain.ask import Ask
+from app.domain.decision import Decision, Verdict
+from app.domain.ladder import Applied, Quotas, Rules
+from app.store.port import Answer, Plan, Store
+
+
+class Snapshot(Protocol):
+    """The quotas in force, which a change replaces by new ones."""
+
+    @property
+    def quotas(self) -> Quotas:
+        """Every quota, by quota key and entity."""
+
+
+class Admission:
+    """Decides asks.
+
+    Args:
+        snapshot: gives the quotas in force.
+        secret: the deployment's hash secret.
+        sequential: sum delays as KIP-124 does.
+        budget_s: the longest a decision waits for the store.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        snapshot: Callable[[], Snapshot],
+        *,
+        rules: Rules,
+        secret: bytes,
+        sequential: bool,
+        budget_s: float,
+        metrics: Metrics,
+    ) -> None:
+        self._gatherer = Gatherer(store, budget_s=budget_s, observe=metrics.called)
+        self._snapshot = snapshot
+        self._rules = rules
+        self._secret = secret
+        self._sequential = sequential
+        self._metrics = metrics
+        self._quotas: Quotas = {}
+        self._matches = Matches(self._quotas, rules)
+
+    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+        """Decide asks in order; a store that does not answer in time is answered for by each quota's policy."""
+        began = perf_counter()
+        matches = self._matches_in_force()
+        found = [matches.of(ask) for ask in asks]
+        plans = [plan_of(ask, its, self._secret) for ask, its in zip(asks, found, strict=True)]
+        wanted = [plan for plan in plans if plan is not None]
+        answers, failure = await self._gatherer.decide(wanted) if wanted else ([], None)
+        arrived = iter(answers)
+        decisions = []
+        for ask, its, plan in zip(asks, found, plans, strict=True):
+            answer = None if plan is None else next(arrived, None)
+            if failure is not None and answer is None and its:
+                self._metrics.fell_back(failure.reason)
+                decision, verdicts = without_store(ask, its)
+            else:
+                decision, verdicts = decided(ask, plan, answer, sequential=self._sequential)
+            self._count(ask, its, plan, answer, decision, verdicts)
+            decisions.append(decision)
+        self._metrics.took(perf_counter() - began, len(asks))
+        return decisions
+
+    async def close(self) -> None:
+        """Wait for the call under way."""
+        await self._gatherer.close()
+
+    def _matches_in_force(self) -> Matches:
+        quotas = self._snapshot().quotas
+        if quotas is not self._quotas:
+            self._quotas, self._matches = quotas, Matches(quotas, self._rules)
+        return self._matches
+
+    def _count(
+        self,
+        ask: Ask,
+        found: Sequence[Applied],
+        plan: Plan | None,
+        answer: Answer | None,
+        decision: Decision,
+        verdicts: Sequence[Verdict],
+    ) -> None:
+        fills: list[Fill] = []
+        if plan is not None and answer is not None and answer.kept is None:
+            for charge, said in zip(plan.charges, answer.said, strict=True):
+                if said.correction:
+                    self._metrics.corrected()
+                if charge.spreads:
+                    fills.append(Fill(charge.applied.bucket, said.remembered, said.fill))
+        self._metrics.decided(ask, decision, verdicts, fills)

@@ -1,0 +1,37 @@
+"""The one policy for a store that does not answer: each quota by its own ``on_store_failure``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from app.domain.ask import Ask
+from app.domain.decision import Decision, Verdict, combine
+from app.domain.ladder import Applied
+from app.domain.usage import enforcement_of, usage_of
+
+THROTTLE_MS: Final = 1_000
+"""How long a quota that throttles without the store makes the caller wait."""
+
+
+def without_store(ask: Ask, matches: Sequence[Applied]) -> tuple[Decision, tuple[Verdict, ...]]:
+    """Decide without counters: admit, unless a quota says throttle, or is 0. Nothing is charged.
+
+    Modes record and refund never refuse: the work is done, or was never to be.
+    """
+    verdicts = tuple(_verdict(ask, found) for found in matches)
+    outcome, throttle_ms, limited_by = combine(verdicts)
+    detail = verdicts if ask.detail else None
+    return Decision(outcome, throttle_ms, False, len(verdicts), "fallback", limited_by, detail), verdicts  # noqa: FBT003
+
+
+def _verdict(ask: Ask, found: Applied) -> Verdict:
+    quota = found.quota
+    named = (quota.key, found.entity, found.bucket, quota.limit, enforcement_of(ask, quota), quota.shadow)
+    if ask.mode in ("record", "refund"):
+        return Verdict(*named, "admit", 0)
+    if quota.limit == 0 and usage_of(ask, quota) > 0:
+        return Verdict(*named, "reject", 0, reason="too_large", largest=0.0)
+    if quota.on_store_failure == "throttle":
+        return Verdict(*named, "throttle", THROTTLE_MS, reason="store_failure")
+    return Verdict(*named, "admit", 0)

@@ -1,0 +1,102 @@
+"""From an ask and the snapshot to a plan for the store, and from its answer to a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import msgpack
+
+from app.domain.ask import Ask, Mode
+from app.domain.decision import Decision, Verdict, combine, is_charged
+from app.domain.ladder import Applied, Quotas, Rules, applied
+from app.domain.quota import Enforcement
+from app.domain.usage import enforcement_of, spreads_of, usage_of
+from app.store.port import Answer, Charge, Plan, Said
+
+MAX_REMEMBERED: Final = 20_000
+"""Callers whose matches are kept; past that all are forgotten, which costs each one walk of the ladder."""
+
+Named = tuple[str, str, str, float, Enforcement, bool]
+"""What a verdict says beside the store's part: quota, entity, bucket, limit, enforcement, shadow."""
+
+
+class Matches:
+    """Which quotas of one snapshot apply to whom, remembered."""
+
+    def __init__(self, quotas: Quotas, rules: Rules) -> None:
+        self._quotas = quotas
+        self._rules = rules
+        self._found: dict[tuple[object, ...], tuple[Applied, ...]] = {}
+
+    def of(self, ask: Ask) -> tuple[Applied, ...]:
+        """The quotas that apply to an ask."""
+        who = (ask.principal, ask.client_id, ask.ip, ask.broker, ask.listener, ask.cluster_action)
+        caller = (*who, ask.producer_ids is not None, *ask.usage)
+        found = self._found.get(caller)
+        if found is None:
+            if len(self._found) >= MAX_REMEMBERED:
+                self._found.clear()
+            found = self._found[caller] = tuple(applied(ask, self._quotas, self._rules))
+        return found
+
+
+def plan_of(ask: Ask, matches: Sequence[Applied], secret: bytes) -> Plan | None:
+    """What to ask the store; None if nothing needs it: no quota applies, and no answer can have been kept."""
+    retry = (ask.principal, ask.id) if ask.id is not None and ask.mode != "peek" else None
+    if not matches and retry is None:
+        return None
+    charges = tuple(_charge(ask, found, secret) for found in matches)
+    context = b"" if retry is None else msgpack.encode((ask.mode, ask.detail, [_named(c) for c in charges]))
+    return Plan(ask.mode, charges, ask.recheck, retry, context, ask.at_ms)
+
+
+def decided(
+    ask: Ask, plan: Plan | None, answer: Answer | None, *, sequential: bool
+) -> tuple[Decision, tuple[Verdict, ...]]:
+    """The decision by the store's answer, or by none where none was needed; and every verdict of it."""
+    if plan is None or answer is None:
+        return _decision(ask.mode, (), detail=ask.detail, sequential=sequential), ()
+    if answer.kept is None:
+        mode, detail, named = ask.mode, ask.detail, [_named(charge) for charge in plan.charges]
+    else:
+        mode, detail, named = msgpack.decode(answer.kept, type=tuple[Mode, bool, list[Named]])
+    verdicts = tuple(_verdict(name, said) for name, said in zip(named, answer.said, strict=True))
+    return _decision(mode, verdicts, detail=detail, sequential=sequential), verdicts
+
+
+def _decision(mode: Mode, verdicts: tuple[Verdict, ...], *, detail: bool, sequential: bool) -> Decision:
+    outcome, throttle_ms, limited_by = combine(verdicts, sequential=sequential)
+    return Decision(
+        outcome,
+        throttle_ms,
+        is_charged(mode, outcome),
+        len(verdicts),
+        "store" if verdicts else "local",
+        limited_by,
+        verdicts if detail else None,
+    )
+
+
+def _charge(ask: Ask, found: Applied, secret: bytes) -> Charge:
+    spreads = b""
+    if found.quota.algorithm == "producer_ids":
+        spreads = b"".join(spreads_of(ask, secret))
+    return Charge(found, usage_of(ask, found.quota), enforcement_of(ask, found.quota), spreads)
+
+
+def _named(charge: Charge) -> Named:
+    found, quota = charge.applied, charge.applied.quota
+    return quota.key, found.entity, found.bucket, quota.limit, charge.enforcement, quota.shadow
+
+
+def _verdict(named: Named, said: Said) -> Verdict:
+    return Verdict(
+        *named,
+        said.outcome,
+        said.throttle_ms,
+        said.observed,
+        said.remaining,
+        said.reason,
+        said.largest,
+    )
