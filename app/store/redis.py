@@ -60,8 +60,8 @@ class RedisStore:
         script: str = SCRIPT,
     ) -> None:
         # no retries of redis-py's own: a decision has a budget, and the next call connects anew
-        self._client: Redis = Redis(
-            connection_pool=BlockingConnectionPool.from_url(
+        self._client: Redis = Redis.from_pool(  # which closes the pool with the client
+            BlockingConnectionPool.from_url(
                 url,
                 max_connections=4,
                 timeout=timeout_s,

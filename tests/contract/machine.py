@@ -79,19 +79,19 @@ def entities_of(key: str) -> list[Entity]:
 
 
 @st.composite
-def quotas(draw: st.DrawFn, key: str) -> Quota:
+def quotas(draw: st.DrawFn, key: str, max_ids: int) -> Quota:
     """A quota of a key with short windows and small limits, so that everything happens often."""
     row = KEYS[key]
-    shadow = draw(st.sampled_from((False, False, False, True)))
+    shadow = draw(st.sampled_from((False,) * 7 + (True,)))
     scope = draw(st.sampled_from(("cluster", "cluster", "broker")))
     if row.algorithm == "producer_ids":
-        limit = draw(st.sampled_from((1, 3, 8, 20, 60, 0)))
+        limit = min(draw(st.sampled_from((1, 3, 8, 20, 8, 20, 60, 0))), max_ids // 2)
         window = draw(st.sampled_from((1_000, 4_000)))
         return Quota(
             key, limit, "producer_ids", "deny", shadow, scope, window_ms=window, layers=draw(layers(window))
         )
     algorithm = draw(st.sampled_from((row.algorithm, row.algorithm, "sampled_rate", "token_bucket")))
-    limit = draw(st.sampled_from((2, 5, 1, 20, 0) if row.integer_limit else (2, 5, 0.7, 20, 0)))
+    limit = draw(st.sampled_from((2, 5, 1, 20, 9, 0) if row.integer_limit else (2, 5, 0.7, 20, 9, 0)))
     samples, sample_ms = draw(st.sampled_from(((3, 200), (11, 100), (2, 500), (1, 300))))
     burst = draw(st.sampled_from((samples * sample_ms / 1000 * limit, 7.5)))
     enforcement = draw(st.sampled_from(("deny", "delay", row.enforcement)))
@@ -163,7 +163,7 @@ class Machine(RuleBasedStateMachine):
         data=st.data(),
     )
     def begin(self, max_ids: int, sequential: bool, data: Any) -> None:  # noqa: FBT001
-        self.sequential = sequential
+        self.sequential, self.max_ids = sequential, max_ids
         self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential)
         options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": self.script}
         self.store = RedisStore(self.url, caller_clock=True, **options)
@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         for key in KEYS:
             places = entities_of(key)
             chosen = data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=2, unique=True))
-            self.quotas[key] = {entity: data.draw(quotas(key)) for entity in chosen}
+            self.quotas[key] = {entity: data.draw(quotas(key, self.max_ids)) for entity in chosen}
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -180,7 +180,7 @@ class Machine(RuleBasedStateMachine):
             self.loop.run_until_complete(self.timed.close())
         self.redis.close()
 
-    @rule(ask=asks(), with_id=st.integers(0, 5))
+    @rule(ask=asks(), with_id=st.integers(0, 2))
     def ask(self, ask: Ask, with_id: int) -> None:
         if with_id == 0:
             ask = replace(ask, id=f"ask-{next(self.names)}")
@@ -195,6 +195,59 @@ class Machine(RuleBasedStateMachine):
     def insist(self, ask: Ask, times: int) -> None:
         """The same ask again and again, the last ones beyond the limit."""
         self._decide([ask] * times)
+
+    @rule(key=st.sampled_from(list(KEYS)), amount=st.sampled_from((1, 1, 2, 3)), recheck=st.booleans())
+    def exhaust(self, key: str, amount: int, recheck: bool) -> None:  # noqa: FBT001
+        """One key's bucket, under deny, until it refuses."""
+        field = KEYS[key].usage
+        asks = []
+        for n in range(15):
+            ids = (f"new-{self.now}-{n}",) if field == "producer_ids" else None
+            usage = {} if ids else {field: amount * KEYS[key].per_unit}
+            asks.append(
+                Ask(
+                    usage,
+                    ids,
+                    "a",
+                    "c",
+                    "10.0.0.1",
+                    "1",
+                    "L",
+                    deny=True,
+                    detail=True,
+                    recheck=recheck and n == 14,
+                )
+            )
+        self._decide(asks)
+
+    @rule(first=st.integers(0, len(IDS) - 1), many=st.sampled_from((35, 50, 70)))
+    def flood(self, first: int, many: int) -> None:
+        """More ids than a segment holds, or than may be remembered; then one more, and one of them again."""
+        ids = tuple((IDS[first:] + IDS)[:many])
+        asks = [
+            Ask({}, given, "a", mode=mode, detail=True)
+            for given, mode in (
+                (ids, "record"),
+                ((f"late-{self.now}",), "admit"),
+                (ids[:3], "admit"),
+            )
+        ]
+        self._decide(asks)
+
+    @rule(first=st.integers(0, len(IDS) - 9), times=st.integers(3, 6))
+    def march(self, first: int, times: int) -> None:
+        """Some ids stay in use for several layers, and others that came with them do not."""
+        ids = tuple(IDS[first : first + 8])
+        ask = Ask({}, ids, "a", mode="record", detail=True)
+        self._decide([ask])
+        for _ in range(times):
+            self.now += self.quotas["producer_ids_rate"][self._ids_entity()].layers.interval_ms
+            self._decide([replace(ask, producer_ids=ids[:2])])
+        self._decide([replace(ask, producer_ids=ids[4:], mode="peek"), replace(ask, mode="admit")])
+
+    def _ids_entity(self) -> Entity:
+        entities = self.quotas["producer_ids_rate"]
+        return ENTITIES["user"][0] if ENTITIES["user"][0] in entities else ENTITIES["user"][1]
 
     @rule(data=st.data(), other=asks())
     def retry(self, data: Any, other: Ask) -> None:
@@ -227,7 +280,7 @@ class Machine(RuleBasedStateMachine):
     def change_limit(self, data: Any, key: str) -> None:
         entity = data.draw(st.sampled_from(sorted(self.quotas[key], key=str)))
         quota = self.quotas[key][entity]
-        self.quotas[key][entity] = replace(quota, limit=data.draw(quotas(key)).limit)
+        self.quotas[key][entity] = replace(quota, limit=data.draw(quotas(key, self.max_ids)).limit)
         self.met["limit change"] += quota != self.quotas[key][entity]
 
     @rule(data=st.data())
@@ -244,7 +297,7 @@ class Machine(RuleBasedStateMachine):
         """Another quota in its place; what empties a bucket gives it a new epoch, as the catalog does."""
         entity = data.draw(st.sampled_from(entities_of(key)))
         before = self.quotas[key].get(entity)
-        quota = data.draw(quotas(key))
+        quota = data.draw(quotas(key, self.max_ids))
         if before is not None:
             emptied = before.identity != quota.identity
             quota = replace(quota, epoch=next(self.epochs) if emptied else before.epoch)

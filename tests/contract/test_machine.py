@@ -1,0 +1,93 @@
+"""The script against the oracle over random histories, and planted faults that the same machine must find."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from app.store.script import SCRIPT
+from tests.contract.machine import AT_LEAST, MUST_MEET, Difference, run
+from tests.stores import KINDS, running
+
+STEPS = 20_000
+
+FAULTS = {
+    "> for >= at a bucket's last token": (
+        "tokens >= part.usage then return ADMIT",
+        "tokens > part.usage then return ADMIT",
+    ),
+    "< for <= at a rate's limit": (
+        "/ 1000) <= part.limit then return ADMIT",
+        "/ 1000) < part.limit then return ADMIT",
+    ),
+    "> for >= at the first id too many": (
+        "if alive + unseen > part.limit then",  # which for whole numbers is >= part.limit + 1
+        "if alive + unseen > part.limit + 1 then",
+    ),
+    "a TTL left out": (
+        "call('SET', part.key, head .. table.concat(packed), 'PX', ttl(lasts))",
+        "call('SET', part.key, head .. table.concat(packed))",
+    ),
+    "charging before every quota was looked at": (
+        "for _, part in ipairs(parts) do part.algorithm.touch(part) end",
+        "for _, part in ipairs(parts) do\n"
+        "  if part.outcome < THROTTLE then part.algorithm.charge(part) else part.algorithm.touch(part) end\nend",
+    ),
+    "remembering a throttled id": (
+        "  if part.dirty then write_head(part) end",
+        "  for _, id in ipairs(part.unseen) do write(part, id) end\n  if part.dirty then write_head(part) end",
+    ),
+    "time taken from the caller under the store's clock": (
+        "local now = caller_clock and at_ms or store_time",
+        "local now = at_ms",
+    ),
+    "a layer never dying": (
+        "and part.t - part.starts[number % LAYERS] < part.layer_ttl",
+        "and part.t - part.starts[number % LAYERS] < huge",
+    ),
+    "refresh left out": ("for _, id in ipairs(part.stale) do", "for _, id in ipairs({}) do"),
+    "a refund below 0": ("local taken = min(list[i][1], left)", "local taken = left"),
+    "a block not scrubbed": ("keep = keep * 17", "keep = 255"),
+    "a retry charged again": ("if kept and now - unpack_('<d', kept) < RETRY_MS then", "if false then"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_store_and_oracle_agree(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No difference in 20,000 steps, in which everything that matters happened often."""
+    met: Counter[str] = Counter()
+    with running(kind) as url:
+        while met["steps"] < STEPS:
+            met += run(url, examples=150, steps=50)
+    report(kind, met, capsys)
+    assert {name: met[name] for name in MUST_MEET if met[name] < AT_LEAST} == {}
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_store_and_oracle_agree_for_long(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same for 400,000 steps."""
+    met: Counter[str] = Counter()
+    with running(kind) as url:
+        while met["steps"] < 20 * STEPS:
+            met += run(url, examples=1000, steps=50)
+    report(kind, met, capsys)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    """The machine that finds nothing in the script finds each of these."""
+    right, wrong = FAULTS[fault]
+    assert SCRIPT.count(right) == 1, "the fault must be planted in one place"
+    with running("valkey") as url, pytest.raises(Difference):
+        run(url, examples=400, steps=50, script=SCRIPT.replace(right, wrong), shrink=False)
+
+
+def report(kind: str, met: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Say what the run met."""
+    with capsys.disabled():
+        print(f"\n{kind}: {met['steps']:,} steps, {met['decisions']:,} decisions, no difference")
+        for name in sorted(set(met) - {"steps", "decisions"}):
+            print(f"  {met[name]:>7,}  {name}")
