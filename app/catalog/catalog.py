@@ -1,0 +1,312 @@
+"""The catalog of one node: its snapshot, kept up to date, and the writing of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from secrets import token_bytes
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeVar
+
+import structlog
+
+from app.catalog import schema, sql
+from app.catalog.port import EVERYTHING, CatalogAway, QuotaSource, Row
+from app.catalog.snapshot import Change, Snapshot
+from app.catalog.sql import Origin, Secret, Sql
+from app.domain.entity import Entity
+from app.domain.quota import KEYS, Defaults, Quota
+from app.domain.quota_value import Definition, alter, check_all, resolve
+
+T = TypeVar("T")
+Edit = Callable[[Mapping[str, Definition]], Mapping[str, Definition | None]]
+"""From what an entity has to the keys that change; None takes one away."""
+
+POLL_S: Final = 0.25
+ROWS_AT_ONCE: Final = 200
+"""How many rows are read into the snapshot before decisions get their turn again."""
+
+log = structlog.get_logger()
+
+
+class SecretRefused(Exception):
+    """The hash secret of this node is not the catalog's."""
+
+
+class Stale(Exception):
+    """A condition of a write does not hold: the entity is at another version."""
+
+
+class Absent(Exception):
+    """Nothing is set on the entity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """At which versions of an entity a write may go ahead; ``"*"`` is any version, None no condition."""
+
+    match: frozenset[int] | Literal["*"] | None = None
+    none_match: frozenset[int] | Literal["*"] | None = None
+
+    def hold(self, version: int | None) -> bool:
+        """Whether they hold for an entity at a version; None is an absent one.
+
+        >>> Conditions(match=frozenset({5})).hold(6), Conditions(none_match="*").hold(None)
+        (False, True)
+        """
+        matches = version is not None and (self.match == "*" or self.match is None or version in self.match)
+        clashes = version is not None and (
+            self.none_match == "*" or (self.none_match is not None and version in self.none_match)
+        )
+        return (self.match is None or matches) and not clashes
+
+
+ALWAYS: Final = Conditions()
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSet:
+    """What is set on one entity: definitions as their owner wrote them, and the quotas they mean."""
+
+    entity: Entity
+    version: int
+    definitions: Mapping[str, Definition]
+    quotas: Mapping[str, Quota]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An entity before and after a write; None is an absent one."""
+
+    before: QuotaSet | None
+    after: QuotaSet | None
+
+
+class Catalog:
+    """Quotas for decisions, from memory; their definitions for administration, from the database.
+
+    The version is polled rather than announced: a poll cannot be lost. See docs/decisions.
+    """
+
+    def __init__(self, database_url: str, defaults: Defaults, hash_secret: bytes | None = None) -> None:
+        self.defaults = defaults
+        self.snapshot = Snapshot()
+        self.reachable = False
+        self.hash_secret = hash_secret or b""
+        self._given = hash_secret
+        self._sql = Sql(database_url)
+        self._source: QuotaSource = self._sql
+        self._turn = asyncio.Lock()
+        self._follower: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Agree on the hash secret, load every quota and begin to follow.
+
+        Raises:
+            CatalogAway: the database cannot be reached.
+            SchemaRefused: it is not migrated.
+            SecretRefused: the secret is not the one that its filters were made with.
+        """
+        try:
+            schema.check(await _within(self._sql.revision()))
+            self.hash_secret = await _within(self._agree())
+            await self._in_turn(self._catch_up)
+        except BaseException:
+            await self._sql.close()
+            raise
+        self._follower = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Stop following, and give back the connections once what is under way has ended."""
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.wait({self._follower}, timeout=1)
+        with suppress(CatalogAway):
+            await self._in_turn(self._sql.close)
+
+    async def get(self, entity: Entity) -> QuotaSet | None:
+        """What is set on an entity, from the database: a write on any node is seen at once.
+
+        Raises:
+            CatalogAway: the database cannot be reached.
+        """
+        return self._quota_set(entity, await _within(self._sql.of_entity(str(entity))))
+
+    async def put(
+        self, entity: Entity, values: Mapping[str, object], origin: Origin, conditions: Conditions = ALWAYS
+    ) -> Written:
+        """Replace an entity's quotas by others.
+
+        Raises:
+            ValueErrors: something is wrong with the values; all of it is named.
+            Stale: the conditions do not hold.
+            CatalogAway: the database cannot be reached.
+        """
+        wanted = check_all(values, entity, self.defaults)
+        return await self._write(entity, lambda now: dict.fromkeys(now) | wanted, origin, conditions)
+
+    async def patch(
+        self, entity: Entity, patch: Mapping[str, object], origin: Origin, conditions: Conditions = ALWAYS
+    ) -> Written:
+        """Apply a merge patch to an entity's quotas; those that it does not name stay.
+
+        Raises:
+            ValueErrors, Stale, CatalogAway: as for put.
+            Absent: the entity has no quotas and the patch brings none.
+        """
+        alter({}, {key: value for key, value in patch.items() if value is None}, entity, self.defaults)
+        only_removals = all(value is None for value in patch.values())
+
+        def edit(now: Mapping[str, Definition]) -> Mapping[str, Definition | None]:
+            altered = alter(now, patch, entity, self.defaults)
+            return {key: new for key, new in altered.items() if new is not None or key in now}
+
+        return await self._write(entity, edit, origin, conditions, must_exist=only_removals)
+
+    async def delete(self, entity: Entity, origin: Origin, conditions: Conditions = ALWAYS) -> Written:
+        """Take away all of an entity's quotas.
+
+        Raises:
+            Absent: it has none.
+            Stale, CatalogAway: as for put.
+        """
+        return await self._write(entity, dict.fromkeys, origin, conditions, must_exist=True)
+
+    async def _write(
+        self, entity: Entity, edit: Edit, origin: Origin, conditions: Conditions, *, must_exist: bool = False
+    ) -> Written:
+        def decide(rows: Sequence[Row], version: int) -> list[Row]:
+            now = self._quota_set(entity, rows)
+            if now is None and must_exist:
+                raise Absent(f"no quotas are set on {entity}")
+            if not conditions.hold(now.version if now else None):
+                raise Stale(f"{entity} is at version {now.version}" if now else f"{entity} has no quotas")
+            edited = edit(now.definitions if now else {})
+            by_key = {row.quota: row for row in rows}
+            return [self._row(entity, key, new, by_key.get(key), version) for key, new in edited.items()]
+
+        async def write() -> Written:
+            before, after = await self._sql.write(str(entity), decide, origin)
+            # The version waits for the follower, which may have other nodes' changes to read first.
+            self.snapshot = self.snapshot.apply(self.snapshot.version, self._changes(after))
+            return Written(self._quota_set(entity, before), self._quota_set(entity, after))
+
+        return await self._in_turn(write)
+
+    async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do what changes the snapshot, one after the other; a turn ends when its work does, however late."""
+        try:
+            async with asyncio.timeout(sql.ANSWER_S):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise CatalogAway(f"the catalog did not answer within {sql.ANSWER_S:g} s") from error
+        return await _within(work(), ended=lambda _: self._turn.release())
+
+    def _row(self, entity: Entity, key: str, new: Definition | None, old: Row | None, version: int) -> Row:
+        """The row of a quota's new definition; a tombstone remembers which buckets the quota had."""
+        if new is None and old is not None:
+            return Row(old.entity, key, None, old.epoch, old.identity, version)
+        assert new is not None
+        identity = json.dumps(resolve(key, new, entity, self.defaults, 0).identity)
+        epoch = 0 if old is None else old.epoch if old.identity == identity else version
+        return Row(str(entity), key, new, epoch, identity, version)
+
+    async def _follow(self) -> None:
+        """Poll for ever; whatever goes wrong, the last snapshot stays in force and the next poll comes."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self._in_turn(self._catch_up)
+            except Exception as error:  # noqa: BLE001 - a follower that dies would go unnoticed
+                if self.reachable:
+                    log.warning("catalog out of reach", catalog=self._sql.name, error=str(error))
+                self.reachable = False
+
+    async def _catch_up(self) -> None:
+        base = self.snapshot
+        found = await self._source.changed(base.version)
+        if found.version < base.version:  # restored from a backup: what came later must go
+            base, found = Snapshot(), await self._source.changed(EVERYTHING)
+        changes: list[Change] = []
+        for start in range(0, len(found.rows), ROWS_AT_ONCE):
+            changes += self._changes(found.rows[start : start + ROWS_AT_ONCE])
+            await asyncio.sleep(0)
+        if changes or found.version != base.version:
+            self.snapshot = base.apply(found.version, changes)
+        if not self.reachable:
+            log.info("catalog followed", catalog=self._sql.name, version=found.version)
+        self.reachable = True
+
+    def _changes(self, rows: Iterable[Row]) -> list[Change]:
+        changes: list[Change] = []
+        for row in rows:
+            try:
+                entity = Entity.parse(row.entity)
+                changes.append((row.quota, entity, self._resolve(row, entity)))
+            except (ValueError, LookupError, TypeError) as error:  # from a newer program than this one
+                log.warning("quota not understood", entity=row.entity, quota=row.quota, error=repr(error))
+        return changes
+
+    def _resolve(self, row: Row, entity: Entity) -> Quota | None:
+        if row.definition is None:
+            return None
+        return resolve(row.quota, row.definition, entity, self.defaults, row.epoch)
+
+    def _quota_set(self, entity: Entity, rows: Sequence[Row]) -> QuotaSet | None:
+        live = {row.quota: row for row in rows}
+        definitions = {
+            key: row.definition
+            for key in KEYS
+            if (row := live.get(key)) is not None and row.definition is not None
+        }
+        if not definitions:
+            return None
+        quotas = {
+            key: resolve(key, said, entity, self.defaults, live[key].epoch)
+            for key, said in definitions.items()
+        }
+        return QuotaSet(
+            entity, max(row.version for row in rows), MappingProxyType(definitions), MappingProxyType(quotas)
+        )
+
+    async def _agree(self) -> bytes:
+        """The deployment's secret: the setting's, if it is the one the catalog knows, or the one it keeps."""
+        made = token_bytes(32)
+        given = None if self._given is None else Secret(None, fingerprint(self._given))
+        agreed = await self._sql.secret(given, Secret(made.hex(), fingerprint(made)))
+        if self._given is not None and agreed.fingerprint != fingerprint(self._given):
+            raise SecretRefused(
+                "QUOTAGATE_HASH_SECRET is not the secret that this catalog was first started with: "
+                "every producer id seen so far would be new again. Give the old secret, or a new catalog."
+            )
+        if self._given is not None:
+            return self._given
+        if agreed.kept is None:
+            raise SecretRefused(
+                "this catalog was first started with a QUOTAGATE_HASH_SECRET: give every node the same one."
+            )
+        return bytes.fromhex(agreed.kept)
+
+
+def fingerprint(secret: bytes) -> str:
+    """What the catalog keeps of a secret that is given by a setting."""
+    return sha256(b"quotagate" + secret).hexdigest()
+
+
+async def _within(work: Coroutine[Any, Any, T], ended: Callable[[object], object] = lambda _: None) -> T:
+    """Await an answer of the database for so long.
+
+    Work that takes longer is left behind, not cancelled: a cancelled statement may keep its lock for ever. It
+    ends by the database's own timeouts, and a write that ends too late is not committed.
+    """
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(ended)
+    done, _ = await asyncio.wait({task}, timeout=sql.ANSWER_S)
+    if not done:
+        task.add_done_callback(lambda late: late.cancelled() or late.exception())
+        raise CatalogAway(f"the catalog did not answer within {sql.ANSWER_S:g} s")
+    return task.result()

@@ -1,0 +1,248 @@
+"""All of the catalog's SQL, the same for SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    RowMapping,
+    column,
+    delete,
+    insert,
+    inspect,
+    make_url,
+    select,
+    table,
+    update,
+)
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from app.catalog.port import CatalogAway, Changes, Row
+from app.catalog.tables import CHANGES, QUOTAS, STATE
+from app.domain.quota_value import Definition
+
+STATEMENT_TIMEOUT_MS: Final = 5_000
+LOCK_TIMEOUT_MS: Final = 4_000
+CONNECT_TIMEOUT_S: Final = 3
+ANSWER_S: Final = 6.0
+"""Longer than the timeouts above, for a database that holds the connection and says nothing."""
+AWAY: Final = (SQLAlchemyError, OSError, TimeoutError)
+"""What a database that is away, locked, full or broken raises."""
+
+_REVISIONS: Final = table("alembic_version", column("version_num"))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a change comes from."""
+
+    who: str
+    at_ms: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """The hash secret as the catalog knows it, both in hex; not kept when it was given by a setting."""
+
+    kept: str | None
+    fingerprint: str
+
+
+def driver_url(database_url: str, *, asynchronous: bool) -> URL:
+    """Name the drivers in a database URL.
+
+    >>> str(driver_url("sqlite:///catalog.db", asynchronous=True))
+    'sqlite+aiosqlite:///catalog.db'
+    >>> str(driver_url("postgresql://db/quotagate", asynchronous=True))
+    'postgresql+psycopg://db/quotagate'
+    """
+    url = make_url(database_url)
+    drivers = {"sqlite": "sqlite+aiosqlite" if asynchronous else "sqlite", "postgresql": "postgresql+psycopg"}
+    if url.get_backend_name() not in drivers:
+        raise ValueError(f"the catalog lives in sqlite:// or postgresql://, not in {url.drivername}://")
+    return url.set(drivername=drivers[url.get_backend_name()])
+
+
+class Sql:
+    """A connection pool to the catalog's database, and the statements that are asked of it."""
+
+    def __init__(self, database_url: str) -> None:
+        url = driver_url(database_url, asynchronous=True)
+        self.name = url.render_as_string(hide_password=True)
+        self.engine = _sqlite(url) if url.get_backend_name() == "sqlite" else _postgresql(url)
+
+    async def close(self) -> None:
+        """Give back every connection."""
+        await self.engine.dispose()
+
+    async def revision(self) -> str | None:
+        """The schema's revision; None when nothing was ever migrated, and SQLite's file is then not made."""
+        if not self._is_there():
+            return None
+        async with self._reading() as connection:
+            if not await connection.run_sync(lambda sync: inspect(sync).has_table(_REVISIONS.name)):
+                return None
+            revision: str | None = await connection.scalar(select(_REVISIONS.c.version_num))
+            return revision
+
+    async def secret(self, given: Secret | None, made: Secret) -> Secret:
+        """The secret in force: what the catalog has, else the given one's fingerprint, else the made one.
+
+        One statement decides, so nodes that start at the same moment agree.
+        """
+        offered = given or made
+        nothing_yet = STATE.c.hash_secret_fingerprint.is_(None)
+        async with self._writing() as connection:
+            await connection.execute(
+                update(STATE)
+                .where(nothing_yet)
+                .values(hash_secret=offered.kept, hash_secret_fingerprint=offered.fingerprint)
+            )
+            kept, fingerprint = (
+                await connection.execute(select(STATE.c.hash_secret, STATE.c.hash_secret_fingerprint))
+            ).one()
+            return Secret(kept, fingerprint)
+
+    async def changed(self, since: int) -> Changes:
+        """The version, and every row written after ``since``; one statement, so they belong together."""
+        query = select(STATE.c.version.label("now"), QUOTAS).select_from(
+            STATE.outerjoin(QUOTAS, QUOTAS.c.version > since)
+        )
+        async with self._reading() as connection:
+            found = (await connection.execute(query)).mappings().all()
+        return Changes(found[0]["now"], [_row(row) for row in found if row["quota"] is not None])
+
+    async def of_entity(self, entity: str) -> list[Row]:
+        """Every row of one entity, tombstones too."""
+        async with self._reading() as connection:
+            return await _rows_of(connection, entity)
+
+    async def write(
+        self, entity: str, decide: Callable[[Sequence[Row], int], Sequence[Row]], origin: Origin
+    ) -> tuple[list[Row], list[Row]]:
+        """Change one entity in one transaction: its rows before and after.
+
+        Args:
+            decide: is given its rows and the version that this change makes, and answers with the rows
+                to write; none leaves all as it was. What it raises is raised, and nothing is written.
+        """
+        async with self._writing() as connection:
+            version = (
+                await connection.execute(
+                    update(STATE).values(version=STATE.c.version + 1).returning(STATE.c.version)
+                )
+            ).scalar_one()
+            before = await _rows_of(connection, entity)
+            written = decide(before, version)
+            if not written:
+                await connection.rollback()
+                return before, before
+            after = [*({row.quota: row for row in before} | {row.quota: row for row in written}).values()]
+            await connection.execute(
+                delete(QUOTAS).where(_is(entity), QUOTAS.c.quota.in_([r.quota for r in written]))
+            )
+            await connection.execute(insert(QUOTAS), [_columns(row) for row in written])
+            await connection.execute(insert(CHANGES), _change(entity, before, after, origin))
+        return before, after
+
+    def _is_there(self) -> bool:
+        url = self.engine.url
+        return url.get_backend_name() != "sqlite" or Path(url.database or "").exists()
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with self.engine.connect() as connection:
+                yield connection
+        except AWAY as error:
+            raise CatalogAway(f"the catalog at {self.name} is out of reach: {_first_line(error)}") from error
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that commits in time or not at all: by then its author was told that it failed."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + ANSWER_S
+        try:
+            async with self.engine.begin() as connection:
+                yield connection
+                if clock() > until:
+                    raise TimeoutError(f"no answer within {ANSWER_S:g} s")
+        except AWAY as error:
+            raise CatalogAway(f"the catalog at {self.name} is out of reach: {_first_line(error)}") from error
+
+
+def _sqlite(url: URL) -> AsyncEngine:
+    """Python's sqlite3 begins a transaction at the first write; IMMEDIATE makes it wait for its turn."""
+    connect_args = {"timeout": LOCK_TIMEOUT_MS / 1000, "isolation_level": "IMMEDIATE"}
+    return create_async_engine(url, connect_args=connect_args)
+
+
+def _postgresql(url: URL) -> AsyncEngine:
+    """Nothing waits for ever; a connection that died with its server is noticed before it is used."""
+    connect_args = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout={LOCK_TIMEOUT_MS}",
+    }
+    said = {name: value for name, value in connect_args.items() if name not in url.query}
+    return create_async_engine(url, connect_args=said, pool_pre_ping=True)
+
+
+async def _rows_of(connection: AsyncConnection, entity: str) -> list[Row]:
+    return [_row(row) for row in (await connection.execute(select(QUOTAS).where(_is(entity)))).mappings()]
+
+
+def _is(entity: str) -> ColumnElement[bool]:
+    return QUOTAS.c.entity_hash == _hash(entity)
+
+
+def _hash(entity: str) -> str:
+    return sha256(entity.encode()).hexdigest()
+
+
+def _row(row: RowMapping) -> Row:
+    definition = None if row["definition"] is None else json.loads(row["definition"])
+    return Row(row["entity"], row["quota"], definition, row["epoch"], row["identity"], row["version"])
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    return {
+        "entity_hash": _hash(row.entity),
+        "quota": row.quota,
+        "entity": row.entity,
+        "definition": None if row.definition is None else json.dumps(row.definition),
+        "epoch": row.epoch,
+        "identity": row.identity,
+        "version": row.version,
+    }
+
+
+def _change(entity: str, before: Sequence[Row], after: Sequence[Row], origin: Origin) -> dict[str, Any]:
+    return {
+        "at_ms": origin.at_ms,
+        "who": origin.who,
+        "entity_hash": _hash(entity),
+        "entity": entity,
+        "before": _definitions(before),
+        "after": _definitions(after),
+        "reason": origin.reason,
+    }
+
+
+def _definitions(rows: Sequence[Row]) -> str | None:
+    found: dict[str, Definition] = {row.quota: row.definition for row in rows if row.definition is not None}
+    return json.dumps(found) if found else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,56 @@
+"""The catalog's tables, as the newest migration leaves them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, MetaData, String, Table, Text
+
+METADATA: Final = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+STATE: Final = Table(
+    "catalog_state",
+    METADATA,
+    Column("id", Integer, CheckConstraint("id = 1", name="one_row"), primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+    Column("hash_secret", String(64)),
+    Column("hash_secret_fingerprint", String(64)),
+)
+"""One row. Every writing transaction begins by adding 1 to its version, which makes writers take turns."""
+
+QUOTAS: Final = Table(
+    "quotas",
+    METADATA,
+    Column("entity_hash", String(64), primary_key=True),
+    Column("quota", String(64), primary_key=True),
+    Column("entity", Text, nullable=False),
+    Column("definition", Text),
+    Column("epoch", BigInteger, nullable=False),
+    Column("identity", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Index(None, "version"),
+)
+"""One quota a row. A removed one stays with its definition NULL, a tombstone: followers must see that it
+went, and a quota that comes back must know which buckets it had. The key holds a SHA-256 of the entity
+because PostgreSQL cannot index the longest spellings (two names of 512 bytes, each as ``%XX``)."""
+
+CHANGES: Final = Table(
+    "changes",
+    METADATA,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("entity_hash", String(64), nullable=False),
+    Column("entity", Text, nullable=False),
+    Column("before", Text),
+    Column("after", Text),
+    Column("reason", Text),
+    Index(None, "entity_hash", "id"),
+)
+"""Who changed what, when and why; NULL before is a creation, NULL after a removal."""

