@@ -76,7 +76,7 @@ class LimitedByBody(Struct, gc=False):
 
 
 class VerdictBody(Struct, gc=False):
-    """What one quota that applied says, as if it were alone."""
+    """What one quota that applied says, as if it were alone; numbers that nobody knows are null."""
 
     quota: str
     entity: str
@@ -84,8 +84,8 @@ class VerdictBody(Struct, gc=False):
     limit: float
     verdict: Outcome
     throttle_ms: int
-    observed: float
-    remaining: float
+    observed: float | None
+    remaining: float | None
     enforcement: Enforcement
     shadow: bool
 

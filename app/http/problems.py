@@ -23,7 +23,7 @@ class FieldError:
     message: str
 
 
-class Problem(Exception):  # noqa: N818 - it is RFC 9457's word, and is sent, not only raised
+class Problem(Exception):
     """An answer that is an error; raised anywhere below a route, sent by whoever holds the connection."""
 
     def __init__(

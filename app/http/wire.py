@@ -189,8 +189,8 @@ def _verdict(verdict: Verdict) -> VerdictBody:
         _number(verdict.limit),
         verdict.outcome,
         verdict.throttle_ms,
-        _number(verdict.observed),
-        _number(verdict.remaining),
+        _known(verdict.observed),
+        _known(verdict.remaining),
         verdict.enforcement,
         verdict.shadow,
     )
@@ -199,6 +199,10 @@ def _verdict(verdict: Verdict) -> VerdictBody:
 def _number(value: float) -> float:
     """Whole floats are written as integers: 1000, not 1000.0."""
     return value if value % 1 else int(value)
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None else _number(value)
 
 
 def _read_slowly(body: bytes, type_: type[Body], error: Exception) -> Body:
