@@ -29,7 +29,7 @@ class Admission:
 
     Args:
         snapshot: gives the quotas in force.
-        secret: the deployment's hash secret.
+        secret: gives the deployment's hash secret, which the catalog knows once it is open.
         sequential: sum delays as KIP-124 does.
         budget_s: the longest a decision waits for the store.
     """
@@ -40,7 +40,7 @@ class Admission:
         snapshot: Callable[[], Snapshot],
         *,
         rules: Rules,
-        secret: bytes,
+        secret: Callable[[], bytes],
         sequential: bool,
         budget_s: float,
         metrics: Metrics,
@@ -55,11 +55,12 @@ class Admission:
         self._matches = Matches(self._quotas, rules)
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
-        """Decide asks in order; a store that does not answer in time is answered for by each quota's policy."""
+        """Decide asks in order; for a store that does not answer in time, each quota's policy does."""
         began = perf_counter()
         matches = self._matches_in_force()
         found = [matches.of(ask) for ask in asks]
-        plans = [plan_of(ask, its, self._secret) for ask, its in zip(asks, found, strict=True)]
+        secret = self._secret()
+        plans = [plan_of(ask, its, secret) for ask, its in zip(asks, found, strict=True)]
         wanted = [plan for plan in plans if plan is not None]
         answers, failure = await self._gatherer.decide(wanted) if wanted else ([], None)
         arrived = iter(answers)
@@ -95,11 +96,13 @@ class Admission:
         decision: Decision,
         verdicts: Sequence[Verdict],
     ) -> None:
+        if plan is None or answer is None or answer.kept is not None:
+            self._metrics.decided(ask, decision, verdicts)
+            return
         fills: list[Fill] = []
-        if plan is not None and answer is not None and answer.kept is None:
-            for charge, said in zip(plan.charges, answer.said, strict=True):
-                if said.correction:
-                    self._metrics.corrected()
-                if charge.spreads:
-                    fills.append(Fill(charge.applied.bucket, said.remembered, said.fill))
-        self._metrics.decided(ask, decision, verdicts, fills)
+        for charge, said in zip(plan.charges, answer.said, strict=True):
+            if said.correction:
+                self._metrics.corrected()
+            if charge.applied.quota.algorithm == "producer_ids":
+                fills.append(Fill(charge.applied.bucket, said.remembered, said.fill))
+        self._metrics.decided(ask, decision, verdicts, fills, found)

@@ -102,11 +102,12 @@ def up(env_file: EnvFile = None) -> None:
 def serve(
     env_file: EnvFile = None,
     fd: Annotated[int | None, typer.Option(hidden=True, help="A listening socket, inherited.")] = None,
+    counts: Annotated[Path | None, typer.Option(hidden=True, help="Counts shared with sibling processes.")] = None,
 ) -> None:
     """Run the API alone, against QUOTAGATE_REDIS_URL and QUOTAGATE_DATABASE_URL."""
     from app.run.serve import serve  # noqa: PLC0415
 
-    serve(_settings(env_file, warn=fd is None), fd=fd, options=_passed_on(env_file))
+    serve(_settings(env_file, warn=fd is None), fd=fd, counts=counts, options=_passed_on(env_file))
 
 
 @cli.command()

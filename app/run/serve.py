@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
@@ -41,10 +44,17 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def serve(settings: Settings, *, fd: int | None = None, options: tuple[str, ...] = ()) -> None:
+def serve(
+    settings: Settings,
+    *,
+    fd: int | None = None,
+    counts: Path | None = None,
+    options: tuple[str, ...] = (),
+) -> None:
     """Serve until SIGTERM or SIGINT; on the inherited socket `fd`, else on one of our own.
 
-    `options` go to the children of a service of several processes.
+    `counts` is the folder in which sibling processes leave their metrics for each other; `options` go to the
+    children of a service of several processes.
     """
     if settings.redis_url is None:
         raise SettingsRefused(f"{PREFIX}REDIS_URL: not set; `quotagate up` brings an embedded store")
@@ -58,7 +68,7 @@ def serve(settings: Settings, *, fd: int | None = None, options: tuple[str, ...]
         if settings.processes > 1:
             asyncio.run(_several(settings.processes, listener, options))
         else:
-            _one(settings, listener)
+            _one(settings, listener, counts)
 
 
 def print_key(settings: Settings, key: str) -> None:
@@ -66,13 +76,13 @@ def print_key(settings: Settings, key: str) -> None:
     print(f"admin key, kept in {settings.home.resolve() / 'admin.key'}: {key}", flush=True)  # noqa: T201
 
 
-def _one(settings: Settings, listener: socket.socket) -> None:
+def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> None:
     from app.run import wiring  # noqa: PLC0415  the parent of several has no use for the whole app
 
     # uvicorn raises the signal again once it has finished; by then it has been obeyed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    server = uvicorn.Server(uvicorn.Config(**_options(settings, wiring.build(settings))))
+    server = uvicorn.Server(uvicorn.Config(**_options(settings, wiring.build(settings, counts))))
     try:
         server.run(sockets=[listener])
     except SystemExit:
@@ -107,10 +117,9 @@ async def _several(count: int, listener: socket.socket, options: tuple[str, ...]
     asked = stop_asked()
     fd = listener.fileno()
     env = {**os.environ, f"{PREFIX}PROCESSES": "1"}
-    children = [
-        Child(f"api {n}", quotagate("serve", "--fd", str(fd), *options), env=env, pass_fds=(fd,))
-        for n in range(1, count + 1)
-    ]
+    counts = tempfile.mkdtemp(prefix="quotagate-counts-")
+    command = quotagate("serve", "--fd", str(fd), "--counts", counts, *options)
+    children = [Child(f"api {n}", command, env=env, pass_fds=(fd,)) for n in range(1, count + 1)]
     try:
         for child in children:
             await child.start()
@@ -118,3 +127,4 @@ async def _several(count: int, listener: socket.socket, options: tuple[str, ...]
         await asked.wait()
     finally:
         await asyncio.gather(*(child.stop() for child in children))
+        shutil.rmtree(counts, ignore_errors=True)

@@ -76,6 +76,8 @@ class RedisStore:
         self._call = encode_call(caller_clock=caller_clock, sequential=sequential, max_ids=max_ids)
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
+        self.trouble: str | None = None
+        """Why the last call failed, in one word; None if it did not."""
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         """Decide plans in order, each atomically, in one round trip.
@@ -90,10 +92,20 @@ class RedisStore:
 
     async def ping(self) -> None:
         """Say that the store can be reached, or raise ``StoreError``."""
+        await self.server()
+
+    async def server(self) -> dict[str, Any]:
+        """What the server says of itself (INFO), and its ``maxmemory-policy``.
+
+        Raises:
+            StoreError: it cannot be reached, or would not say.
+        """
         try:
-            await cast("Any", self._client.ping())
+            info = await cast("Awaitable[dict[str, Any]]", self._client.info("everything"))
         except (RedisError, OSError) as error:
-            raise failure(error) from error
+            raise self._failed(error) from error
+        self.trouble = None
+        return info
 
     async def close(self) -> None:
         """Close the connections."""
@@ -108,8 +120,14 @@ class RedisStore:
                 # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
                 reply = await run("EVAL", self._script, len(keys), *keys, *arguments)
         except (RedisError, OSError) as error:
-            raise failure(error) from error
+            raise self._failed(error) from error
+        self.trouble = None
         return reply
+
+    def _failed(self, error: Exception) -> StoreError:
+        failed = failure(error)
+        self.trouble = failed.reason
+        return failed
 
 
 def failure(error: Exception) -> StoreError:
