@@ -19,6 +19,7 @@ Permission = Literal["decide", "account", "read", "write", "admin"]
 EVERYTHING: Final[frozenset[Permission]] = frozenset(get_args(Permission))
 OPEN: Final[frozenset[Permission]] = frozenset({"decide"})
 NOTHING: Final[frozenset[Permission]] = frozenset()
+CHALLENGE: Final = 'Bearer realm="quotagate"'
 REMEMBERED_ADDRESSES: Final = 4096
 
 
@@ -28,7 +29,7 @@ class Access:
     def __init__(self, admin_key: str, open_to: Iterable[IPv4Network | IPv6Network]) -> None:
         self._admin = sha256(admin_key.encode()).digest()
         self._open_to = tuple(open_to)
-        self._by_address = lru_cache(REMEMBERED_ADDRESSES)(self._without_key)
+        self._by_address = lru_cache(REMEMBERED_ADDRESSES)(self._in_open_network)
 
     def granted(self, scope: Scope) -> frozenset[Permission]:
         """The scopes a request has.
@@ -36,11 +37,14 @@ class Access:
         Raises:
             Problem: 401, if it sends credentials that are not a valid key, even where none is needed.
         """
-        sent = [value for name, value in scope["headers"] if name == b"authorization"]
-        if sent:
+        if sent := _credentials(scope):
             return self._with_key(sent)
+        return OPEN if self.is_open(scope) else NOTHING
+
+    def is_open(self, scope: Scope) -> bool:
+        """Whether the other end of the socket is in an open network, whatever key it sends."""
         client = scope.get("client")
-        return self._by_address(client[0]) if client else NOTHING
+        return client is not None and self._by_address(client[0])
 
     def require(self, scope: Scope, wanted: Permission) -> None:
         """Let a request pass that has a scope.
@@ -50,29 +54,48 @@ class Access:
         """
         if wanted in self.granted(scope):
             return
-        if any(name == b"authorization" for name, _ in scope["headers"]):
-            challenge = f'Bearer realm="quotagate", error="insufficient_scope", scope="{wanted}"'
+        if _credentials(scope):
+            challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{wanted}"'
             raise Problem(403, f"The key lacks the scope {wanted}.", headers={"WWW-Authenticate": challenge})
-        raise Problem(
-            401,
-            f"This needs a key with the scope {wanted}: send Authorization: Bearer KEY.",
-            headers={"WWW-Authenticate": 'Bearer realm="quotagate"'},
-        )
+        raise _key_needed(f"a key with the scope {wanted}")
+
+    def require_key(self, scope: Scope) -> None:
+        """Let a request pass that has a valid key, whatever its scopes.
+
+        Raises:
+            Problem: 401 without one.
+        """
+        self.granted(scope)
+        if not _credentials(scope):
+            raise _key_needed("a key")
 
     def _with_key(self, sent: list[bytes]) -> frozenset[Permission]:
         scheme, _, key = sent[0].partition(b" ")
         digest = sha256(key.strip(b" ")).digest()
-        if len(sent) == 1 and scheme.lower() == b"bearer" and hmac.compare_digest(digest, self._admin):
+        if (
+            len(sent) == 1
+            and key
+            and scheme.lower() == b"bearer"
+            and hmac.compare_digest(digest, self._admin)
+        ):
             return EVERYTHING
-        challenge = 'Bearer realm="quotagate", error="invalid_token"'
+        challenge = f'{CHALLENGE}, error="invalid_token"'
         raise Problem(401, "The key is not valid.", headers={"WWW-Authenticate": challenge})
 
-    def _without_key(self, address: str) -> frozenset[Permission]:
-        """What the socket's address alone is good for; a unix socket's has no network."""
+    def _in_open_network(self, address: str) -> bool:
         try:
             parsed = ip_address(address)
-        except ValueError:
-            return NOTHING
+        except ValueError:  # a unix socket's path, or nothing
+            return False
         if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
             parsed = parsed.ipv4_mapped
-        return OPEN if any(parsed in network for network in self._open_to) else NOTHING
+        return any(parsed in network for network in self._open_to)
+
+
+def _credentials(scope: Scope) -> list[bytes]:
+    return [value for name, value in scope["headers"] if name == b"authorization"]
+
+
+def _key_needed(key: str) -> Problem:
+    detail = f"This needs {key}: send Authorization: Bearer KEY."
+    return Problem(401, detail, headers={"WWW-Authenticate": CHALLENGE})

@@ -29,7 +29,7 @@ ClientName = Annotated[str, Meta(max_length=512, extra_json_schema=_NO_CONTROLS)
 Address = Annotated[str, Meta(extra_json_schema=_AN_IP)]
 
 
-class UsageBody(Struct, forbid_unknown_fields=True, gc=False):
+class Usage(Struct, forbid_unknown_fields=True, gc=False):
     """What the ask wants to spend; at least one field."""
 
     requests: Count | UnsetType = UNSET
@@ -41,10 +41,10 @@ class UsageBody(Struct, forbid_unknown_fields=True, gc=False):
     producer_ids: Annotated[list[NumberId | TextId], Meta(max_length=MAX_IDS)] | UnsetType = UNSET
 
 
-class AskBody(Struct, forbid_unknown_fields=True, gc=False):
+class Ask(Struct, forbid_unknown_fields=True, gc=False):
     """One ask, as it is sent."""
 
-    usage: UsageBody
+    usage: Usage
     principal: Name | None = None
     client_id: ClientName | None = None
     ip: Address | None = None
@@ -59,13 +59,13 @@ class AskBody(Struct, forbid_unknown_fields=True, gc=False):
     at_ms: Count | UnsetType = UNSET
 
 
-class BatchBody(Struct, forbid_unknown_fields=True, gc=False):
+class Batch(Struct, forbid_unknown_fields=True, gc=False):
     """Asks to be decided in this order, each on its own."""
 
-    asks: Annotated[list[AskBody], Meta(min_length=1, max_length=MAX_ASKS)]
+    asks: Annotated[list[Ask], Meta(min_length=1, max_length=MAX_ASKS)]
 
 
-class LimitedByBody(Struct, gc=False):
+class LimitedBy(Struct, gc=False):
     """The quota that decided, or ``throttle_factor``; ``reason`` when it was not the rate itself."""
 
     quota: str
@@ -75,7 +75,7 @@ class LimitedByBody(Struct, gc=False):
     largest: float | UnsetType = UNSET
 
 
-class VerdictBody(Struct, gc=False):
+class Verdict(Struct, gc=False):
     """What one quota that applied says, as if it were alone; numbers that nobody knows are null."""
 
     quota: str
@@ -90,7 +90,7 @@ class VerdictBody(Struct, gc=False):
     shadow: bool
 
 
-class DecisionBody(Struct, gc=False):
+class Decision(Struct, gc=False):
     """The answer to an ask; ``quotas`` with ``detail``."""
 
     decision: Outcome
@@ -98,11 +98,11 @@ class DecisionBody(Struct, gc=False):
     charged: bool
     applied: int
     source: Source
-    limited_by: LimitedByBody | None
-    quotas: list[VerdictBody] | UnsetType = UNSET
+    limited_by: LimitedBy | None
+    quotas: list[Verdict] | UnsetType = UNSET
 
 
-class DecisionsBody(Struct, gc=False):
+class Decisions(Struct, gc=False):
     """The answers to a batch, in the order of its asks."""
 
-    decisions: list[DecisionBody]
+    decisions: list[Decision]

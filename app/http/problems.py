@@ -60,7 +60,7 @@ class Problem(Exception):
 
 def unprocessable(*errors: FieldError) -> Problem:
     """422 for these fields."""
-    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "The body cannot be used as it is: see errors.", errors)
+    return Problem(422, "The body cannot be used as it is: see errors.", errors)
 
 
 def pointer(*steps: str | int) -> str:

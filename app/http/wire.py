@@ -14,18 +14,8 @@ from msgspec import UNSET, Struct
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.entity import EntityError, check_name, normalise_ip
-from app.http.bodies import (
-    INT64,
-    MAX_ID_BYTES,
-    MAX_IDS_IN_BATCH,
-    MAX_PRODUCER_ID_BYTES,
-    AskBody,
-    BatchBody,
-    DecisionBody,
-    DecisionsBody,
-    LimitedByBody,
-    VerdictBody,
-)
+from app.http import bodies
+from app.http.bodies import INT64, MAX_ID_BYTES, MAX_IDS_IN_BATCH, MAX_PRODUCER_ID_BYTES
 from app.http.problems import FieldError, Problem, pointer, unprocessable
 
 Clock = Literal["store", "caller"]
@@ -36,8 +26,8 @@ MAX_ERRORS: Final = 100
 """How many faults of one batch are named."""
 
 NAMES: Final = ("principal", "client_id", "broker", "listener")
-_ASK: Final = msgspec.json.Decoder(AskBody)
-_BATCH: Final = msgspec.json.Decoder(BatchBody)
+_ASK: Final = msgspec.json.Decoder(bodies.Ask)
+_BATCH: Final = msgspec.json.Decoder(bodies.Batch)
 _ENCODER: Final = msgspec.json.Encoder()
 _DECIMAL: Final = re.compile("0|-?[1-9][0-9]{0,18}")
 _ESCAPES: Final = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)")
@@ -65,7 +55,7 @@ def decode_ask(body: bytes, clock: Clock) -> Ask:
     try:
         sent = _ASK.decode(body)
     except (ValueError, RecursionError) as error:
-        sent = _read_slowly(body, AskBody, error)
+        sent = _read_slowly(body, bodies.Ask, error)
     errors: list[FieldError] = []
     ask = _ask(sent, clock, (), errors)
     if errors:
@@ -82,7 +72,7 @@ def decode_batch(body: bytes, clock: Clock) -> list[Ask]:
     try:
         sent = _BATCH.decode(body)
     except (ValueError, RecursionError) as error:
-        sent = _read_slowly(body, BatchBody, error)
+        sent = _read_slowly(body, bodies.Batch, error)
     errors: list[FieldError] = []
     asks = [_ask(ask, clock, ("asks", at), errors) for at, ask in enumerate(sent.asks)]
     if sum([len(ask.usage.producer_ids) for ask in sent.asks if ask.usage.producer_ids]) > MAX_IDS_IN_BATCH:
@@ -99,10 +89,10 @@ def encode_decision(decision: Decision) -> bytes:
 
 def encode_decisions(decisions: Sequence[Decision]) -> bytes:
     """Write the decisions of a batch."""
-    return _ENCODER.encode(DecisionsBody([_decision(decision) for decision in decisions]))
+    return _ENCODER.encode(bodies.Decisions([_decision(decision) for decision in decisions]))
 
 
-def _ask(sent: AskBody, clock: Clock, at: tuple[str | int, ...], errors: list[FieldError]) -> Ask:
+def _ask(sent: bodies.Ask, clock: Clock, at: tuple[str | int, ...], errors: list[FieldError]) -> Ask:
     """The ask that was sent; adds to ``errors`` what its types could not say."""
 
     def wrong(message: str, *field: str | int) -> None:
@@ -163,9 +153,9 @@ def _producer_ids(sent: Sequence[int | str], wrong: Callable[..., None]) -> tupl
     return tuple(ids)
 
 
-def _decision(decision: Decision) -> DecisionBody:
+def _decision(decision: Decision) -> bodies.Decision:
     by = decision.limited_by
-    return DecisionBody(
+    return bodies.Decision(
         decision.decision,
         decision.throttle_ms,
         decision.charged,
@@ -176,13 +166,13 @@ def _decision(decision: Decision) -> DecisionBody:
     )
 
 
-def _limited_by(by: LimitedBy) -> LimitedByBody:
+def _limited_by(by: LimitedBy) -> bodies.LimitedBy:
     largest = UNSET if by.reason != "too_large" or by.largest is None else _number(by.largest)
-    return LimitedByBody(by.quota, by.entity, by.bucket, by.reason or UNSET, largest)
+    return bodies.LimitedBy(by.quota, by.entity, by.bucket, by.reason or UNSET, largest)
 
 
-def _verdict(verdict: Verdict) -> VerdictBody:
-    return VerdictBody(
+def _verdict(verdict: Verdict) -> bodies.Verdict:
+    return bodies.Verdict(
         verdict.quota,
         verdict.entity,
         verdict.bucket,

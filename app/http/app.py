@@ -1,0 +1,121 @@
+"""The whole of HTTP: hot routes by exact path first, and FastAPI for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import structlog
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import app
+from app.admission.metrics import Metrics
+from app.http import decisions, health, openapi
+from app.http.access import Access
+from app.http.decisions import Decider, Decisions, HotRoute, failure, refuse
+from app.http.health import Readiness
+from app.http.problems import FieldError, Problem, pointer, unprocessable
+from app.http.wire import Clock
+
+OPEN: Final = frozenset(
+    {"/health/live", "/health/ready", "/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+)
+"""Paths that need no key, or say themselves who may ask; every other one does."""
+
+log = structlog.get_logger("quotagate.http")
+Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
+
+
+def create_app(
+    *,
+    admission: Decider,
+    access: Access,
+    clock: Clock,
+    routers: Sequence[APIRouter],
+    ready: Callable[[], Readiness],
+    metrics: Metrics,
+    lifespan: Lifespan | None = None,
+) -> ASGIApp:
+    """The ASGI application of one process."""
+    hot = Decisions(admission, access, clock)
+    return Front(
+        {decisions.ONE: HotRoute(hot.one, access), decisions.BATCH: HotRoute(hot.batch, access)},
+        administration([*routers, health.router(ready, metrics, access)], clock, lifespan),
+        access,
+    )
+
+
+def administration(routers: Sequence[APIRouter], clock: Clock, lifespan: Lifespan | None = None) -> FastAPI:
+    """Everything but the hot routes, which stand in its OpenAPI document all the same."""
+    api = FastAPI(**openapi.ABOUT, version=app.__version__, lifespan=lifespan, redirect_slashes=False)
+    for router in routers:
+        api.include_router(router)
+    api.add_exception_handler(Problem, _problem)
+    api.add_exception_handler(HTTPException, _http_problem)
+    api.add_exception_handler(RequestValidationError, _validation_problem)
+    api.add_exception_handler(Exception, _failure)
+    api.openapi = openapi.Document(api, clock)  # type: ignore[method-assign]
+    return api
+
+
+class Front:
+    """Sends each request to a hot route or to the rest, which, open paths apart, needs a key."""
+
+    def __init__(self, hot: dict[str, HotRoute], rest: ASGIApp, access: Access) -> None:
+        self._hot = hot
+        self._rest = rest
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+        elif hot := self._hot.get(scope["path"]):
+            await hot(scope, receive, send)
+        else:
+            await self._guarded(scope, receive, send)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["path"] in OPEN:
+                self._access.granted(scope)  # a key that is sent must be valid, also where none is needed
+            else:
+                self._access.require_key(scope)
+        except Problem as problem:
+            await refuse(problem, scope, receive, send)
+            return
+        try:
+            await self._rest(scope, receive, send)
+        except Exception:  # answered by then, and raised again for the sake of logs: here it is logged
+            log.exception("a request failed", path=scope["path"])
+
+
+async def _problem(_request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, Problem)
+    return problem.response()
+
+
+async def _http_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    details = {404: "There is nothing at this path.", 405: f"This path does not take {request.method}."}
+    return Problem(
+        error.status_code, details.get(error.status_code, error.detail), headers=error.headers
+    ).response()
+
+
+async def _validation_problem(_request: Request, error: Exception) -> Response:
+    """FastAPI's own refusals; its locations begin with ``body``, ``path`` or ``query``."""
+    assert isinstance(error, RequestValidationError)
+    faults = error.errors()
+    if any(fault["type"] == "json_invalid" for fault in faults):
+        return Problem(400, "The body is not JSON.").response()
+    return unprocessable(*(FieldError(pointer(*f["loc"][1:]), f["msg"]) for f in faults)).response()
+
+
+async def _failure(_request: Request, _error: Exception) -> Response:
+    return failure().response()

@@ -1,0 +1,128 @@
+"""The hot routes: asks in, decisions out, as plain ASGI in front of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from app.domain.ask import Ask
+from app.domain.decision import Decision
+from app.http.access import Access
+from app.http.problems import Problem
+from app.http.wire import MAX_BODY, Clock, decode_ask, decode_batch, encode_decision, encode_decisions
+
+ONE: Final = "/v1/decisions"
+BATCH: Final = "/v1/decisions:batch"
+
+log = structlog.get_logger("quotagate.http")
+
+
+class Decider(Protocol):
+    """Who decides; ``app.admission`` does."""
+
+    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+        """The decisions, in the order of the asks."""
+
+
+class Decisions:
+    """Bodies of asks to bodies of decisions, whatever carries them; ``scope`` says who asks."""
+
+    def __init__(self, admission: Decider, access: Access, clock: Clock) -> None:
+        self._admission = admission
+        self._access = access
+        self._clock = clock
+
+    async def one(self, body: bytes, scope: Scope) -> bytes:
+        """Decide one ask."""
+        ask = decode_ask(body, self._clock)
+        self._may_ask(ask, scope)
+        (decision,) = await self._admission.decide((ask,))
+        return encode_decision(decision)
+
+    async def batch(self, body: bytes, scope: Scope) -> bytes:
+        """Decide a batch of them, in order."""
+        asks = decode_batch(body, self._clock)
+        for ask in asks:
+            self._may_ask(ask, scope)
+        return encode_decisions(await self._admission.decide(asks))
+
+    def _may_ask(self, ask: Ask, scope: Scope) -> None:
+        if ask.cluster_action or ask.mode in ("record", "refund"):
+            self._access.require(scope, "account")
+
+
+class HotRoute:
+    """One path that takes POST, from the first byte of a request to the last of its answer."""
+
+    def __init__(self, answer: Callable[[bytes, Scope], Awaitable[bytes]], access: Access) -> None:
+        self._answer = answer
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer = await self._answered(scope, receive)
+        except Problem as problem:
+            await refuse(problem, scope, receive, send)
+            return
+        except Exception:
+            log.exception("a request failed", path=scope["path"])
+            await refuse(failure(), scope, receive, send)
+            return
+        if answer is not None:
+            length = b"%d" % len(answer)
+            headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": answer})
+
+    async def _answered(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The answer, or None if the caller went away before the question was out."""
+        self._access.require(scope, "decide")
+        if scope["method"] != "POST":
+            raise Problem(405, "This path takes POST.", headers={"Allow": "POST"})
+        body = await _read(scope, receive)
+        return None if body is None else await self._answer(body, scope)
+
+
+async def refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with a problem, perhaps before the body was read.
+
+    The server throws away what still comes of that body, so the connection stays good; but a caller that
+    waits for ``100 Continue`` may or may not send it now, and only closing ends the doubt.
+    """
+    response = problem.response()
+    if any(name == b"expect" for name, _ in scope["headers"]):
+        response.headers["connection"] = "close"
+    await response(scope, receive, send)
+
+
+def failure() -> Problem:
+    """What a caller is told of an error of ours."""
+    return Problem(500, "The request failed for a reason that is in the log.")
+
+
+async def _read(scope: Scope, receive: Receive) -> bytes | None:
+    """The whole body, or None if the caller went away.
+
+    Raises:
+        Problem: 413 as soon as it is known to be too large.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-length" and int(value) > MAX_BODY:
+            raise _too_large()
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message["body"]
+        if len(body) > MAX_BODY:
+            raise _too_large()
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large() -> Problem:
+    return Problem(413, f"The body is larger than {MAX_BODY:,} bytes.")

@@ -1,0 +1,215 @@
+"""The OpenAPI document: what FastAPI knows of its routes, and the hot routes beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from app.http import bodies, decisions
+from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
+from app.http.quotas_schema import COMPONENTS
+from app.http.wire import MAX_BODY, Clock
+
+Schema = dict[str, Any]
+
+DESCRIPTION: Final = """\
+Quotagate answers one question, fast and the same on every node: **may this work go ahead, or must it wait
+N milliseconds?** It is asked by Kafka broker plugins, proxies and API gateways, for a principal, a client,
+an IP address and a request.
+
+Errors are RFC 9457 problems; `errors` names each field by JSON pointer. Administration needs a key, sent as
+`Authorization: Bearer KEY`; decisions may be open to networks. A key that is sent must be valid.
+"""
+TAGS: Final = {
+    "Decisions": "The hot routes: may this work go ahead?",
+    "Quotas": "What is limited, and for whom.",
+    "Health": "For whoever watches over the process.",
+}
+ABOUT: Final[Mapping[str, Any]] = {
+    "title": "Quotagate",
+    "summary": "Cluster-wide quota decisions: may this work go ahead, or must it wait N milliseconds?",
+    "description": DESCRIPTION,
+    "license_info": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    "openapi_tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+}
+"""FastAPI's arguments that say what this is."""
+
+KEY: Final = "key"
+KEYLESS: Final = frozenset({"/health/live", "/health/ready"})
+
+_ASK: Final = {"principal": "alice", "client_id": "etl", "usage": {"requests": 1, "producer_ids": [4711]}}
+_ADMITTED: Final = {
+    "decision": "admit",
+    "throttle_ms": 0,
+    "charged": True,
+    "applied": 1,
+    "source": "store",
+    "limited_by": None,
+}
+_THROTTLED: Final = {
+    "decision": "throttle",
+    "throttle_ms": 36_000,
+    "charged": False,
+    "applied": 1,
+    "source": "store",
+    "limited_by": {"quota": "producer_ids_rate", "entity": "user=*", "bucket": "user=alice"},
+}
+_UNKNOWN: Final = FieldError("/usage/request", "is unknown")
+_NO_WHOLE: Final = FieldError("/asks/3/usage/requests", "must be an integer")
+
+
+class Document:
+    """The document of one application, made when it is first asked for."""
+
+    def __init__(self, api: FastAPI, clock: Clock) -> None:
+        self._api = api
+        self._clock = clock
+        self._made: Schema = {}
+
+    def __call__(self) -> Schema:
+        if not self._made:
+            self._made = self._make()
+        return self._made
+
+    def _make(self) -> Schema:
+        api = self._api
+        document = get_openapi(
+            title=api.title,
+            version=api.version,
+            summary=api.summary,
+            description=api.description,
+            license_info=api.license_info,
+            tags=api.openapi_tags,
+            routes=api.routes,
+        )
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                operation["security"] = [] if path in KEYLESS else [{KEY: []}]
+        document["paths"]["/metrics"]["get"]["security"].append({})
+        document["paths"]["/metrics"]["get"]["responses"] |= _problems(_access_problems("read"))
+        document["paths"] = _hot_paths() | document["paths"]
+        components = document.setdefault("components", {})
+        components["schemas"] = {**_schemas(self._clock), **COMPONENTS} | components.get("schemas", {})
+        scheme = {"type": "http", "scheme": "bearer", "description": "The admin key."}
+        components["securitySchemes"] = {KEY: scheme}
+        return document
+
+
+def _hot_paths() -> Schema:
+    return {
+        decisions.ONE: _hot(
+            "Decide one ask",
+            "Status 200 for every decision, whatever it says.",
+            ("Ask", _ASK),
+            ("Decision", {"admitted": _ADMITTED, "throttled": _THROTTLED}),
+            unprocessable(_UNKNOWN),
+        ),
+        decisions.BATCH: _hot(
+            "Decide a batch of asks",
+            "1 to 1,000 asks, decided in their order; each is atomic by itself. One that is invalid fails "
+            "the batch before anything is written. At most 10,000 producer ids in all.",
+            ("Batch", {"asks": [_ASK, _ASK]}),
+            ("Decisions", {"two": {"decisions": [_ADMITTED, _THROTTLED]}}),
+            unprocessable(_NO_WHOLE),
+        ),
+    }
+
+
+def _hot(
+    summary: str,
+    description: str,
+    ask: tuple[str, object],
+    answer: tuple[str, Mapping[str, object]],
+    wrong: Problem,
+) -> Schema:
+    examples = {name: {"value": value} for name, value in answer[1].items()}
+    shown = {"schema": _ref(answer[0]), "examples": examples}
+    problems = [
+        Problem(400, "The body is not JSON: Input data was truncated."),
+        *_access_problems("decide"),
+        Problem(413, f"The body is larger than {MAX_BODY:,} bytes."),
+        wrong,
+    ]
+    operation = {
+        "tags": ["Decisions"],
+        "summary": summary,
+        "description": description,
+        "operationId": summary.lower().replace(" ", "_"),
+        "security": [{KEY: []}, {}],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _ref(ask[0]), "example": ask[1]}},
+        },
+        "responses": {"200": {"description": "Decided.", "content": {"application/json": shown}}}
+        | _problems(problems),
+    }
+    return {"post": operation}
+
+
+def _access_problems(scope: str) -> list[Problem]:
+    return [
+        Problem(401, f"This needs a key with the scope {scope}: send Authorization: Bearer KEY."),
+        Problem(403, f"The key lacks the scope {scope}."),
+    ]
+
+
+def _problems(examples: list[Problem]) -> Schema:
+    return {
+        str(problem.status): {
+            "description": problem.document()["title"],
+            "content": {PROBLEM_JSON: {"schema": _ref("Problem"), "example": problem.document()}},
+        }
+        for problem in examples
+    }
+
+
+def _schemas(clock: Clock) -> Schema:
+    """The bodies of the hot routes, with what their types cannot say."""
+    _, schemas = msgspec.json.schema_components(
+        [bodies.Batch, bodies.Decisions], ref_template=_ref("{name}")["$ref"]
+    )
+    schemas["Usage"]["minProperties"] = 1
+    ask = schemas["Ask"]
+    ids_given_back = {"mode": {"const": "refund"}, "usage": {"required": ["producer_ids"]}}
+    ask["not"] = {"required": ["mode", "usage"], "properties": ids_given_back}
+    if clock == "caller":
+        ask["required"].append("at_ms")
+    else:
+        del ask["properties"]["at_ms"]
+    return schemas
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def main() -> None:
+    """Write the document of the default settings to the file that is named, or to the standard output."""
+    from app.admission.metrics import Metrics  # noqa: PLC0415  these import this file
+    from app.catalog.catalog import Catalog  # noqa: PLC0415
+    from app.domain.quota import Defaults  # noqa: PLC0415
+    from app.http import health, quotas  # noqa: PLC0415
+    from app.http.access import Access  # noqa: PLC0415
+    from app.http.app import administration  # noqa: PLC0415
+
+    access = Access("", ())
+    routers = [
+        quotas.router(Catalog("sqlite://", Defaults()), access),
+        health.router(lambda: health.Readiness(snapshot=False), Metrics(), access),
+    ]
+    text = json.dumps(administration(routers, "store").openapi(), indent=2) + "\n"
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
