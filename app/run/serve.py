@@ -82,7 +82,8 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> No
     # uvicorn raises the signal again once it has finished; by then it has been obeyed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    server = uvicorn.Server(uvicorn.Config(**_options(settings, wiring.build(settings, counts))))
+    app = wiring.build(settings, counts, lambda: server.should_exit)
+    server = uvicorn.Server(uvicorn.Config(**_options(settings, app)))
     try:
         server.run(sockets=[listener])
     except SystemExit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,15 @@ def defaults(settings: Settings) -> Defaults:
     )
 
 
-def build(settings: Settings, counts: Path | None = None) -> ASGIApp:
-    """The app of one API process, not open yet; ``counts`` is where its siblings leave their metrics."""
+def build(
+    settings: Settings, counts: Path | None = None, stopping: Callable[[], bool] = lambda: False
+) -> ASGIApp:
+    """The app of one API process, not open yet.
+
+    Args:
+        counts: where its siblings leave their metrics; None without siblings.
+        stopping: whether the process has been told to end.
+    """
     if settings.redis_url is None or settings.admin_key is None:
         raise ValueError("serve and up give the store's URL and the admin key")
     sequential = settings.combine_delays == "sequential"
@@ -75,6 +82,7 @@ def build(settings: Settings, counts: Path | None = None) -> ASGIApp:
             snapshot=catalog.snapshot.version >= 0,
             store=store.trouble or "ok",
             catalog="ok" if catalog.reachable else "away",
+            stopping=stopping(),
         )
 
     @contextlib.asynccontextmanager

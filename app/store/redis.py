@@ -101,7 +101,7 @@ class RedisStore:
             StoreError: it cannot be reached, or would not say.
         """
         try:
-            info = await cast("Awaitable[dict[str, Any]]", self._client.info("everything"))
+            info: dict[str, Any] = await self._client.info("everything")
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         self.trouble = None

@@ -3,43 +3,55 @@
 State    <d d I4 d d d d I4 I4 I4 I4>  base time, time of the newest charge, number of the newest layer, start times
                          of the four layers (slot = number mod 4), ring: capacity, first, charges; segments
          <I4 B B I4 I4 I4 I4 I4 I4>  for each segment, oldest first: ids a layer, share, hashes, blocks,
-                         layer written last, ids by the newest layer that holds them (by slot)
-         ring            <I4> for each charge: its time less the base, mod 2^32 (kept charges span less than that)
+                         layer written last, ids by the newest layer that holds them (by slot);
+                         a segment dropped in place has no hashes; room for 4, 16, 64, ... of these
          segments        blocks of 256 bytes: <I4> number of the layer that wrote it last, then 504 cells of 4 bits,
                          one for each slot; cell 2i is the low half of byte i
+         ring            <I4> for each charge: its time less the base, mod 2^32 (kept charges span less than that)
 A block is scrubbed of the layers that died since it was written when it is written next; a reader masks them.
+A key is made whole by one SET when its layout changes, as growing in place doubles a small allocation. A large one
+would take long to copy, and grows by 1 MiB only: it is extended where the ring was, and its ring moves to the end.
 ]]
 
 local HEAD, SEGMENT = '<ddI4ddddI4I4I4I4', '<I4BBI4I4I4I4I4I4'
 local HEAD_BYTES, SEGMENT_BYTES, BLOCK_BYTES, CELLS = 68, 30, 256, 504
 local LAYERS, WORD = 4, 4294967296
+local LARGE = 4194304
 local producer_ids = {}
+
+-- How many segments there is room for in the head of a key that has so many.
+local function room_for(segments)
+  local room = 4
+  while room < segments do room = room * 4 end
+  return room
+end
 
 function producer_ids.load(part)
   part.window, part.interval, part.layer_ttl = part.a, part.b, part.c
   part.clock_window = part.window
-  part.segments = {}
-  local packed = call('GETRANGE', part.key, 0, HEAD_BYTES + 3 * SEGMENT_BYTES - 1)
+  part.segments, part.entries = {}, {}
+  local packed = call('GETRANGE', part.key, 0, HEAD_BYTES + room_for(0) * SEGMENT_BYTES - 1)
   if #packed < HEAD_BYTES then
     part.base, part.last, part.number, part.starts = nil, nil, 0, { [0] = 0, 0, 0, 0 }
-    part.capacity, part.first, part.charges = 0, 0, 0
+    part.capacity, part.first, part.charges, part.room = 0, 0, 0, 0
     return
   end
-  local segments
+  local entries
   part.starts = {}
   part.base, part.last, part.number, part.starts[0], part.starts[1], part.starts[2], part.starts[3],
-    part.capacity, part.first, part.charges, segments = unpack_(HEAD, packed)
-  if segments > 3 then
-    packed = call('GETRANGE', part.key, 0, HEAD_BYTES + segments * SEGMENT_BYTES - 1)
-  end
-  local offset = HEAD_BYTES + segments * SEGMENT_BYTES + part.capacity * 4
-  for i = 1, segments do
+    part.capacity, part.first, part.charges, entries = unpack_(HEAD, packed)
+  part.room, part.old_capacity = room_for(entries), part.capacity
+  local offset = HEAD_BYTES + part.room * SEGMENT_BYTES
+  if #packed < offset then packed = call('GETRANGE', part.key, 0, offset - 1) end
+  for i = 1, entries do
     local s = { counts = {}, offset = offset }
     s.ids, s.share, s.hashes, s.blocks, s.written, s.counts[0], s.counts[1], s.counts[2], s.counts[3] =
       unpack_(SEGMENT, packed, HEAD_BYTES + (i - 1) * SEGMENT_BYTES + 1)
-    part.segments[i] = s
+    part.entries[i] = s
+    if s.hashes > 0 then part.segments[#part.segments + 1] = s end
     offset = offset + s.blocks * BLOCK_BYTES
   end
+  part.ring = offset
   part.newest = -huge
   if part.number > 0 then part.newest = part.starts[part.number % LAYERS] end
   if part.charges > 0 then part.newest = max(part.newest, part.last) end
@@ -47,8 +59,8 @@ end
 
 local function head_of(part)
   local packed = { pack(HEAD, part.base, part.last, part.number, part.starts[0], part.starts[1], part.starts[2],
-    part.starts[3], part.capacity, part.first, part.charges, #part.segments) }
-  for i, s in ipairs(part.segments) do
+    part.starts[3], part.capacity, part.first, part.charges, #part.entries) }
+  for i, s in ipairs(part.entries) do
     packed[i + 1] = pack(SEGMENT, s.ids, s.share, s.hashes, s.blocks, s.written,
       s.counts[0], s.counts[1], s.counts[2], s.counts[3])
   end
@@ -66,8 +78,6 @@ local function write_head(part)
   call('SETRANGE', part.key, 0, head_of(part))
   call('PEXPIRE', part.key, ttl(lasts(part)))
 end
-
-local function ring_at(part) return HEAD_BYTES + #part.segments * SEGMENT_BYTES end
 
 -- The time of the i-th charge, oldest first, from 0.
 local function charged_at(part, i)
@@ -110,34 +120,35 @@ local function remembered(part)
   return ids
 end
 
--- The block of an id in a segment, as an offset into the key, and its cells.
-local function places(s, id)
-  local cells, n = {}, 0
+local function block_of(s, id)
+  return s.offset + floor(id[1] * s.blocks / WORD) * BLOCK_BYTES
+end
+
+-- The slots whose bits are set in all cells of an id; a stranger is told by the first few.
+local function slots_of(s, id, block)
+  local slots, left = 15, s.hashes
   for word = 2, 8 do
     local fraction = id[word]
-    for _ = 1, 3 do
-      if n == s.hashes then break end
+    for _ = 1, min(left, 3) do
       fraction = fraction * CELLS
       local cell = floor(fraction / WORD)
       fraction = fraction - cell * WORD
-      n = n + 1
-      cells[n] = cell
+      local pair = string.byte(block, 5 + floor(cell / 2))
+      slots = band(slots, cell % 2 == 0 and pair or floor(pair / 16))
+      if slots == 0 then return 0 end
     end
+    left = left - 3
   end
-  return s.offset + floor(id[1] * s.blocks / WORD) * BLOCK_BYTES, cells
+  return slots
 end
 
 -- Where an id is, the newest segment first: the segment's place, and the newest live layer that holds it.
 local function find(part, id)
   for i = #part.segments, 1, -1 do
-    local at, cells = places(part.segments[i], id)
+    local s = part.segments[i]
+    local at = block_of(s, id)
     local block = call('GETRANGE', part.key, at, at + BLOCK_BYTES - 1)
-    local slots = 15
-    for _, cell in ipairs(cells) do
-      local pair = string.byte(block, 5 + floor(cell / 2))
-      slots = band(slots, cell % 2 == 0 and pair or floor(pair / 16))
-      if slots == 0 then break end
-    end
+    local slots = slots_of(s, id, block)
     if slots > 0 then
       local written = unpack_('<I4', block)
       for number = written, max(written - LAYERS + 1, 1), -1 do
@@ -147,36 +158,84 @@ local function find(part, id)
   end
 end
 
--- Make the key whole: its head, the live ring from its start, segments that stay, and new empty ones.
-local function rewrite(part)
-  local packed = { '' }
-  local stay = part.charges
-  if stay > 0 then
-    local straight = min(stay, part.old_capacity - part.first)
-    local at = part.ring + part.first * 4
-    packed[2] = call('GETRANGE', part.key, at, at + straight * 4 - 1)
-    packed[3] = straight < stay and call('GETRANGE', part.key, part.ring, part.ring + (stay - straight) * 4 - 1) or ''
+local function zeros(n)
+  if n == 0 then return '' end
+  local text = '\0'
+  while #text * 2 <= n do text = text .. text end
+  return text .. string.sub(text, 1, n - #text)
+end
+
+-- The entries of the live charges, oldest first.
+local function ring_of(part)
+  if part.charges == 0 then return '' end
+  local straight = min(part.charges, part.old_capacity - part.first)
+  local at = part.ring + part.first * 4
+  local entries = call('GETRANGE', part.key, at, at + straight * 4 - 1)
+  if straight == part.charges then return entries end
+  return entries .. call('GETRANGE', part.key, part.ring, part.ring + (part.charges - straight) * 4 - 1)
+end
+
+-- Where the segments of a key end; new ones get their places.
+local function place(part)
+  local at = HEAD_BYTES + part.room * SEGMENT_BYTES
+  for _, s in ipairs(part.entries) do
+    s.offset = at
+    at = at + s.blocks * BLOCK_BYTES
   end
-  packed[#packed + 1] = string.rep('\0', (part.capacity - stay) * 4)
-  part.first = 0
-  part.ring = ring_at(part)
-  local offset = part.ring + part.capacity * 4
+  return at
+end
+
+-- Make the key whole: its head, segments that stay and, if it is small, new empty ones and the ring.
+local function rewrite(part, ring, is_small)
+  local packed = { '' }
   for _, s in ipairs(part.segments) do
     local bytes = s.blocks * BLOCK_BYTES
-    packed[#packed + 1] = s.offset and call('GETRANGE', part.key, s.offset, s.offset + bytes - 1)
-      or string.rep('\0', bytes)
-    s.offset = offset
-    offset = offset + bytes
+    if s.offset then
+      packed[#packed + 1] = call('GETRANGE', part.key, s.offset, s.offset + bytes - 1)
+    elseif is_small then
+      packed[#packed + 1] = zeros(bytes)
+    end
   end
-  packed[1] = head_of(part)
+  if is_small then packed[#packed + 1] = ring .. zeros(part.capacity * 4 - #ring) end
+  part.entries = { unpack(part.segments) }
+  part.room = room_for(#part.entries)
+  local head = head_of(part)
+  packed[1] = head .. zeros(HEAD_BYTES + part.room * SEGMENT_BYTES - #head)
   call('SET', part.key, table.concat(packed), 'PX', ttl(lasts(part)))
-  part.changed, part.old_capacity = false, part.capacity
+end
+
+-- Make a large key longer: what the ring leaves to a new segment is cleared, and the ring follows it.
+local function extend(part, ring, ends, is_new)
+  call('SETRANGE', part.key, ends + part.capacity * 4 - 1, '\0')
+  if not is_new and ends > part.ring then
+    call('SETRANGE', part.key, part.ring, zeros(min(ends - part.ring, part.old_capacity * 4)))
+  end
+  call('SETRANGE', part.key, ends, ring)
+end
+
+-- Lay the key out anew after a segment came or went, or the ring grew.
+local function lay_out(part)
+  local ring, live, dropped = ring_of(part), 0, 0
+  for _, s in ipairs(part.entries) do
+    if s.hashes > 0 then live = live + s.blocks else dropped = dropped + s.blocks end
+  end
+  local is_small = live * BLOCK_BYTES + part.capacity * 4 < LARGE
+  local is_new = is_small or dropped > live or room_for(#part.entries) ~= part.room
+  part.first = 0
+  if is_new then rewrite(part, ring, is_small) end
+  local ends = place(part)
+  if not is_small then extend(part, ring, ends, is_new) end
+  part.ring, part.old_capacity, part.changed = ends, part.capacity, false
 end
 
 local function drop_dead(part)
   local live = {}
   for _, s in ipairs(part.segments) do
-    if is_live(part, s.written) then live[#live + 1] = s else part.changed = true end
+    if is_live(part, s.written) then
+      live[#live + 1] = s
+    else
+      s.hashes, part.changed = 0, true
+    end
   end
   part.segments = live
 end
@@ -186,30 +245,31 @@ local function add_segment(part, ids)
   for _, s in ipairs(part.segments) do left = left - 2 ^ -s.share end
   while 2 ^ -share > left / 2 and share < #SHARES do share = share + 1 end
   local hashes, load = SHARES[share][1], SHARES[share][2]
-  part.segments[#part.segments + 1] = {
+  local segment = {
     ids = ids, share = share, hashes = hashes, blocks = ceil(ids / load), written = 0,
     counts = { [0] = 0, 0, 0, 0 },
   }
+  part.segments[#part.segments + 1] = segment
+  part.entries[#part.entries + 1] = segment
   part.changed = true
 end
 
-local function begin_layer(part)
-  part.number = part.number + 1
-  part.starts[part.number % LAYERS] = part.t
-  for _, s in ipairs(part.segments) do s.counts[part.number % LAYERS] = 0 end
-  return part.number
+-- The open layer, begun if there is none.
+local function opened_layer(part)
+  local number = open_layer(part)
+  if number then return number end
+  number = part.number + 1
+  part.number, part.starts[number % LAYERS] = number, part.t
+  for _, s in ipairs(part.segments) do s.counts[number % LAYERS] = 0 end
+  drop_dead(part)
+  return number
 end
 
 -- Set an id's cells in the newest segment's part of the open layer.
 local function write(part, id)
   part.base = part.base or part.t
   part.last = part.last or part.t
-  local number = open_layer(part)
-  if not number then
-    number = begin_layer(part)
-    drop_dead(part)
-  end
-  local s = part.segments[#part.segments]
+  local number, s = opened_layer(part), part.segments[#part.segments]
   if not s then
     add_segment(part, min(max(SMALLEST_SEGMENT, ceil(part.limit / 3)), max_ids))
   elseif s.counts[number % LAYERS] >= s.ids then
@@ -218,8 +278,8 @@ local function write(part, id)
     add_segment(part, ids)
   end
   s = part.segments[#part.segments]
-  if part.changed then rewrite(part) end
-  local at, cells = places(s, id)
+  if part.changed then lay_out(part) end
+  local at = block_of(s, id)
   local block = call('GETRANGE', part.key, at, at + BLOCK_BYTES - 1)
   local written = unpack_('<I4', block)
   local bytes = { string.byte(block, 5, BLOCK_BYTES) }
@@ -230,9 +290,17 @@ local function write(part, id)
     for i = 1, #bytes do bytes[i] = band(bytes[i], keep) end
   end
   local slot = lshift(1, number % LAYERS)
-  for _, cell in ipairs(cells) do
-    local i = floor(cell / 2) + 1
-    bytes[i] = bor(bytes[i], cell % 2 == 0 and slot or slot * 16)
+  local left = s.hashes
+  for word = 2, 8 do
+    local fraction = id[word]
+    for _ = 1, min(left, 3) do
+      fraction = fraction * CELLS
+      local cell = floor(fraction / WORD)
+      fraction = fraction - cell * WORD
+      local i = floor(cell / 2) + 1
+      bytes[i] = bor(bytes[i], cell % 2 == 0 and slot or slot * 16)
+    end
+    left = left - 3
   end
   call('SETRANGE', part.key, at, pack('<I4', number) .. string.char(unpack(bytes)))
   s.counts[number % LAYERS] = s.counts[number % LAYERS] + 1
@@ -242,7 +310,6 @@ end
 
 -- Look every id up before any is written: which are unseen, and which seen ones are not in the open layer yet.
 local function look(part)
-  part.ring, part.old_capacity = ring_at(part), part.capacity
   part.unseen, part.stale = {}, {}
   local open, newest = open_layer(part), #part.segments
   for i = 0, part.ids - 1 do
@@ -339,10 +406,12 @@ function producer_ids.charge(part)
   part.last = part.last or part.t
   local n = min(#part.unseen, max_ids)
   make_room(part, n)
-  for _, id in ipairs(part.unseen) do
-    if remembered(part) < max_ids then write(part, id) end
+  if remembered(part) < max_ids then
+    opened_layer(part) -- which may push out an older one, and what it holds
+    local ids = remembered(part)
+    for i = 1, min(#part.unseen, max_ids - ids) do write(part, part.unseen[i]) end
   end
-  if part.changed then rewrite(part) end
+  if part.changed then lay_out(part) end
   add_charges(part, n)
   write_head(part)
   return true
