@@ -9,10 +9,10 @@ from typing import Protocol
 from app.admission.fallback import without_store
 from app.admission.gather import Gatherer
 from app.admission.metrics import Fill, Metrics
-from app.admission.plan import Matches, decided, plan_of
+from app.admission.plan import Match, Matches, decided, plan_of
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
-from app.domain.ladder import Applied, Quotas, Rules
+from app.domain.ladder import Quotas, Rules
 from app.store.port import Answer, Plan, Store
 
 
@@ -90,7 +90,7 @@ class Admission:
     def _count(
         self,
         ask: Ask,
-        found: Sequence[Applied],
+        found: Sequence[Match],
         plan: Plan | None,
         answer: Answer | None,
         decision: Decision,
@@ -105,4 +105,4 @@ class Admission:
                 self._metrics.corrected()
             if charge.applied.quota.algorithm == "producer_ids":
                 fills.append(Fill(charge.applied.bucket, said.remembered, said.fill))
-        self._metrics.decided(ask, decision, verdicts, fills, found)
+        self._metrics.decided(ask, decision, verdicts, fills, [match.applied for match in found])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from app.admission.plan import Match
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict, combine
 from app.domain.ladder import Applied
@@ -14,15 +15,15 @@ THROTTLE_MS: Final = 1_000
 """How long a quota that throttles without the store makes the caller wait."""
 
 
-def without_store(ask: Ask, matches: Sequence[Applied]) -> tuple[Decision, tuple[Verdict, ...]]:
+def without_store(ask: Ask, matches: Sequence[Match]) -> tuple[Decision, tuple[Verdict, ...]]:
     """Decide without counters: admit, unless a quota says throttle, or is 0. Nothing is charged.
 
     Modes record and refund never refuse: the work is done, or was never to be.
     """
-    verdicts = tuple(_verdict(ask, found) for found in matches)
+    verdicts = tuple(_verdict(ask, match.applied) for match in matches)
     outcome, throttle_ms, limited_by = combine(verdicts)
     detail = verdicts if ask.detail else None
-    return Decision(outcome, throttle_ms, False, len(verdicts), "fallback", limited_by, detail), verdicts  # noqa: FBT003
+    return Decision(outcome, throttle_ms, False, len(verdicts), "fallback", limited_by, detail), verdicts
 
 
 def _verdict(ask: Ask, found: Applied) -> Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import msgpack
 
@@ -12,6 +12,7 @@ from app.domain.decision import Decision, Verdict, combine, is_charged
 from app.domain.ladder import Applied, Quotas, Rules, applied
 from app.domain.quota import Enforcement
 from app.domain.usage import enforcement_of, spreads_of, usage_of
+from app.store.keys import bucket_key
 from app.store.port import Answer, Charge, Plan, Said
 
 MAX_REMEMBERED: Final = 20_000
@@ -21,15 +22,22 @@ Named = tuple[str, str, str, float, Enforcement, bool]
 """What a verdict says beside the store's part: quota, entity, bucket, limit, enforcement, shadow."""
 
 
+class Match(NamedTuple):
+    """A quota that applies to a caller, and the key of the bucket it charges."""
+
+    applied: Applied
+    key: bytes
+
+
 class Matches:
     """Which quotas of one snapshot apply to whom, remembered."""
 
     def __init__(self, quotas: Quotas, rules: Rules) -> None:
         self._quotas = quotas
         self._rules = rules
-        self._found: dict[tuple[object, ...], tuple[Applied, ...]] = {}
+        self._found: dict[tuple[object, ...], tuple[Match, ...]] = {}
 
-    def of(self, ask: Ask) -> tuple[Applied, ...]:
+    def of(self, ask: Ask) -> tuple[Match, ...]:
         """The quotas that apply to an ask."""
         who = (ask.principal, ask.client_id, ask.ip, ask.broker, ask.listener, ask.cluster_action)
         caller = (*who, ask.producer_ids is not None, *ask.usage)
@@ -37,11 +45,16 @@ class Matches:
         if found is None:
             if len(self._found) >= MAX_REMEMBERED:
                 self._found.clear()
-            found = self._found[caller] = tuple(applied(ask, self._quotas, self._rules))
+            found = self._found[caller] = matches_of(ask, self._quotas, self._rules)
         return found
 
 
-def plan_of(ask: Ask, matches: Sequence[Applied], secret: bytes) -> Plan | None:
+def matches_of(ask: Ask, quotas: Quotas, rules: Rules) -> tuple[Match, ...]:
+    """The quotas that apply to an ask, nothing remembered."""
+    return tuple(Match(found, bucket_key(found)) for found in applied(ask, quotas, rules))
+
+
+def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes) -> Plan | None:
     """What to ask the store; None if nothing needs it: no quota applies, and no answer can have been kept."""
     retry = (ask.principal, ask.id) if ask.id is not None and ask.mode != "peek" else None
     if not matches and retry is None:
@@ -78,11 +91,10 @@ def _decision(mode: Mode, verdicts: tuple[Verdict, ...], *, detail: bool, sequen
     )
 
 
-def _charge(ask: Ask, found: Applied, secret: bytes) -> Charge:
-    spreads = b""
-    if found.quota.algorithm == "producer_ids":
-        spreads = b"".join(spreads_of(ask, secret))
-    return Charge(found, usage_of(ask, found.quota), enforcement_of(ask, found.quota), spreads)
+def _charge(ask: Ask, match: Match, secret: bytes) -> Charge:
+    quota = match.applied.quota
+    spreads = b"".join(spreads_of(ask, secret)) if quota.algorithm == "producer_ids" else b""
+    return Charge(match.applied, match.key, usage_of(ask, quota), enforcement_of(ask, quota), spreads)
 
 
 def _named(charge: Charge) -> Named:

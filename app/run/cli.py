@@ -102,7 +102,7 @@ def up(env_file: EnvFile = None) -> None:
 def serve(
     env_file: EnvFile = None,
     fd: Annotated[int | None, typer.Option(hidden=True, help="A listening socket, inherited.")] = None,
-    counts: Annotated[Path | None, typer.Option(hidden=True, help="Counts shared with sibling processes.")] = None,
+    counts: Annotated[Path | None, typer.Option(hidden=True, help="Metrics of sibling processes.")] = None,
 ) -> None:
     """Run the API alone, against QUOTAGATE_REDIS_URL and QUOTAGATE_DATABASE_URL."""
     from app.run.serve import serve  # noqa: PLC0415

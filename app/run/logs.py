@@ -35,6 +35,7 @@ def configure() -> None:
     root.setLevel(logging.INFO)
     # httpx tells of every request, and the supervisor asks for readiness in a loop.
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
 
     structlog.configure(
         processors=[*before, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

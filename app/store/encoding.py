@@ -9,7 +9,7 @@ from typing import Final
 from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
 from app.domain.quota import CONNECTION_CREATION_RATE, Quota
-from app.store.keys import bucket_key, retry_key
+from app.store.keys import retry_key
 from app.store.port import Answer, Charge, Plan, Said
 
 _CALL: Final = struct.Struct("<BBd")
@@ -31,7 +31,7 @@ def encode_call(*, caller_clock: bool, sequential: bool, max_ids: int) -> bytes:
 def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
     """A plan's keys and its argument."""
     keys = [] if plan.retry is None else [retry_key(*plan.retry)]
-    keys += [bucket_key(charge.applied) for charge in plan.charges]
+    keys += [charge.key for charge in plan.charges]
     context = 0 if plan.retry is None else len(plan.context) + 1
     packed = [_ASK.pack(_MODES[plan.mode], len(plan.charges), plan.at_ms or 0, context)]
     for charge in plan.charges:

@@ -25,12 +25,14 @@ class Charge:
     """What an ask spends of one quota that applies to it.
 
     Attributes:
+        key: the bucket's name in the store (``app.store.keys``), which a caller may keep for the next ask.
         usage: in units of the limit; of producer ids their number.
         enforcement: as decided for this ask.
         spreads: of producer ids 32 bytes each, joined; empty otherwise.
     """
 
     applied: Applied
+    key: bytes
     usage: float
     enforcement: Enforcement
     spreads: bytes = b""
@@ -84,7 +86,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the store answers to one plan; ``kept`` is the context of the ask it was kept for, None if fresh."""
+    """What the store answers to one plan; ``kept`` is the context of the ask it was kept for."""
 
     said: tuple[Said, ...]
     kept: bytes | None = None

@@ -1,4 +1,4 @@
-"""A state machine that holds the store's script to the oracle, over random histories, and counts what it met."""
+"""A state machine that holds the store's script to the oracle over random histories, and counts them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from app.admission.plan import decided, plan_of
+from app.admission.plan import decided, matches_of, plan_of
 from app.domain.ask import Ask
 from app.domain.decision import Decision
 from app.domain.entity import ANY, Entity
-from app.domain.ladder import Rules, applied
+from app.domain.ladder import Rules
 from app.domain.oracle import IdsBucket, Oracle
 from app.domain.quota import KEYS, LAYER_POLICIES, Layers, Quota
-from app.store.keys import bucket_key
 from app.store.port import Plan
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
@@ -162,7 +161,7 @@ class Machine(RuleBasedStateMachine):
         sequential=st.booleans(),
         data=st.data(),
     )
-    def begin(self, max_ids: int, sequential: bool, data: Any) -> None:  # noqa: FBT001
+    def begin(self, max_ids: int, sequential: bool, data: Any) -> None:
         self.sequential, self.max_ids = sequential, max_ids
         self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential)
         options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": self.script}
@@ -197,7 +196,7 @@ class Machine(RuleBasedStateMachine):
         self._decide([ask] * times)
 
     @rule(key=st.sampled_from(list(KEYS)), amount=st.sampled_from((1, 1, 2, 3)), recheck=st.booleans())
-    def exhaust(self, key: str, amount: int, recheck: bool) -> None:  # noqa: FBT001
+    def exhaust(self, key: str, amount: int, recheck: bool) -> None:
         """One key's bucket, under deny, until it refuses."""
         field = KEYS[key].usage
         asks = []
@@ -315,7 +314,7 @@ class Machine(RuleBasedStateMachine):
         store = self.timed if timed else self.store
         if not timed:
             asks = [replace(ask, at_ms=self.now) for ask in asks]
-        plans = [plan_of(ask, applied(ask, self.quotas, RULES), SECRET) for ask in asks]
+        plans = [plan_of(ask, matches_of(ask, self.quotas, RULES), SECRET) for ask in asks]
         wanted = [plan for plan in plans if plan is not None]
         before = self._server_time()
         answers = iter(self.loop.run_until_complete(store.decide(wanted)) if wanted else [])
@@ -352,14 +351,14 @@ class Machine(RuleBasedStateMachine):
     def _check_expiry(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
             for charge in plan.charges:
-                if self.redis.pttl(bucket_key(charge.applied)) == -1:
-                    raise Difference(f"no expiry on {bucket_key(charge.applied)!r}")
+                if self.redis.pttl(charge.key) == -1:
+                    raise Difference(f"no expiry on {charge.key!r}")
 
     def _ids(self, plan: Plan, said: Sequence[Any]) -> Iterator[tuple[bytes, IdsBucket, int]]:
         for charge, one in zip(plan.charges, said, strict=True):
             bucket = self._bucket(charge.applied)
             if isinstance(bucket, IdsBucket):
-                yield bucket_key(charge.applied), bucket, one.remembered
+                yield charge.key, bucket, one.remembered
 
     def _bucket(self, found: Any) -> Any:
         quota = found.quota

@@ -31,12 +31,11 @@ FAULTS = {
     ),
     "charging before every quota was looked at": (
         "for _, part in ipairs(parts) do part.algorithm.touch(part) end",
-        "for _, part in ipairs(parts) do\n"
-        "  if part.outcome < THROTTLE then part.algorithm.charge(part) else part.algorithm.touch(part) end\nend",
+        "for _, p in ipairs(parts) do p.algorithm[p.outcome < THROTTLE and 'charge' or 'touch'](p) end",
     ),
     "remembering a throttled id": (
         "  if part.dirty then write_head(part) end",
-        "  for _, id in ipairs(part.unseen) do write(part, id) end\n  if part.dirty then write_head(part) end",
+        "for _, id in ipairs(part.unseen) do write(part, id) end if part.dirty then write_head(part) end",
     ),
     "time taken from the caller under the store's clock": (
         "local now = caller_clock and at_ms or store_time",

@@ -18,7 +18,7 @@ QUOTA = Quota("producer_ids_rate", 5, "producer_ids", "deny")
 def plan(name: str, ids: int = 1) -> Plan:
     """A plan with so many ids, recognised by its context."""
     found = Applied(QUOTA, "user=*", "user=a", "user=a")
-    return Plan("admit", (Charge(found, ids, "deny", b"\0" * 32 * ids),), context=name.encode())
+    return Plan("admit", (Charge(found, b"key", ids, "deny", b"\0" * 32 * ids),), context=name.encode())
 
 
 class SlowStore:
