@@ -1,0 +1,151 @@
+"""The real program as a child: `quotagate serve` on a port of its own, with a real store and catalog."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import httpx
+
+from app.catalog import schema
+from tests import stores
+
+T = TypeVar("T")
+ADMIN_KEY: Final = "the-key-of-the-tests"
+READY_WITHIN_S: Final = 60.0
+STOP_WITHIN_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One running node; ``http`` sends the admin key."""
+
+    url: str
+    store_url: str
+    database_url: str
+    http: httpx.Client
+    process: subprocess.Popen[bytes]
+    log: Path
+    admin_key: str = ADMIN_KEY
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def put(self, entity: str, **quotas: object) -> None:
+        """Replace an entity's quotas."""
+        answer = self.http.put(f"/v1/quotas/{entity}", json=quotas)
+        assert answer.is_success, f"{answer.status_code} {answer.text}\n{self.said()}"
+
+    def ask(self, **ask: object) -> dict[str, Any]:
+        """The decision on one ask."""
+        return self._posted("/v1/decisions", ask)
+
+    def batch(self, asks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The decisions on a batch."""
+        decisions: list[dict[str, Any]] = self._posted("/v1/decisions:batch", {"asks": asks})["decisions"]
+        return decisions
+
+    def stop(self) -> int:
+        """Stop it as an operator does; its exit code."""
+        self.process.terminate()
+        return self.process.wait(STOP_WITHIN_S)
+
+    def said(self) -> str:
+        """Everything it has logged."""
+        return self.log.read_text(encoding="utf-8")
+
+    def logged_at(self) -> list[float]:
+        """The times of its log lines by its own clock, in seconds."""
+        events = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
+        return [datetime.fromisoformat(event["timestamp"]).timestamp() for event in events]
+
+    def _posted(self, path: str, body: object) -> dict[str, Any]:
+        answer = self.http.post(path, json=body)
+        assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{self.said()}"
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+@contextmanager
+def running(
+    *,
+    store_url: str | None = None,
+    database_url: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    processes: int = 1,
+    store: str = "valkey",
+) -> Iterator[Service]:
+    """A ready node; without URLs it has a store (of a kind) and a migrated catalog of its own."""
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-node-")))
+        store_url = store_url or stack.enter_context(stores.running(store))
+        database_url = database_url or f"sqlite:///{home / 'catalog.db'}"
+        schema.upgrade(database_url)
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
+        own = {
+            "QUOTAGATE_HOME": str(home),
+            "QUOTAGATE_REDIS_URL": store_url,
+            "QUOTAGATE_DATABASE_URL": database_url,
+            "QUOTAGATE_ADMIN_KEY": ADMIN_KEY,
+            "QUOTAGATE_PROCESSES": str(processes),
+        }
+        log = home / "log.jsonl"
+        # The socket is made here and inherited, so nobody can take the port in between.
+        with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as output:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "app.run.cli", "serve", "--fd", str(listener.fileno())],
+                    env={**bare, **own, **(environment or {})},
+                    cwd=home,
+                    pass_fds=(listener.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        stack.callback(_end, process)
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        http = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False))
+        service = Service(url, store_url, database_url, http, process, log)
+        eventually(lambda: _ready(service), within_s=READY_WITHIN_S)
+        yield service
+
+
+def eventually(look: Callable[[], T], *, within_s: float = 20.0) -> T:
+    """Wait until a look finds something true, and give it back."""
+    give_up = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < give_up, f"it did not come true within {within_s:g} s"
+        time.sleep(0.01)  # between two looks at the condition that is waited for
+    return found
+
+
+def _ready(service: Service) -> bool:
+    assert service.process.poll() is None, f"it ended with {service.process.returncode}:\n{service.said()}"
+    try:
+        return service.http.get("/health/ready", timeout=2).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
