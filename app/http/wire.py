@@ -43,6 +43,7 @@ _TYPES: Final = {
     "array": "a list",
     "object": "an object",
 }
+_LENGTHS: Final = {"str": "characters", "array": "entries"}
 _ADDRESS: Final = lru_cache(4096)(normalise_ip)
 
 
@@ -121,7 +122,7 @@ def _ask(sent: bodies.Ask, clock: Clock, at: tuple[str | int, ...], errors: list
     if key is not None and len(key) > 16 and len(key.encode()) > MAX_ID_BYTES:
         wrong(f"must be at most {MAX_ID_BYTES} bytes of UTF-8", "id")
     if (sent.at_ms is UNSET) is (clock == "caller"):
-        wrong(f"is {'required' if clock == 'caller' else 'only'} under the caller's clock", "at_ms")
+        wrong(f"is {'required' if clock == 'caller' else 'only for use'} under the caller's clock", "at_ms")
     return Ask(
         usage,
         ids,
@@ -254,10 +255,10 @@ def _field_error(fault: str) -> FieldError:
         )
     if bound := _BOUND.fullmatch(message):
         kind, length, sign, limit = bound.groups()
-        verb, unit = (
-            {"array": ("have", " entries"), "str": ("be", " characters long")}[kind] if length else ("be", "")
-        )
+        if length and sign == ">=":  # every least length is 1
+            return FieldError(pointer(*at), "must not be empty")
+        verb, unit = ("have", f" {_LENGTHS[kind]}") if length else ("be", "")
         most = "least" if sign == ">=" else "most"
         return FieldError(pointer(*at), f"must {verb} at {most} {limit.removesuffix('.0')}{unit}")
-    choices = MODES if at[-1:] == ["mode"] else ("deny",)
-    return FieldError(pointer(*at), f"must be one of {', '.join(choices)}")
+    choices = f"one of {', '.join(MODES)}" if at[-1:] == ["mode"] else "deny"
+    return FieldError(pointer(*at), f"must be {choices}")
