@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from starlette.types import ASGIApp
@@ -27,7 +27,9 @@ from app.store.redis import RedisStore
 
 log = structlog.get_logger("quotagate")
 
-OLDEST_STORE = (7, 0)
+OLDEST_STORE: Final = (7, 0)
+CALL_TIMEOUT_S: Final = 0.5
+"""After this a call's connection is given up and the next call connects anew; decisions gave up before."""
 
 
 def migrate(database_url: str) -> None:
@@ -64,6 +66,7 @@ def build(
         caller_clock=settings.clock == "caller",
         sequential=sequential,
         max_ids=settings.max_ids_per_principal,
+        timeout_s=CALL_TIMEOUT_S,
     )
     metrics = Metrics(counts)
     admission = Admission(
