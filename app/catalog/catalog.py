@@ -183,9 +183,10 @@ class Catalog:
             now = self._quota_set(entity, rows)
             if now is None and must_exist:
                 raise Absent(f"no quotas are set on {entity}")
+            edited = edit(now.definitions if now else {})
+            # RFC 9110 13.2.1: a condition is looked at last, when the write could go ahead without it.
             if not conditions.hold(now.version if now else None):
                 raise Stale(f"{entity} is at version {now.version}" if now else f"{entity} has no quotas")
-            edited = edit(now.definitions if now else {})
             by_key = {row.quota: row for row in rows}
             return [self._row(entity, key, new, by_key.get(key), version) for key, new in edited.items()]
 

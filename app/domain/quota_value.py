@@ -53,7 +53,7 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
 }
 
 
-class ValueErrors(ValueError):  # noqa: N818 - it carries many
+class ValueErrors(ValueError):
     """Everything wrong with a value: (JSON pointer into it, what would be right), never empty."""
 
     def __init__(self, errors: Sequence[tuple[str, str]]) -> None:

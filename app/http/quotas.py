@@ -11,9 +11,11 @@ from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from app.catalog.catalog import Absent, Catalog, Conditions, QuotaSet, Stale, Written
 from app.catalog.port import CatalogAway
@@ -27,16 +29,17 @@ from app.http.strict import JSON, MERGE_PATCH, read_json
 
 PATH: Final = "/v1/quotas/{entity:path}"
 """A path convertor, for an escaped slash in a name stands unescaped in what Starlette matches."""
+METHODS: Final = "DELETE, GET, PATCH, PUT"
 WHO: Final = "admin"
 """There is one admin key."""
 
-_TAG: Final = r'(?:W/)?"[!\x23-\x7e\x80-\xff]*"'
-_TAGS: Final = re.compile(rf"[ \t]*(?:,[ \t]*)*{_TAG}(?:[ \t]*,[ \t]*(?:{_TAG})?)*[ \t]*")
+_TAG: Final = re.compile(r'(W/)?"([!\x23-\x7e\x80-\xff]*)"')
+_VERSION: Final = re.compile("[1-9][0-9]{0,18}")
 
 
 def router(catalog: Catalog, access: Access) -> APIRouter:
     """The routes; access is judged before anything else of a request is looked at."""
-    routes = APIRouter(tags=["Quotas"], default_response_class=Response)
+    routes = APIRouter(tags=["Quotas"], default_response_class=Response, route_class=_OneOfFour)
 
     @routes.get(PATH, **schema.GET)
     async def get_quotas(request: Request) -> Response:
@@ -81,6 +84,16 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
     return routes
 
 
+class _OneOfFour(APIRoute):
+    """A route that knows of its siblings: Starlette's own 405 allows the methods of the first one only."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or say which methods this path takes."""
+        if scope["method"] not in (self.methods or ()):
+            raise HTTPException(405, headers={"Allow": METHODS})
+        await super().handle(scope, receive, send)
+
+
 def _entity(scope: Scope) -> Entity:
     """The entity of the raw path, decoded once, so that ``user=*`` and ``user=%2A`` are two.
 
@@ -113,17 +126,18 @@ def _conditions(request: Request) -> Conditions:
 
 
 def _versions(request: Request, name: str, *, weak: bool) -> frozenset[int] | Literal["*"] | None:
-    """The versions that a condition names. If-Match compares strongly: a weak ETag matches nothing there."""
+    """The versions that a condition names; what is no ETag in quotes, as ours are, names none.
+
+    If-Match compares strongly: a weak ETag matches nothing there.
+    """
     lines = request.headers.getlist(name)
     if not lines:
         return None
     text = ",".join(lines).strip()
     if text == "*":
         return "*"
-    if not _TAGS.fullmatch(text):
-        raise Problem(400, f'{name.title()} takes * or ETags in quotes, such as "17".')
-    tags = [tag for tag in re.findall(_TAG, text) if weak or not tag.startswith("W/")]
-    return frozenset(int(found[1]) for tag in tags if (found := re.fullmatch(r'(?:W/)?"([0-9]{1,19})"', tag)))
+    tags = (tag for strength, tag in _TAG.findall(text) if weak or not strength)
+    return frozenset(int(tag) for tag in tags if _VERSION.fullmatch(tag))
 
 
 def _origin(request: Request) -> Origin:

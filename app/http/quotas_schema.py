@@ -259,7 +259,7 @@ _ANSWER_EXAMPLE: Final = {
     "version": 17,
 }
 _PROBLEMS: Final = {
-    400: "Not JSON, or a header that cannot be read.",
+    400: "Not JSON, or not HTTP.",
     401: "No valid key.",
     403: "The key lacks the scope.",
     404: "Nothing is set on the entity.",

@@ -231,11 +231,11 @@ async def test_get_answers_304_to_what_the_caller_has(quotas: Quotas):
     assert (await quotas.get("user=alice", if_none_match='"99"')).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["if_match", "if_none_match"])
-async def test_a_condition_that_cannot_be_read_is_400(quotas: Quotas, name: str):
-    for text in ("1", '"1', '"1" "2"', ","):
-        assert fields(await quotas.put("user=alice", {"request_rate": 5}, **{name: text}), 400) == []
-    assert (await quotas.get("user=alice")).status_code == 404
+async def test_what_is_no_etag_matches_nothing(quotas: Quotas):
+    await quotas.put("user=alice", {"request_rate": 5})
+    for text in ("1", '"1', '"01"', '"*"', ","):
+        assert (await quotas.get("user=alice", if_none_match=text)).status_code == 200
+        assert fields(await quotas.put("user=alice", {"request_rate": 6}, if_match=text), 412) == []
 
 
 async def test_one_of_many_writers_at_one_etag_wins(quotas: Quotas):
@@ -441,6 +441,12 @@ async def test_access_comes_before_everything_else_then_type_then_syntax_then_co
     assert fields(await quotas.put("foo=bar", b"{"), 400) == []
     assert fields(await quotas.put("foo=bar", {"foobar": 1})) == ["/entity"]
     assert fields(await quotas.put("user=alice", {"foobar": 1}, if_match='"9"')) == ["/foobar"]
+
+
+async def test_another_method_is_told_which_there_are(quotas: Quotas):
+    for method in ("POST", "OPTIONS", "BREW"):
+        answer = await quotas.send(method, "user=alice")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET, PATCH, PUT")
 
 
 async def test_a_slash_in_a_path_is_another_path(quotas: Quotas):
