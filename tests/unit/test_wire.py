@@ -47,9 +47,11 @@ def named(problem: Problem) -> list[tuple[str, str]]:
 
 
 def test_an_ask_says_everything():
-    assert ask("""{"usage": {"requests": 1, "produce_bytes": 2.5, "producer_ids": [4711, "a"]},
-        "principal": "alice", "client_id": "", "ip": "::ffff:10.0.0.7", "broker": "1", "listener": "EXTERNAL", "mode": "record",
-        "enforcement": "deny", "recheck": true, "cluster_action": true, "detail": true, "id": "x"}""") == Ask(
+    body = """{"usage": {"requests": 1, "produce_bytes": 2.5, "producer_ids": [4711, "a"]},
+        "principal": "alice", "client_id": "", "ip": "::ffff:10.0.0.7", "broker": "1", "listener": "EXTERNAL",
+        "mode": "record", "enforcement": "deny", "recheck": true, "cluster_action": true, "detail": true,
+        "id": "x"}"""
+    assert ask(body) == Ask(
         usage={"requests": 1, "produce_bytes": 2.5},
         producer_ids=(4711, "a"),
         principal="alice",

@@ -1,0 +1,112 @@
+"""The HTTP of a node on a real server, with a stand-in for admission that remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import APIRouter
+
+from app.admission.metrics import Metrics
+from app.domain.ask import Ask
+from app.domain.decision import Decision
+from app.http.access import Access
+from app.http.app import create_app
+from app.http.health import Readiness
+from app.http.wire import Clock
+
+ADMIN = "the-admin-key"
+OPEN_TO = "127.0.0.0/8"
+
+
+@dataclass
+class Admission:
+    """Admits everything."""
+
+    asked: list[Ask] = field(default_factory=list)
+    calls: int = 0
+    broken: bool = False
+    held: asyncio.Event | None = None
+
+    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+        if self.broken:
+            raise RuntimeError("a secret of the machine room")
+        if self.held is not None:
+            await self.held.wait()
+        self.calls += 1
+        self.asked += asks
+        return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
+
+
+@dataclass
+class Node:
+    """A running server and what it was built from."""
+
+    port: int
+    server: uvicorn.Server
+    admission: Admission
+    metrics: Metrics
+    readiness: Readiness
+    http: httpx.AsyncClient
+
+    async def ask(self, body: object, path: str = "/v1/decisions", **headers: str) -> httpx.Response:
+        """Post a body: bytes as they are, anything else as JSON."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if isinstance(body, bytes):
+            return await self.http.post(path, content=body, headers=named)
+        return await self.http.post(path, json=body, headers=named)
+
+
+async def eventually(look: Callable[[], object], within_s: float = 10.0) -> None:
+    """Wait until a look finds something true."""
+    async with asyncio.timeout(within_s):
+        while not look():  # noqa: ASYNC110  what is looked at tells nobody
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def serving(open_to: str = OPEN_TO, clock: Clock = "store") -> AsyncIterator[Node]:
+    """A node that asks of some networks no key."""
+    node: Node
+    routes = APIRouter()
+
+    @routes.get("/v1/failing")
+    async def failing(count: int = 0) -> None:
+        raise RuntimeError("a secret of the machine room")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        admission, metrics = Admission(), Metrics()
+        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+        app = create_app(
+            admission=admission,
+            access=Access(ADMIN, [ip_network(open_to)] if open_to else []),
+            clock=clock,
+            routers=[routes],
+            ready=lambda: node.readiness,
+            metrics=metrics,
+        )
+        config = uvicorn.Config(app, log_config=None, ws="none", lifespan="on", timeout_graceful_shutdown=5)
+        server = uvicorn.Server(config)
+        node = Node(port, server, admission, metrics, Readiness(snapshot=True), client)
+        running = asyncio.create_task(server._serve(sockets=[listener]))
+        await eventually(lambda: server.started)
+        try:
+            yield node
+        finally:
+            await client.aclose()
+            server.should_exit = True
+            await running
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with serving() as node:
+        yield node

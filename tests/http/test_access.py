@@ -1,0 +1,155 @@
+"""Who may ask what: keys, networks, and open paths."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from typing import Any
+
+import httpx
+import pytest
+
+from app.http.access import EVERYTHING, NOTHING, OPEN, Access
+from app.http.health import Readiness
+from app.http.problems import Problem
+from tests.http.conftest import ADMIN, Node, serving
+
+KEY = f"Bearer {ADMIN}"
+ASK = {"usage": {"requests": 1}}
+
+
+def scope(address: str | None = "127.0.0.1", *authorization: str, **more: str) -> dict[str, Any]:
+    headers = [(b"authorization", value.encode()) for value in authorization]
+    headers += [(name.replace("_", "-").encode(), value.encode()) for name, value in more.items()]
+    return {"client": None if address is None else (address, 5), "headers": headers}
+
+
+@pytest.fixture
+def access() -> Access:
+    return Access(ADMIN, [ip_network("127.0.0.0/8"), ip_network("10.1.0.0/16"), ip_network("::1/128")])
+
+
+def refusal(access: Access, request: dict[str, Any], wanted: Any = "decide") -> Problem:
+    with pytest.raises(Problem) as raised:
+        access.require(request, wanted)
+    return raised.value
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "10.1.2.3", "::1", "::ffff:10.1.2.3"])
+def test_open_networks_may_decide(access: Access, address: str):
+    assert access.granted(scope(address)) == OPEN == {"decide"}
+
+
+@pytest.mark.parametrize("address", ["10.2.0.1", "::2", "::ffff:10.2.0.1", "", "/run/quotagate.sock", None])
+def test_others_may_nothing(access: Access, address: str | None):
+    assert access.granted(scope(address)) == NOTHING
+    assert refusal(access, scope(address)).status == 401
+
+
+def test_no_header_changes_the_address(access: Access):
+    forwarded = scope(
+        "10.2.0.1", x_forwarded_for="127.0.0.1", forwarded="for=127.0.0.1", x_real_ip="127.0.0.1"
+    )
+    assert access.granted(forwarded) == NOTHING
+
+
+def test_no_network_is_open_when_none_is_named():
+    assert Access(ADMIN, []).granted(scope("127.0.0.1")) == NOTHING
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer  "])
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.2.0.1", None])
+def test_the_admin_key_grants_everything_anywhere(access: Access, scheme: str, address: str | None):
+    assert access.granted(scope(address, f"{scheme} {ADMIN}")) == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    "sent",
+    ["", "Bearer", "Bearer ", f"Bearer {ADMIN}x", f"Basic {ADMIN}", ADMIN, f"Bearer{ADMIN}", "Bearer \xff"],
+)
+def test_what_is_sent_must_be_a_valid_key(access: Access, sent: str):
+    problem = refusal(access, scope("127.0.0.1", sent))
+    assert problem.status == 401
+    assert problem.headers["WWW-Authenticate"] == 'Bearer realm="quotagate", error="invalid_token"'
+
+
+def test_two_keys_are_none(access: Access):
+    assert refusal(access, scope("127.0.0.1", KEY, KEY)).status == 401
+
+
+def test_an_empty_admin_key_is_nobodys():
+    assert refusal(Access("", []), scope("127.0.0.1", "Bearer ")).status == 401
+
+
+def test_without_a_key_more_is_401_and_with_one_that_lacks_it_403(access: Access):
+    for wanted in ("account", "read", "write", "admin"):
+        assert refusal(access, scope(), wanted).status == 401
+    problem = refusal(access, scope("127.0.0.1", KEY), "console")
+    assert problem.status == 403
+    assert 'error="insufficient_scope", scope="console"' in problem.headers["WWW-Authenticate"]
+
+
+# The paths of a node
+
+OPEN_PATHS = ["/health/live", "/health/ready", "/openapi.json", "/docs", "/redoc"]
+
+
+@pytest.mark.parametrize("path", OPEN_PATHS)
+async def test_open_paths_need_no_key_but_a_key_that_is_sent_must_be_valid(path: str):
+    async with serving(open_to="") as node:
+        assert (await node.http.get(path)).status_code == 200
+        assert (await node.http.get(path, headers={"Authorization": KEY})).status_code == 200
+        assert (await node.http.get(path, headers={"Authorization": "Bearer x"})).status_code == 401
+
+
+async def test_metrics_are_for_open_networks_and_keys():
+    async with serving(open_to="") as closed:
+        assert (await closed.http.get("/metrics")).status_code == 401
+        shown = await closed.http.get("/metrics", headers={"Authorization": KEY})
+        assert shown.status_code == 200
+    async with serving() as node:
+        shown = await node.http.get("/metrics")
+        assert shown.headers["content-type"].startswith("text/plain; version=")
+        assert "quotagate_decision_seconds_bucket" in shown.text
+
+
+async def test_everything_else_needs_a_key_before_it_is_said_to_be_missing(node: Node):
+    async def get(path: str, **headers: str) -> httpx.Response:
+        return await node.http.get(path, headers=headers)
+
+    for path in ("/", "/v1/failing", "/v1/decisions/", "/nothing", "/health"):
+        assert (await get(path)).status_code == 401, path
+    missing = await get("/nothing", authorization=KEY)
+    assert missing.status_code == 404
+    assert missing.json()["detail"] == "There is nothing at this path."
+    assert missing.headers["content-type"] == "application/problem+json"
+
+
+async def test_fastapis_own_refusals_are_problems(node: Node, capsys: pytest.CaptureFixture[str]):
+    node.http.headers["Authorization"] = KEY
+    refused = await node.http.put("/v1/failing")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+    assert refused.json()["title"] == "Method Not Allowed"
+    wrong = await node.http.get("/v1/failing?count=x")
+    assert wrong.status_code == 422
+    assert wrong.json()["errors"][0]["field"] == "/count"
+    failed = await node.http.get("/v1/failing")
+    assert failed.status_code == 500
+    assert failed.headers["content-type"] == "application/problem+json"
+    assert "secret" not in failed.text
+    assert "a request failed" in capsys.readouterr().out
+
+
+async def test_health_says_what_is_away(node: Node):
+    node.readiness = Readiness(snapshot=True, store="timeout", catalog="away")
+    expected = {"store": "timeout", "catalog": "away", "throttle_factor": 1.0}
+    ready = await node.http.get("/health/ready")
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready"} | expected)
+    for state, status in (
+        (Readiness(snapshot=False), "starting"),
+        (Readiness(snapshot=True, stopping=True), "stopping"),
+    ):
+        node.readiness = state
+        ready = await node.http.get("/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, status)
+        live = await node.http.get("/health/live")
+        assert (live.status_code, live.json()["status"]) == (200, "live")

@@ -1,0 +1,66 @@
+"""The OpenAPI document: what the app serves is what lies in the repository, with the hot routes in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.http.wire import decode_ask, decode_batch
+from tests.http.conftest import serving
+
+FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_file_is_up_to_date(document: dict[str, Any]):
+    made = subprocess.run([sys.executable, "-m", "app.http.openapi"], capture_output=True, check=True)
+    assert json.loads(made.stdout) == document, "make openapi"
+
+
+async def test_the_app_serves_it(document: dict[str, Any]):
+    async with serving() as node:
+        served = (await node.http.get("/openapi.json")).json()
+    del served["paths"]["/v1/failing"]  # a route of the tests' own
+    paths = {path: item for path, item in document["paths"].items() if "/v1/quotas" not in path}
+    assert served["paths"] == paths
+    assert served["info"] == document["info"]
+    for name in ("Ask", "Decision", "Problem"):
+        assert served["components"]["schemas"][name] == document["components"]["schemas"][name]
+
+
+@pytest.mark.parametrize(("path", "decode"), [("", decode_ask), (":batch", decode_batch)])
+def test_hot_routes_have_their_refusals_and_an_example_of_each(
+    document: dict[str, Any], path: str, decode: Any
+):
+    route = document["paths"][f"/v1/decisions{path}"]["post"]
+    assert set(route["responses"]) == {"200", "400", "401", "403", "413", "422"}
+    for status, response in route["responses"].items():
+        if status != "200":
+            shown = response["content"]["application/problem+json"]["example"]
+            assert shown["status"] == int(status)
+            assert bool(shown.get("errors")) == (status == "422")
+    example = route["requestBody"]["content"]["application/json"]["example"]
+    assert decode(json.dumps(example).encode(), "store")
+
+
+def test_every_operation_says_who_may_ask(document: dict[str, Any]):
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            assert operation["security"] in ([], [{"key": []}], [{"key": []}, {}]), path
+
+
+async def test_at_ms_is_there_only_under_the_callers_clock(document: dict[str, Any]):
+    assert "at_ms" not in document["components"]["schemas"]["Ask"]["properties"]
+    async with serving(clock="caller") as node:
+        ask = (await node.http.get("/openapi.json")).json()["components"]["schemas"]["Ask"]
+    assert "at_ms" in ask["required"]
