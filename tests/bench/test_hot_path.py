@@ -1,0 +1,125 @@
+"""What a decision costs from body to body, beside the same question as a FastAPI route with pydantic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from statistics import median
+from time import process_time
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from app.admission.admission import Admission
+from app.admission.metrics import Metrics
+from app.domain.entity import ANY, Entity
+from app.domain.ladder import Quotas, Rules
+from app.domain.quota import Quota
+from app.http.access import Access
+from app.http.decisions import Decisions, HotRoute
+from app.store.port import Answer, Plan, Said
+
+BODY = b'{"principal": "alice", "client_id": "etl", "usage": {"requests": 1}}'
+ROUNDS, REQUESTS = 7, 2_000
+ADMIT = Said("admit", 0, None, 0, 0.1, 99.0, None, 0, 0.0)
+App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+
+
+class InstantStore:
+    """A store that admits at once: what is measured is everything else."""
+
+    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+        return [Answer((ADMIT,)) for _ in plans]
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Snapshot:
+    quotas: Quotas = {
+        "request_rate": {Entity.of(user=ANY): Quota("request_rate", 100, "sampled_rate", "delay")}
+    }
+
+
+class Usage(BaseModel):
+    requests: int
+
+
+class Question(BaseModel):
+    principal: str
+    client_id: str
+    usage: Usage
+
+
+class Reply(BaseModel):
+    decision: str
+    throttle_ms: int
+
+
+def fastapi_route() -> App:
+    api = FastAPI()
+
+    @api.post("/v1/decisions")
+    async def decide(question: Question) -> Reply:
+        return Reply(decision="admit", throttle_ms=question.usage.requests - 1)
+
+    return api
+
+
+def hot_route() -> App:
+    admission = Admission(
+        InstantStore(),
+        Snapshot,
+        rules=Rules(),
+        secret=lambda: b"s" * 32,
+        sequential=False,
+        budget_s=1.0,
+        metrics=Metrics(),
+    )
+    access = Access("key", ())
+    return HotRoute(Decisions(admission, access, "store").one, access)
+
+
+async def microseconds(app: App) -> float:
+    """Processor time for one request, the least of several rounds."""
+    headers = [(b"content-type", b"application/json"), (b"authorization", b"Bearer key")]
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/decisions",
+        "raw_path": b"/v1/decisions",
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": BODY, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        assert message.get("status", 200) == 200
+
+    spent = []
+    for _ in range(ROUNDS):
+        began = process_time()
+        for _ in range(REQUESTS):
+            await app(dict(scope), receive, send)
+        spent.append((process_time() - began) / REQUESTS * 1e6)
+    return min(spent)
+
+
+@pytest.mark.bench
+def test_the_hot_route_beside_a_fastapi_route() -> None:
+    """A whole decision, short of the store, against a route that decides nothing."""
+    ratios = []
+    for _ in range(3):
+        plain = asyncio.run(microseconds(fastapi_route()))
+        hot = asyncio.run(microseconds(hot_route()))
+        ratios.append(plain / hot)
+        print(f"FastAPI and pydantic, deciding nothing: {plain:.0f} us; a decision: {hot:.0f} us")
+    print(f"ratio {median(ratios):.2f}")
+    assert median(ratios) > 1
