@@ -177,8 +177,8 @@ class Metrics:
         """Count one decision.
 
         Args:
-            found: the quotas that gave the verdicts, in the same order; without them each key is taken to
-                have the algorithm it has by default.
+            found: the quotas that gave the verdicts, in the same order; none for an answer that was kept,
+                whose numbers are old.
         """
         counts = self._counts
         by = decision.limited_by
@@ -188,19 +188,18 @@ class Metrics:
             counts.unmatched += 1
         if ask.cluster_action and ask.mode in ("admit", "record") and not _EXEMPT_USAGE.isdisjoint(ask.usage):
             counts.exempt += ask.usage.get("requests", 1)
-        if decision.source != "store":
+        if decision.source != "store" or not found:
             return
         now = self._clock()
         if now >= self._halve_at:
             self._halve(now)
-        for at, verdict in enumerate(verdicts):
+        for verdict, applied in zip(verdicts, found, strict=True):
             if verdict.shadow:
                 shadow = (verdict.outcome, verdict.quota)
                 counts.shadows[shadow] = counts.shadows.get(shadow, 0) + 1
-            algorithm = found[at].quota.algorithm if found else KEYS[verdict.quota].algorithm
             throttled = 0.0 if verdict.shadow or ask.mode == "peek" else verdict.throttle_ms / 1000
             place = (verdict.quota, verdict.bucket)
-            if algorithm == "token_bucket":
+            if applied.quota.algorithm == "token_bucket":
                 _touch(counts.tokens, place, now, verdict.remaining, throttled)
             else:
                 _touch(counts.rates, place, now, verdict.observed, throttled)

@@ -14,7 +14,7 @@ from app.admission.metrics import HALF_LIFE_S, KEPT, QUIET_S, SHOWN, Fill, Metri
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Outcome, Verdict
 from app.domain.ladder import Applied
-from app.domain.quota import Quota
+from app.domain.quota import KEYS, Algorithm, Quota
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 ASK = Ask(usage={"requests": 1}, principal="alice")
@@ -52,7 +52,12 @@ def decision(verdicts: Sequence[Verdict], source: Any = "store") -> Decision:
 
 
 def count(metrics: Metrics, *verdicts: Verdict, ask: Ask = ASK, **more: Any) -> None:
-    metrics.decided(ask, decision(verdicts), verdicts, **more)
+    metrics.decided(ask, decision(verdicts), verdicts, found=[applied(v) for v in verdicts], **more)
+
+
+def applied(said: Verdict, algorithm: Algorithm | None = None) -> Applied:
+    quota = Quota(said.quota, said.limit, algorithm or KEYS[said.quota].algorithm, said.enforcement)
+    return Applied(quota, said.entity, said.bucket, said.bucket)
 
 
 def samples(metrics: Metrics) -> Samples:
@@ -137,8 +142,8 @@ def test_a_rate_is_the_one_last_measured(metrics: Metrics):
 
 def test_a_token_bucket_shows_its_tokens(metrics: Metrics):
     count(metrics, verdict("controller_mutation_rate", remaining=-4.0))
-    quota = Quota("request_rate", 10.0, "token_bucket", "deny")
-    count(metrics, verdict(remaining=2.5), found=[Applied(quota, "user=*", "user=alice", "user=alice")])
+    other = verdict(remaining=2.5)
+    metrics.decided(ASK, decision([other]), [other], found=[applied(other, "token_bucket")])
     assert value(metrics, "tokens", quota="controller_mutation_rate", entity="user=alice") == -4
     assert value(metrics, "tokens", quota="request_rate", entity="user=alice") == 2.5
     assert value(metrics, "rate", quota="request_rate", entity="user=alice") is None
@@ -172,6 +177,13 @@ def test_shadow_verdicts_are_counted_apart(metrics: Metrics):
 def test_a_fallback_measures_nothing(metrics: Metrics):
     verdicts = (verdict(observed=None, remaining=None),)
     metrics.decided(ASK, decision(verdicts, "fallback"), verdicts)
+    assert value(metrics, "rate", quota="request_rate", entity="user=alice") is None
+
+
+def test_an_answer_that_was_kept_is_counted_and_measures_nothing(metrics: Metrics):
+    old = verdict(outcome="delay", throttle_ms=7)
+    metrics.decided(ASK, decision([old]), [old])
+    assert value(metrics, "decisions_total", decision="delay", quota="request_rate", source="store") == 1
     assert value(metrics, "rate", quota="request_rate", entity="user=alice") is None
 
 
