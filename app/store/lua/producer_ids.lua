@@ -13,7 +13,7 @@ A key is made whole by one SET when its layout changes, as growing in place doub
 would take long to copy, and grows by 1 MiB only: it is extended where the ring was, and its ring moves to the end.
 ]]
 
-local HEAD, SEGMENT = '<ddI4ddddI4I4I4I4', '<I4BBI4I4I4I4I4I4'
+local HEAD, SEGMENT, BLOCK = '<ddI4ddddI4I4I4I4', '<I4BBI4I4I4I4I4I4', '<' .. string.rep('I4', 64)
 local HEAD_BYTES, SEGMENT_BYTES, BLOCK_BYTES, CELLS = 68, 30, 256, 504
 local LAYERS, WORD = 4, 4294967296
 local LARGE = 4194304
@@ -281,28 +281,29 @@ local function write(part, id)
   if part.changed then lay_out(part) end
   local at = block_of(s, id)
   local block = call('GETRANGE', part.key, at, at + BLOCK_BYTES - 1)
-  local written = unpack_('<I4', block)
-  local bytes = { string.byte(block, 5, BLOCK_BYTES) }
+  local words = { unpack_(BLOCK, block) }
+  local written = words[1]
   if written < number then
     local keep = 0
     for old = max(number - LAYERS + 1, 1), written do keep = bor(keep, lshift(1, old % LAYERS)) end
     keep = keep * 17
-    for i = 1, #bytes do bytes[i] = band(bytes[i], keep) end
+    keep = keep * 0x01010101
+    for i = 2, #words do words[i] = band(words[i], keep) end
   end
-  local slot = lshift(1, number % LAYERS)
-  local left = s.hashes
+  words[1] = number
+  local slot, left = lshift(1, number % LAYERS), s.hashes
   for word = 2, 8 do
     local fraction = id[word]
     for _ = 1, min(left, 3) do
       fraction = fraction * CELLS
       local cell = floor(fraction / WORD)
       fraction = fraction - cell * WORD
-      local i = floor(cell / 2) + 1
-      bytes[i] = bor(bytes[i], cell % 2 == 0 and slot or slot * 16)
+      local i = floor(cell / 8) + 2
+      words[i] = bor(words[i], lshift(slot, cell % 8 * 4))
     end
     left = left - 3
   end
-  call('SETRANGE', part.key, at, pack('<I4', number) .. string.char(unpack(bytes)))
+  call('SETRANGE', part.key, at, pack(BLOCK, unpack(words)))
   s.counts[number % LAYERS] = s.counts[number % LAYERS] + 1
   s.written = number
   part.dirty = true

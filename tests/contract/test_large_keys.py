@@ -1,0 +1,23 @@
+"""Large keys are extended in place instead of rewritten: the same machine, with a script that takes small ones for large."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from app.store.script import SCRIPT
+from tests.contract.machine import run
+from tests.stores import running
+
+THRESHOLD = "local LARGE = 4194304"
+
+
+@pytest.mark.parametrize("large", [0, 3_000])
+def test_a_key_grown_in_place_is_the_same(large: int) -> None:
+    assert SCRIPT.count(THRESHOLD) == 1
+    met: Counter[str] = Counter()
+    with running("valkey") as url:
+        while met["growth"] < 50:
+            met += run(url, examples=80, steps=50, script=SCRIPT.replace(THRESHOLD, f"local LARGE = {large}"))
+    assert met["layer death"] > 50
