@@ -12,40 +12,29 @@ from typing import Any
 import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from app.admission.plan import decided, matches_of, plan_of
 from app.domain.ask import Ask
 from app.domain.decision import Decision
-from app.domain.entity import ANY, Entity
+from app.domain.entity import Entity
 from app.domain.ladder import Rules
-from app.domain.oracle import IdsBucket, Oracle
-from app.domain.quota import KEYS, LAYER_POLICIES, Layers, Quota
-from app.store.port import Plan
+from app.domain.oracle import Bucket, IdsBucket, Oracle
+from app.domain.producer_ids import ProducerIds
+from app.domain.quota import KEYS, Quota
+from app.store.port import Answer, Charge, Plan
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
+from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 RULES = Rules(inter_broker_listener="REPLICATION")
-ENTITIES = {
-    "user": [Entity.of(user="a"), Entity.of(user=ANY)],
-    "client": [
-        Entity.of(client_id=ANY),
-        Entity.of(user=ANY, client_id=ANY),
-        Entity.of(user="a", client_id="c"),
-    ],
-    "ip": [Entity.of(ip="10.0.0.1"), Entity.of(ip=ANY)],
-    "listener": [
-        Entity.of(broker="1"),
-        Entity.of(broker=ANY),
-        Entity.of(listener=ANY),
-        Entity.of(listener="L"),
-        Entity.of(broker="1", listener="L"),
-    ],
-}
-IDS = [*range(100, 400), *(f"p{n}" for n in range(60))]
-AMOUNTS = (1, 1, 1, 2, 3, 0, 5, 12, 60)
-FRACTIONS = (0.5, 2.25, 0.1, 7.3)
 
 MUST_MEET = (
     *(f"{outcome} {key}" for key in KEYS for outcome in ("throttle", "reject")),
@@ -65,78 +54,6 @@ AT_LEAST = 50
 
 class Difference(AssertionError):
     """The store and the oracle disagree."""
-
-
-def entities_of(key: str) -> list[Entity]:
-    """Entities that a key may be set on, among those the machine asks with."""
-    row = KEYS[key]
-    kinds = {"ip": "ip", "broker": "listener", "user": "user"}
-    found = [e for types in row.entities for e in ENTITIES.get(kinds.get(types[0], ""), [])]
-    if ("client-id",) in row.entities:
-        found += ENTITIES["client"]
-    return list(dict.fromkeys(found))
-
-
-@st.composite
-def quotas(draw: st.DrawFn, key: str, max_ids: int) -> Quota:
-    """A quota of a key with short windows and small limits, so that everything happens often."""
-    row = KEYS[key]
-    shadow = draw(st.sampled_from((False,) * 7 + (True,)))
-    scope = draw(st.sampled_from(("cluster", "cluster", "broker")))
-    if row.algorithm == "producer_ids":
-        limit = min(draw(st.sampled_from((1, 3, 8, 20, 8, 20, 60, 0))), max_ids // 2)
-        window = draw(st.sampled_from((1_000, 4_000)))
-        return Quota(
-            key, limit, "producer_ids", "deny", shadow, scope, window_ms=window, layers=draw(layers(window))
-        )
-    algorithm = draw(st.sampled_from((row.algorithm, row.algorithm, "sampled_rate", "token_bucket")))
-    limit = draw(st.sampled_from((2, 5, 1, 20, 9, 0) if row.integer_limit else (2, 5, 0.7, 20, 9, 0)))
-    samples, sample_ms = draw(st.sampled_from(((3, 200), (11, 100), (2, 500), (1, 300))))
-    burst = draw(st.sampled_from((samples * sample_ms / 1000 * limit, 7.5)))
-    enforcement = draw(st.sampled_from(("deny", "delay", row.enforcement)))
-    return Quota(
-        key, limit, algorithm, enforcement, shadow, scope, samples=samples, sample_ms=sample_ms, burst=burst
-    )
-
-
-def layers(window_ms: int) -> st.SearchStrategy[Layers]:
-    """Any layer policy."""
-    named = [Layers.named(policy, window_ms) for policy in LAYER_POLICIES]
-    return st.sampled_from([*named, Layers(150, 600), Layers(400, 500)])
-
-
-@st.composite
-def asks(draw: st.DrawFn) -> Ask:
-    """An ask for one usage, rarely for two; ids come in handfuls, and in floods when they are recorded."""
-    mode = draw(st.sampled_from(("admit", "admit", "admit", "admit", "record", "peek", "refund")))
-    key = draw(st.sampled_from(list(KEYS)))
-    fields = {KEYS[key].usage}
-    if draw(st.integers(0, 4)) == 0:
-        fields.add(KEYS[draw(st.sampled_from(list(KEYS)))].usage)
-    usage: dict[str, float] = {}
-    ids: tuple[int | str, ...] | None = None
-    for field in sorted(fields):
-        if field == "producer_ids":
-            first = draw(st.integers(0, len(IDS) - 1))
-            many = draw(st.sampled_from((1, 1, 2, 5, 9, 30) if mode == "admit" else (1, 3, 40, 60)))
-            ids = None if mode == "refund" else tuple((IDS[first:] + IDS)[:many])
-        else:
-            whole = field in ("requests", "connections", "mutations")
-            usage[field] = draw(st.sampled_from(AMOUNTS if whole else AMOUNTS + FRACTIONS))
-    return Ask(
-        usage=usage or {"requests": 1} if ids is None else usage,
-        producer_ids=ids,
-        principal=draw(st.sampled_from(("a", "b"))),
-        client_id=draw(st.sampled_from(("c", None, ""))),
-        ip=draw(st.sampled_from(("10.0.0.1", "2001:db8::1", "2001:db8::2"))),
-        broker=draw(st.sampled_from(("1", "2", None))),
-        listener=draw(st.sampled_from(("L", "REPLICATION"))),
-        mode=mode,
-        deny=draw(st.sampled_from((False, False, True))),
-        recheck=draw(st.sampled_from((False, False, True))),
-        detail=True,
-        cluster_action=draw(st.integers(0, 19)) == 0,
-    )
 
 
 class Machine(RuleBasedStateMachine):
@@ -162,6 +79,7 @@ class Machine(RuleBasedStateMachine):
         data=st.data(),
     )
     def begin(self, max_ids: int, sequential: bool, data: Any) -> None:
+        self.met["steps"] -= 1  # the invariant that counts steps counts this beginning too
         self.sequential, self.max_ids = sequential, max_ids
         self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential)
         options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": self.script}
@@ -184,7 +102,9 @@ class Machine(RuleBasedStateMachine):
         if with_id == 0:
             ask = replace(ask, id=f"ask-{next(self.names)}")
             self.asked.append(ask)
-        self._decide([ask])
+            self._decide([ask, ask])
+        else:
+            self._decide([ask])
 
     @rule(several=st.lists(asks(), min_size=2, max_size=6))
     def batch(self, several: list[Ask]) -> None:
@@ -223,15 +143,9 @@ class Machine(RuleBasedStateMachine):
     def flood(self, first: int, many: int) -> None:
         """More ids than a segment holds, or than may be remembered; then one more, and one of them again."""
         ids = tuple((IDS[first:] + IDS)[:many])
-        asks = [
-            Ask({}, given, "a", mode=mode, detail=True)
-            for given, mode in (
-                (ids, "record"),
-                ((f"late-{self.now}",), "admit"),
-                (ids[:3], "admit"),
-            )
-        ]
-        self._decide(asks)
+        flood = Ask({}, ids, "a", mode="record", detail=True)
+        late = replace(flood, producer_ids=(f"late-{self.now}",), mode="admit")
+        self._decide([flood, late, replace(late, producer_ids=ids[:3])])
 
     @rule(first=st.integers(0, len(IDS) - 9), times=st.integers(3, 6))
     def march(self, first: int, times: int) -> None:
@@ -310,94 +224,73 @@ class Machine(RuleBasedStateMachine):
         ask = Ask(principal="z", usage=spent, producer_ids=ids, detail=True, at_ms=at_ms)
         self._decide([ask], timed=True)
 
+    @invariant()
+    def count_step(self) -> None:
+        self.met["steps"] += 1
+
     def _decide(self, asks: Sequence[Ask], *, timed: bool = False) -> None:
-        store = self.timed if timed else self.store
+        """Have the store decide in one call, then the oracle one by one, and compare."""
         if not timed:
             asks = [replace(ask, at_ms=self.now) for ask in asks]
         plans = [plan_of(ask, matches_of(ask, self.quotas, RULES), SECRET) for ask in asks]
         wanted = [plan for plan in plans if plan is not None]
+        if not wanted:
+            return
+        store = self.timed if timed else self.store
         before = self._server_time()
-        answers = iter(self.loop.run_until_complete(store.decide(wanted)) if wanted else [])
-        after = self._server_time()
-        now = store.now_ms if timed and wanted else self.now
-        if timed and wanted and not before <= now <= after:
-            raise Difference(f"decided at {now}, not by the store's clock, {before} to {after}")
-        last: dict[bytes, tuple[int, int]] = {}
+        answers = iter(self.loop.run_until_complete(store.decide(wanted)))
+        now = store.now_ms if timed else self.now
+        if timed and not before <= now <= self._server_time():
+            raise Difference(f"decided at {now}, not by the store's clock")
         for ask, plan in zip(asks, plans, strict=True):
-            kept_before = self._kept(ask, now)
-            segments = self._segments()
-            live = self._live(plan, now)
-            expected = self.oracle.decide(ask, self.quotas, RULES, now)
-            answer = None if plan is None else next(answers)
-            got, _ = decided(ask, plan, answer, sequential=self.sequential)
-            if got != expected:
-                raise Difference(f"{ask}\nstore:  {got}\noracle: {expected}")
-            self._count(ask, expected, kept=kept_before)
-            self.met["growth"] += self._segments() > segments > 0
-            self.met["layer death"] += self._live(plan, now) < live or self._dead_layers(plan, now)
-            if plan is not None and answer is not None and answer.kept is None and ask.mode != "peek":
-                for key, bucket, said in self._ids(plan, answer.said):
-                    last[key] = (
-                        said,
-                        bucket.state.remembered(max(now, bucket.newest_ms or 0), self._layers_of(plan)),
-                    )
-                    if last[key][0] != last[key][1]:
-                        raise Difference(f"{ask}\nremembered: {last[key]}")
-            self.met["clock back by more than a window"] += (
-                answer is not None and answer.kept is None and any(s.correction == 2 for s in answer.said)
-            )
-        self._check_expiry(wanted)
+            self._compare(ask, plan, None if plan is None else next(answers), now)
+        for charge in itertools.chain.from_iterable(plan.charges for plan in wanted):
+            if self.redis.pttl(charge.key) == -1:
+                raise Difference(f"no expiry on {charge.key!r}")
 
-    def _check_expiry(self, plans: Sequence[Plan]) -> None:
-        for plan in plans:
-            for charge in plan.charges:
-                if self.redis.pttl(charge.key) == -1:
-                    raise Difference(f"no expiry on {charge.key!r}")
+    def _compare(self, ask: Ask, plan: Plan | None, answer: Answer | None, now: int) -> None:
+        kept = answer is not None and answer.kept is not None
+        segments, live = self._segments(), sum(len(live) for _, live in self._filters(plan, now))
+        expected = self.oracle.decide(ask, self.quotas, RULES, now)
+        got, _ = decided(ask, plan, answer, sequential=self.sequential)
+        if got != expected:
+            raise Difference(f"{ask}\nstore:  {got}\noracle: {expected}")
+        self.met["growth"] += self._segments() > segments > 0
+        after = list(self._filters(plan, now))
+        died = any(len(state.layers) > len(its) for state, its in after)
+        self.met["layer death"] += died or sum(len(its) for _, its in after) < live
+        self._count(ask, expected, kept=kept)
+        if plan is not None and answer is not None and not kept:
+            self._look_inside(ask, plan, answer, now)
 
-    def _ids(self, plan: Plan, said: Sequence[Any]) -> Iterator[tuple[bytes, IdsBucket, int]]:
-        for charge, one in zip(plan.charges, said, strict=True):
-            bucket = self._bucket(charge.applied)
+    def _look_inside(self, ask: Ask, plan: Plan, answer: Answer, now: int) -> None:
+        """What the wire does not show: ids remembered, and clocks corrected."""
+        self.met["clock back by more than a window"] += any(said.correction == 2 for said in answer.said)
+        for charge, said in zip(plan.charges, answer.said, strict=True):
+            bucket = self._bucket(charge)
+            if isinstance(bucket, IdsBucket) and ask.mode != "peek":
+                at = max(now, bucket.newest_ms or 0)
+                remembered = bucket.state.remembered(at, charge.applied.quota.layers)
+                if said.remembered != remembered:
+                    raise Difference(f"{ask}\nstore remembers {said.remembered}, oracle {remembered}")
+
+    def _bucket(self, charge: Charge) -> Bucket | None:
+        quota = charge.applied.quota
+        return self.oracle.buckets.get((quota.key, charge.applied.bucket, quota.identity, quota.epoch))
+
+    def _filters(self, plan: Plan | None, now: int) -> Iterator[tuple[ProducerIds, list[int]]]:
+        """The filters that a plan touches, and their live layers."""
+        for charge in plan.charges if plan else ():
+            bucket = self._bucket(charge)
             if isinstance(bucket, IdsBucket):
-                yield charge.key, bucket, one.remembered
-
-    def _bucket(self, found: Any) -> Any:
-        quota = found.quota
-        return self.oracle.buckets.get((quota.key, found.bucket, quota.identity, quota.epoch))
-
-    @staticmethod
-    def _layers_of(plan: Plan) -> Layers:
-        return next(
-            c.applied.quota.layers for c in plan.charges if c.applied.quota.algorithm == "producer_ids"
-        )
+                yield bucket.state, bucket.state.live_layers(now, charge.applied.quota.layers)
 
     def _segments(self) -> int:
-        return max(
-            (len(b.state.segments) for b in self.oracle.buckets.values() if isinstance(b, IdsBucket)),
-            default=0,
-        )
-
-    def _live(self, plan: Plan | None, now: int) -> int:
-        for charge in plan.charges if plan else ():
-            bucket = self._bucket(charge.applied)
-            if isinstance(bucket, IdsBucket):
-                return len(bucket.state.live_layers(now, charge.applied.quota.layers))
-        return 0
-
-    def _dead_layers(self, plan: Plan | None, now: int) -> bool:
-        for charge in plan.charges if plan else ():
-            bucket = self._bucket(charge.applied)
-            if isinstance(bucket, IdsBucket):
-                return len(bucket.state.layers) > len(
-                    bucket.state.live_layers(now, charge.applied.quota.layers)
-                )
-        return False
-
-    def _kept(self, ask: Ask, now: int) -> bool:
-        kept = self.oracle.answers.get((ask.principal, ask.id or ""))
-        return ask.mode != "peek" and ask.id is not None and kept is not None and now - kept[1] < 60_000
+        filters = [b.state for b in self.oracle.buckets.values() if isinstance(b, IdsBucket)]
+        return max((len(state.segments) for state in filters), default=0)
 
     def _server_time(self) -> int:
-        seconds, micros = self.redis.time()  # type: ignore[misc]
+        seconds, micros = self.redis.time()
         return seconds * 1000 + micros // 1000
 
     def _count(self, ask: Ask, decision: Decision, *, kept: bool) -> None:
@@ -429,7 +322,7 @@ def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bo
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
     try:
         run_state_machine_as_test(
-            _counting(Run, met),
+            Run,
             settings=settings(
                 max_examples=examples,
                 stateful_step_count=steps,
@@ -443,14 +336,3 @@ def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bo
     finally:
         loop.close()
     return met
-
-
-def _counting(machine: type[Machine], met: Counter[str]) -> type[Machine]:
-    """Count every step that Hypothesis takes."""
-
-    def check_invariants(self: Machine, *arguments: Any, **keywords: Any) -> None:
-        met["steps"] += 1
-        RuleBasedStateMachine.check_invariants(self, *arguments, **keywords)
-
-    machine.check_invariants = check_invariants  # type: ignore[method-assign]
-    return machine

@@ -27,17 +27,19 @@ class SlowStore:
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
         self.gates: list[asyncio.Future[None]] = []
+        self.news: asyncio.Queue[None] = asyncio.Queue()
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         self.calls.append([p.context.decode() for p in plans])
         gate = asyncio.get_running_loop().create_future()
         self.gates.append(gate)
+        self.news.put_nowait(None)
         await gate
         return [Answer((), kept=p.context) for p in plans]
 
     async def until_called(self, times: int) -> None:
         while len(self.calls) < times:
-            await asyncio.sleep(0)
+            await self.news.get()
 
     async def ping(self) -> None: ...
 

@@ -1,0 +1,103 @@
+"""Random quotas and asks, small and short so that everything happens often."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hypothesis import strategies as st
+
+from app.domain.ask import Ask, Mode
+from app.domain.entity import ANY, Entity
+from app.domain.quota import KEYS, LAYER_POLICIES, Enforcement, Layers, Quota, Scope
+
+ENTITIES: Final = {
+    "user": [Entity.of(user="a"), Entity.of(user=ANY)],
+    "client": [
+        Entity.of(client_id=ANY),
+        Entity.of(user=ANY, client_id=ANY),
+        Entity.of(user="a", client_id="c"),
+    ],
+    "ip": [Entity.of(ip="10.0.0.1"), Entity.of(ip=ANY)],
+    "listener": [
+        Entity.of(broker="1"),
+        Entity.of(broker=ANY),
+        Entity.of(listener=ANY),
+        Entity.of(listener="L"),
+        Entity.of(broker="1", listener="L"),
+    ],
+}
+IDS: Final = [*range(100, 400), *(f"p{n}" for n in range(60))]
+AMOUNTS: Final = (1, 1, 1, 2, 3, 0, 5, 12, 60)
+FRACTIONS: Final = (0.5, 2.25, 0.1, 7.3)
+
+
+def entities_of(key: str) -> list[Entity]:
+    """Entities that a key may be set on, among those the machine asks with."""
+    row = KEYS[key]
+    kinds = {"ip": "ip", "broker": "listener", "user": "user"}
+    found = [e for types in row.entities for e in ENTITIES.get(kinds.get(types[0], ""), [])]
+    if ("client-id",) in row.entities:
+        found += ENTITIES["client"]
+    return list(dict.fromkeys(found))
+
+
+@st.composite
+def quotas(draw: st.DrawFn, key: str, max_ids: int) -> Quota:
+    """A quota of a key with short windows and small limits, so that everything happens often."""
+    row = KEYS[key]
+    shadow = draw(st.sampled_from((False,) * 7 + (True,)))
+    scope: Scope = draw(st.sampled_from(("cluster", "cluster", "broker")))
+    if row.algorithm == "producer_ids":
+        limit: float = min(draw(st.sampled_from((1, 3, 8, 20, 8, 20, 60, 0))), max_ids // 2)
+        window = draw(st.sampled_from((1_000, 4_000)))
+        return Quota(
+            key, limit, "producer_ids", "deny", shadow, scope, window_ms=window, layers=draw(layers(window))
+        )
+    algorithm = draw(st.sampled_from((row.algorithm, row.algorithm, "sampled_rate", "token_bucket")))
+    limit = draw(st.sampled_from((2, 5, 1, 20, 9, 0) if row.integer_limit else (2, 5, 0.7, 20, 9, 0)))
+    samples, sample_ms = draw(st.sampled_from(((3, 200), (11, 100), (2, 500), (1, 300))))
+    burst = draw(st.sampled_from((samples * sample_ms / 1000 * limit, 7.5)))
+    enforcement: Enforcement = draw(st.sampled_from(("deny", "delay", row.enforcement)))
+    return Quota(
+        key, limit, algorithm, enforcement, shadow, scope, samples=samples, sample_ms=sample_ms, burst=burst
+    )
+
+
+def layers(window_ms: int) -> st.SearchStrategy[Layers]:
+    """Any layer policy."""
+    named = [Layers.named(policy, window_ms) for policy in LAYER_POLICIES]
+    return st.sampled_from([*named, Layers(150, 600), Layers(400, 500)])
+
+
+@st.composite
+def asks(draw: st.DrawFn) -> Ask:
+    """An ask for one usage, rarely for two; ids come in handfuls, and in floods when they are recorded."""
+    mode: Mode = draw(st.sampled_from(("admit", "admit", "admit", "admit", "record", "peek", "refund")))
+    key = draw(st.sampled_from(list(KEYS)))
+    fields = {KEYS[key].usage}
+    if draw(st.integers(0, 4)) == 0:
+        fields.add(KEYS[draw(st.sampled_from(list(KEYS)))].usage)
+    usage: dict[str, float] = {}
+    ids: tuple[int | str, ...] | None = None
+    for field in sorted(fields):
+        if field == "producer_ids":
+            first = draw(st.integers(0, len(IDS) - 1))
+            many = draw(st.sampled_from((1, 1, 2, 5, 9, 30) if mode == "admit" else (1, 3, 40, 60)))
+            ids = None if mode == "refund" else tuple((IDS[first:] + IDS)[:many])
+        else:
+            whole = field in ("requests", "connections", "mutations")
+            usage[field] = draw(st.sampled_from(AMOUNTS if whole else AMOUNTS + FRACTIONS))
+    return Ask(
+        usage=usage or {"requests": 1} if ids is None else usage,
+        producer_ids=ids,
+        principal=draw(st.sampled_from(("a", "b"))),
+        client_id=draw(st.sampled_from(("c", None, ""))),
+        ip=draw(st.sampled_from(("10.0.0.1", "2001:db8::1", "2001:db8::2"))),
+        broker=draw(st.sampled_from(("1", "2", None))),
+        listener=draw(st.sampled_from(("L", "REPLICATION"))),
+        mode=mode,
+        deny=draw(st.sampled_from((False, False, True))),
+        recheck=draw(st.sampled_from((False, False, True))),
+        detail=True,
+        cluster_action=draw(st.integers(0, 19)) == 0,
+    )
