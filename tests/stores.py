@@ -1,4 +1,4 @@
-"""Real stores for the tests: Valkey from its wheel and Redis from Debian, each on a unix socket of its own."""
+"""Real stores for the tests, each on a unix socket of its own: Valkey from its wheel, Redis from Debian."""
 
 from __future__ import annotations
 
