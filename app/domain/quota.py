@@ -182,16 +182,17 @@ class Quota:
 
         None where nothing is bounded: under delay, and in shadow. A limit of 0 admits nothing: 0. Ids are
         counted exactly: 1. A token bucket admits its burst and a window's refill: 1 + burst / (limit x window),
-        over the window in which it refills: 2. A sampled rate is measured over at least N-1 samples, so
-        one span of N samples may hold the allowance twice, the old one leaving whole as the new begins;
-        ``docs/bounds.md`` shows the search that finds it.
+        over the window in which it refills: 2. What a sampled rate admits in N samples is all in the sum that
+        admits the last of it, but the oldest sample may have begun one sample earlier, so that the sum is
+        measured over N+1 samples: (N+1)/N. ``docs/bounds.md`` has the argument and the search.
         """
         if self.algorithm == "producer_ids":
             ratio, window = 1.0, self.window_ms
         elif self.algorithm == "token_bucket" and self.limit:
             ratio, window = 2.0, math.ceil(min(self.burst / self.limit * 1000, MAX_EXACT))
         else:
-            ratio, window = 2.0, max(self.samples, 2) * self.sample_ms
+            samples = max(self.samples, 2)
+            ratio, window = (samples + 1) / samples, samples * self.sample_ms
         if self.shadow:
             return None, window
         if not self.limit:

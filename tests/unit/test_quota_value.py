@@ -260,7 +260,7 @@ def test_a_patch_names_what_it_broke():
         ("producer_ids_rate", {"limit": 0}, 0.0, 3_600_000, "a limit of 0 rejects every usage above 0"),
         ("producer_ids_rate", {"limit": 5, "shadow": True}, None, 3_600_000, "none: a shadow quota never"),
         ("request_rate", {"limit": 5}, None, 11_000, "none by itself"),
-        ("consumer_byte_rate", {"limit": 5}, 2.0, 11_000, "never more than 2 times the limit of 5 a second"),
+        ("consumer_byte_rate", {"limit": 5}, 12 / 11, 11_000, "never more than 1.09091 times the limit of 5"),
         ("controller_mutation_rate", {"limit": 5, "burst": 1}, 2.0, 200, "2 times the limit"),
         ("controller_mutation_rate", {"limit": 5e-324, "burst": 1}, 2.0, 2**53 - 1, "2 times the limit"),
     ],
