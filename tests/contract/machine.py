@@ -115,28 +115,25 @@ class Machine(RuleBasedStateMachine):
         """The same ask again and again, the last ones beyond the limit."""
         self._decide([ask] * times)
 
-    @rule(key=st.sampled_from(list(KEYS)), amount=st.sampled_from((1, 1, 2, 3)), recheck=st.booleans())
-    def exhaust(self, key: str, amount: int, recheck: bool) -> None:
-        """One key's bucket, under deny, until it refuses."""
-        field = KEYS[key].usage
+    @rule(
+        key=st.sampled_from(list(KEYS)),
+        amount=st.sampled_from((1, 1, 2, 3)),
+        recheck=st.booleans(),
+        limit=st.sampled_from((None, 3, 8)),
+    )
+    def exhaust(self, key: str, amount: int, recheck: bool, limit: int | None) -> None:
+        """One key's buckets, under deny, until they refuse; a limit takes its quotas out of shadow."""
+        if limit is not None:
+            for entity, quota in list(self.quotas[key].items()):
+                self._set(key, entity, replace(quota, limit=limit, burst=limit * 2.0, shadow=False))
+        whole = Ask({}, None, "a", "c", "10.0.0.1", "1", "L", deny=True, detail=True)
         asks = []
         for n in range(15):
-            ids = (f"new-{self.now}-{n}",) if field == "producer_ids" else None
-            usage = {} if ids else {field: amount * KEYS[key].per_unit}
-            asks.append(
-                Ask(
-                    usage,
-                    ids,
-                    "a",
-                    "c",
-                    "10.0.0.1",
-                    "1",
-                    "L",
-                    deny=True,
-                    detail=True,
-                    recheck=recheck and n == 14,
-                )
-            )
+            if key == "producer_ids_rate":
+                asks.append(replace(whole, producer_ids=(f"new-{self.now}-{n}",)))
+            else:
+                usage = {KEYS[key].usage: amount * KEYS[key].per_unit}
+                asks.append(replace(whole, usage=usage, recheck=recheck and n == 14))
         self._decide(asks)
 
     @rule(first=st.integers(0, len(IDS) - 1), many=st.sampled_from((35, 50, 70)))
@@ -207,10 +204,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), key=st.sampled_from(list(KEYS)))
     def change_quota(self, data: Any, key: str) -> None:
-        """Another quota in its place; what empties a bucket gives it a new epoch, as the catalog does."""
+        """Another quota in its place, or one where there was none."""
         entity = data.draw(st.sampled_from(entities_of(key)))
+        self._set(key, entity, data.draw(quotas(key, self.max_ids)))
+
+    def _set(self, key: str, entity: Entity, quota: Quota) -> None:
+        """Set a quota; a change that empties its bucket gives it a new epoch, as the catalog does."""
         before = self.quotas[key].get(entity)
-        quota = data.draw(quotas(key, self.max_ids))
         if before is not None:
             emptied = before.identity != quota.identity
             quota = replace(quota, epoch=next(self.epochs) if emptied else before.epoch)

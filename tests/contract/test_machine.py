@@ -54,13 +54,13 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_store_and_oracle_agree(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """No difference in 20,000 steps, in which everything that matters happened often."""
+    """No difference in 20,000 steps or more, in which everything that matters happened often."""
     met: Counter[str] = Counter()
     with running(kind) as url:
-        while met["steps"] < STEPS:
+        while met["steps"] < STEPS or (rare(met) and met["steps"] < 2 * STEPS):
             met += run(url, examples=150, steps=50)
     report(kind, met, capsys)
-    assert {name: met[name] for name in MUST_MEET if met[name] < AT_LEAST} == {}
+    assert rare(met) == {}
 
 
 @pytest.mark.prove
@@ -82,6 +82,11 @@ def test_a_planted_fault_is_found(fault: str) -> None:
     assert SCRIPT.count(right) == 1, "the fault must be planted in one place"
     with running("valkey") as url, pytest.raises(Difference):
         run(url, examples=400, steps=50, script=SCRIPT.replace(right, wrong), shrink=False)
+
+
+def rare(met: Counter[str]) -> dict[str, int]:
+    """What was met too rarely."""
+    return {name: met[name] for name in MUST_MEET if met[name] < AT_LEAST}
 
 
 def report(kind: str, met: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
