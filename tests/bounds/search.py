@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 def worst(target: Target, tries: int, seed: int = 0) -> Found:
-    """The worst ratio of admitted to allowance in any span of one window: random plans, then climbing the best."""
+    """The worst ratio in any span of one window: random plans, then climbing from the best."""
     dice = random.Random(seed)
     best = Found(0.0, (), 0)
     for tried in range(1, tries + 1):
@@ -84,7 +84,7 @@ def move(target: Target, dice: random.Random) -> Move:
 
 
 def taken(limiter: Limiter, plan: Plan, allowance: int) -> list[tuple[int, int]]:
-    """What a plan is admitted: (time, amount). All that is left is asked for in halves, down to single units."""
+    """What a plan is admitted: (time, amount). All that is left is taken in halves, down to one unit."""
     now, got = 0, []
     for gap_ms, most in plan:
         now += gap_ms

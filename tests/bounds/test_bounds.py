@@ -64,9 +64,7 @@ def ids_target(policy: str) -> Target:
 
 
 def rate_target(samples: int, sample_ms: int = 100, limit: int = 1_000) -> tuple[Target, float]:
-    quota = Quota(
-        "consumer_byte_rate", limit, "sampled_rate", "deny", samples=samples, sample_ms=sample_ms
-    )
+    quota = Quota("consumer_byte_rate", limit, "sampled_rate", "deny", samples=samples, sample_ms=sample_ms)
     ratio, window = quota.bound
     assert ratio is not None
     gaps = around(0, sample_ms, (samples - 1) * sample_ms, window, window + sample_ms)
@@ -77,7 +75,9 @@ def tokens_target(limit: int, burst: int) -> tuple[Target, float]:
     quota = Quota("controller_mutation_rate", limit, "token_bucket", "deny", burst=burst)
     ratio, window = quota.bound
     assert ratio is not None
-    target = Target(lambda: Asked(quota, "mutations"), limit * window // 1000, window, around(0, window, window // 2))
+    target = Target(
+        lambda: Asked(quota, "mutations"), limit * window // 1000, window, around(0, window, window // 2)
+    )
     return target, ratio
 
 
@@ -110,7 +110,15 @@ def test_ids_spread_over_a_window_and_a_burst_after_it(policy: str):
     quota = Quota("producer_ids_rate", 100, "producer_ids", "deny", layers=Layers.named(policy, 3_600_000))
     target = Target(lambda: Asked(quota, "producer_ids"), 100, 3_600_000, ())
     singles = (Move(0, 1),) * 100
-    plan = (Move(0, 1), Move(899_000, 1), *singles[:98], Move(2_701_000, 1), *singles[:99], Move(899_000, 1), *singles)
+    plan = (
+        Move(0, 1),
+        Move(899_000, 1),
+        *singles[:98],
+        Move(2_701_000, 1),
+        *singles[:99],
+        Move(899_000, 1),
+        *singles,
+    )
     got = taken(target.new(), plan, 100)
     assert sum(amount for _, amount in got) == 200, "each passes when the one that it follows leaves"
     assert most_in_a_window(target, got) == 100

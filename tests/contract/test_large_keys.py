@@ -1,4 +1,4 @@
-"""Large keys are extended in place instead of rewritten: the same machine, with a script that takes small ones for large."""
+"""Large keys are extended in place: the same machine, with a script that takes small ones for large."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ local HEAD, SEGMENT, BLOCK = '<ddI4ddddI4I4I4I4', '<I4BBI4I4I4I4I4I4', '<' .. st
 local HEAD_BYTES, SEGMENT_BYTES, BLOCK_BYTES, CELLS = 68, 30, 256, 504
 local LAYERS, WORD = 4, 4294967296
 local LARGE = 4194304
+local PIECE = 65536
 local producer_ids = {}
 
 -- How many segments there is room for in the head of a key that has so many.
@@ -165,14 +166,20 @@ local function zeros(n)
   return text .. string.sub(text, 1, n - #text)
 end
 
--- The entries of the live charges, oldest first.
+-- The entries of the live charges, oldest first, in pieces: copies of megabytes cost more than their parts.
 local function ring_of(part)
-  if part.charges == 0 then return '' end
-  local straight = min(part.charges, part.old_capacity - part.first)
-  local at = part.ring + part.first * 4
-  local entries = call('GETRANGE', part.key, at, at + straight * 4 - 1)
-  if straight == part.charges then return entries end
-  return entries .. call('GETRANGE', part.key, part.ring, part.ring + (part.charges - straight) * 4 - 1)
+  local pieces = {}
+  local function read(from, entries)
+    for at = from, from + entries * 4 - 1, PIECE do
+      pieces[#pieces + 1] = call('GETRANGE', part.key, at, min(at + PIECE, from + entries * 4) - 1)
+    end
+  end
+  if part.charges > 0 then
+    local straight = min(part.charges, part.old_capacity - part.first)
+    read(part.ring + part.first * 4, straight)
+    read(part.ring, part.charges - straight)
+  end
+  return pieces
 end
 
 -- Where the segments of a key end; new ones get their places.
@@ -196,7 +203,10 @@ local function rewrite(part, ring, is_small)
       packed[#packed + 1] = zeros(bytes)
     end
   end
-  if is_small then packed[#packed + 1] = ring .. zeros(part.capacity * 4 - #ring) end
+  if is_small then
+    for _, piece in ipairs(ring) do packed[#packed + 1] = piece end
+    packed[#packed + 1] = zeros((part.capacity - part.charges) * 4)
+  end
   part.entries = { unpack(part.segments) }
   part.room = room_for(#part.entries)
   local head = head_of(part)
@@ -208,9 +218,15 @@ end
 local function extend(part, ring, ends, is_new)
   call('SETRANGE', part.key, ends + part.capacity * 4 - 1, '\0')
   if not is_new and ends > part.ring then
-    call('SETRANGE', part.key, part.ring, zeros(min(ends - part.ring, part.old_capacity * 4)))
+    local cleared, blank = min(ends, part.ring + part.old_capacity * 4), zeros(PIECE)
+    for at = part.ring, cleared - 1, PIECE do
+      call('SETRANGE', part.key, at, at + PIECE <= cleared and blank or zeros(cleared - at))
+    end
   end
-  call('SETRANGE', part.key, ends, ring)
+  for _, piece in ipairs(ring) do
+    call('SETRANGE', part.key, ends, piece)
+    ends = ends + #piece
+  end
 end
 
 -- Lay the key out anew after a segment came or went, or the ring grew.

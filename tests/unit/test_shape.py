@@ -1,0 +1,141 @@
+"""Shapes: the table of shares computed again, and cells that are uniform and independent."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.digest import digest, spread
+from app.domain.shape import (
+    CELLS,
+    FALSE_SEEN,
+    LAYERS,
+    MAX_HASHES,
+    SHARES,
+    SMALLEST_SHARE,
+    Shape,
+    false_seen,
+    first_segment,
+    next_segment,
+    next_share,
+)
+
+SECRET = b"s" * 32
+IDS = 60_000
+
+
+def most_ids(hashes: int, chance: float) -> float:
+    """The load at which a layer is false-seen with just that chance, by halving."""
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if false_seen(middle, hashes) <= chance else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("share", range(1, SMALLEST_SHARE + 1))
+def test_each_share_has_the_hashes_that_let_a_block_hold_most(share: int):
+    chance = FALSE_SEEN * 2.0**-share / LAYERS
+    loads = {hashes: most_ids(hashes, chance) for hashes in range(8, MAX_HASHES + 1)}
+    hashes, load = SHARES[share - 1]
+    assert hashes == max(loads, key=loads.__getitem__)
+    assert load == pytest.approx(loads[hashes], rel=1e-9)
+
+
+def test_false_seen_is_the_sum_over_blocks_of_poisson_size():
+    load, hashes = 10.0, 14
+    terms = (
+        math.exp(-load) * load**i / math.factorial(i) * (1 - (1 - 1 / CELLS) ** (hashes * i)) ** hashes
+        for i in range(150)
+    )
+    assert false_seen(load, hashes) == pytest.approx(sum(terms), rel=1e-12)
+
+
+@given(st.integers(1, 1_000_000), st.integers(1, SMALLEST_SHARE))
+def test_a_shape_is_the_smallest_that_keeps_its_share(ids: int, share: int):
+    shape = Shape.of(ids, share)
+    assert (shape.ids, shape.share) == (ids, share)
+    chance = FALSE_SEEN * 2.0**-share / LAYERS
+    assert false_seen(ids / shape.blocks, shape.hashes) <= chance * (1 + 1e-9)
+    if shape.blocks > 1:
+        assert false_seen(ids / (shape.blocks - 1), shape.hashes) > chance
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(1, 1_000_000), st.integers(1, SMALLEST_SHARE))
+def test_places_lie_within_the_segment(spread_: bytes, ids: int, share: int):
+    shape = Shape.of(ids, share)
+    block, cells = shape.places(spread_)
+    assert 0 <= block < shape.blocks
+    assert len(cells) == shape.hashes
+    assert all(0 <= cell < CELLS for cell in cells)
+
+
+def test_a_words_digits_are_its_fraction_in_base_504():
+    word = 0xDEADBEEF
+    _, cells = Shape(1, 1, 3, 1).places(b"\0" * 4 + word.to_bytes(4, "little") + b"\0" * 24)
+    assert sum(cell / CELLS ** (n + 1) for n, cell in enumerate(cells)) == pytest.approx(
+        word / 2**32, abs=CELLS**-3
+    )
+
+
+def drawn() -> np.ndarray:
+    """Block and cells of many ids, one row each, the cells of all 21 hashes."""
+    shape = Shape(1, 1, MAX_HASHES, 16)
+    rows = []
+    for producer_id in range(IDS):
+        block, cells = shape.places(spread(digest(SECRET, "alice", producer_id)))
+        rows.append((block, *cells))
+    return np.array(rows)
+
+
+@pytest.fixture(scope="module")
+def places() -> np.ndarray:
+    return drawn()
+
+
+def sigmas(counts: np.ndarray) -> float:
+    """How far a chi-square of equal expectations is from its mean, in standard deviations."""
+    expected = counts.sum() / counts.size
+    freedom = counts.size - 1
+    return float((((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize("column", range(MAX_HASHES + 1))
+def test_blocks_and_cells_are_uniform(places: np.ndarray, column: int):
+    counts = np.bincount(places[:, column], minlength=CELLS if column else 16)
+    assert abs(sigmas(counts)) < 4.5
+
+
+def test_no_two_places_know_of_each_other(places: np.ndarray):
+    coarse = places * 12 // np.array([16, *[CELLS] * MAX_HASHES])
+    for one in range(MAX_HASHES + 1):
+        for other in range(one):
+            pairs = np.bincount(coarse[:, one] * 12 + coarse[:, other], minlength=144)
+            rows, columns = pairs.reshape(12, 12).sum(1), pairs.reshape(12, 12).sum(0)
+            expected = np.outer(rows, columns) / IDS
+            used = expected > 0
+            freedom = (np.count_nonzero(rows) - 1) * (np.count_nonzero(columns) - 1)
+            chi = ((pairs.reshape(12, 12) - expected)[used] ** 2 / expected[used]).sum()
+            assert abs(chi - freedom) / math.sqrt(2 * freedom) < 5.5, (one, other)
+
+
+def test_first_and_next_segments():
+    assert [first_segment(limit, 1_000) for limit in (0, 1, 96, 97, 99, 100, 3_000, 5_000)] == [
+        *(32, 32, 32, 33, 33, 34, 1_000, 1_000)
+    ]
+    assert next_segment(32, 1_000) == 128
+    assert next_segment(300, 1_000) == 1_000
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_live_shares_never_sum_above_one(keeps: list[bool]):
+    """Segments come, and the oldest may go before the next; the smallest share there is may be given often."""
+    live: tuple[int, ...] = ()
+    for keep in keeps:
+        left = live if keep else live[1:]
+        live = (*left, next_share(left))
+        assert sum(2.0**-share for share in live) <= 1 + len(live) * 2.0**-SMALLEST_SHARE
