@@ -19,6 +19,7 @@ from app.catalog.port import EVERYTHING, CatalogAway, QuotaSource, Row
 from app.catalog.snapshot import Change, Snapshot
 from app.catalog.sql import Origin, Secret, Sql
 from app.domain.entity import Entity
+from app.domain.ladder import broader
 from app.domain.quota import KEYS, Defaults, Quota
 from app.domain.quota_value import Definition, alter, check_all, resolve
 
@@ -179,7 +180,7 @@ class Catalog:
     async def _write(
         self, entity: Entity, edit: Edit, origin: Origin, conditions: Conditions, *, must_exist: bool = False
     ) -> Written:
-        def decide(rows: Sequence[Row], version: int) -> list[Row]:
+        def decide(rows: Sequence[Row], defaults: Sequence[Row], version: int) -> list[Row]:
             now = self._quota_set(entity, rows)
             if now is None and must_exist:
                 raise Absent(f"no quotas are set on {entity}")
@@ -188,10 +189,15 @@ class Catalog:
             if not conditions.hold(now.version if now else None):
                 raise Stale(f"{entity} is at version {now.version}" if now else f"{entity} has no quotas")
             by_key = {row.quota: row for row in rows}
-            return [self._row(entity, key, new, by_key.get(key), version) for key, new in edited.items()]
+            shared = {row.quota: row for row in reversed(defaults) if row.definition is not None}
+            return [
+                self._row(entity, key, new, by_key.get(key), shared.get(key), version)
+                for key, new in edited.items()
+            ]
 
         async def write() -> Written:
-            before, after = await self._sql.write(str(entity), decide, origin)
+            beside = [str(default) for default in broader(entity)]
+            before, after = await self._sql.write(str(entity), beside, decide, origin)
             # The version waits for the follower, which may have other nodes' changes to read first.
             self.snapshot = self.snapshot.apply(self.snapshot.version, self._changes(after))
             return Written(self._quota_set(entity, before), self._quota_set(entity, after))
@@ -207,12 +213,27 @@ class Catalog:
             raise CatalogAway(f"the catalog did not answer within {sql.ANSWER_S:g} s") from error
         return await _within(work(), ended=lambda _: self._turn.release())
 
-    def _row(self, entity: Entity, key: str, new: Definition | None, old: Row | None, version: int) -> Row:
-        """The row of a quota's new definition; a tombstone remembers which buckets the quota had."""
+    def _row(
+        self,
+        entity: Entity,
+        key: str,
+        new: Definition | None,
+        old: Row | None,
+        shared: Row | None,
+        version: int,
+    ) -> Row:
+        """The row of a quota's new definition; a tombstone remembers which buckets the quota had.
+
+        A quota that comes into being finds the buckets of the default that applied until then (`shared`),
+        if the two have the same identity; a change of identity empties its buckets (decision 0008).
+        """
         if new is None and old is not None:
             return Row(old.entity, key, None, old.epoch, old.identity, version)
         assert new is not None
         identity = json.dumps(resolve(key, new, entity, self.defaults, 0).identity)
+        is_new = old is None or old.definition is None
+        if is_new and shared is not None and shared.identity == identity:
+            return Row(str(entity), key, new, shared.epoch, identity, version)
         epoch = 0 if old is None else old.epoch if old.identity == identity else version
         return Row(str(entity), key, new, epoch, identity, version)
 

@@ -129,13 +129,19 @@ class Sql:
             return await _rows_of(connection, entity)
 
     async def write(
-        self, entity: str, decide: Callable[[Sequence[Row], int], Sequence[Row]], origin: Origin
+        self,
+        entity: str,
+        beside: Sequence[str],
+        decide: Callable[[Sequence[Row], Sequence[Row], int], Sequence[Row]],
+        origin: Origin,
     ) -> tuple[list[Row], list[Row]]:
         """Change one entity in one transaction: its rows before and after.
 
         Args:
-            decide: is given its rows and the version that this change makes, and answers with the rows
-                to write; none leaves all as it was. What it raises is raised, and nothing is written.
+            beside: other entities, whose rows the change looks at.
+            decide: is given the entity's rows, those of the others in their order, and the version that
+                this change makes, and answers with the rows to write; none leaves all as it was. What it
+                raises is raised, and nothing is written.
         """
         async with self._writing() as connection:
             version = (
@@ -144,7 +150,8 @@ class Sql:
                 )
             ).scalar_one()
             before = await _rows_of(connection, entity)
-            written = decide(before, version)
+            others = [row for other in beside for row in await _rows_of(connection, other)]
+            written = decide(before, others, version)
             if not written:
                 await connection.rollback()
                 return before, before

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 from app.domain.ask import Ask
-from app.domain.entity import ANY, Entity, network_of
+from app.domain.entity import ANY, Entity, Name, network_of
 from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, REQUEST_PERCENTAGE, REQUEST_RATE, Quota
 
 Quotas = Mapping[str, Mapping[Entity, Quota]]
@@ -68,17 +69,29 @@ def client_rungs(user: str | None, client_id: str | None) -> Iterator[tuple[Enti
     ['user=a,client-id=c', 'user=a,client-id=c', 'user=a', 'user=a,client-id=c', 'user=a,client-id=c', \
 'user=a', 'client-id=c', 'client-id=c']
     """
-    for user_name in (user, ANY):
-        if user is None or user_name is None:
-            continue
-        if client_id is not None:
-            pair = Entity.of(user=user, client_id=client_id)
-            yield Entity.of(user=user_name, client_id=client_id), pair
-            yield Entity.of(user=user_name, client_id=ANY), pair
-        yield Entity.of(user=user_name), Entity.of(user=user)
+    if user is not None:
+        for name in (user, ANY):
+            if client_id is not None:
+                pair = Entity.of(user=user, client_id=client_id)
+                yield Entity.of(user=name, client_id=client_id), pair
+                yield Entity.of(user=name, client_id=ANY), pair
+            yield Entity.of(user=name), Entity.of(user=user)
     if client_id is not None:
         yield Entity.of(client_id=client_id), Entity.of(client_id=client_id)
         yield Entity.of(client_id=ANY), Entity.of(client_id=client_id)
+
+
+def broader(entity: Entity) -> tuple[Entity, ...]:
+    """The default entities whose buckets may be this one's too, in the order of the ladder.
+
+    >>> [str(e) for e in broader(Entity.of(user="a", client_id="c"))]
+    ['user=a,client-id=*', 'user=*,client-id=c', 'user=*,client-id=*']
+    """
+    if entity.types == ("broker", "listener"):
+        return ()
+    names: list[tuple[Name, ...]] = [(name,) if name is ANY else (name, ANY) for _, name in entity.parts]
+    chosen = (Entity(tuple(zip(entity.types, each, strict=True))) for each in product(*names))
+    return tuple(found for found in chosen if found != entity)
 
 
 def ip_rungs(ip: str, ipv6_prefix: int) -> Iterator[tuple[Entity, Entity]]:

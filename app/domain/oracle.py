@@ -245,8 +245,9 @@ class IdsBucket:
                 return Said("delay", quota.window_ms)
             if charged + unseen <= quota.limit:
                 return ADMIT
-            after = replace_charges(self.state, [now] * unseen, self.max_ids)
-            return Said("delay", corrected + after.wait_for_rate(1, now, quota.limit, quota.window_ms))
+            after = with_charges(self.state, [now] * unseen, self.max_ids)
+            wait = corrected + after.wait_for_rate(1, now, quota.limit, quota.window_ms)
+            return Said("delay", min(wait, MAX_THROTTLE_MS))
         largest = min(quota.limit, self.max_ids)
         if unseen > largest:
             return Said("reject", reason="too_large", largest=largest)
@@ -257,7 +258,8 @@ class IdsBucket:
             capacity = corrected + self.state.wait_for_capacity(now, quota.layers)
         if not rate and not capacity:
             return ADMIT
-        return Said("throttle", max(rate, capacity), "capacity" if capacity > rate else None)
+        wait = min(max(rate, capacity), MAX_THROTTLE_MS)
+        return Said("throttle", wait, "capacity" if capacity > rate else None)
 
     def touch(self, charge: Charge) -> None:
         layers = charge.quota.layers
@@ -291,7 +293,7 @@ class IdsBucket:
         return [s for s in charge.spreads if self.state.find(s, charge.now_ms, layers) is not None]
 
 
-def replace_charges(state: ProducerIds, charges: Sequence[int], max_ids: int) -> ProducerIds:
+def with_charges(state: ProducerIds, charges: Sequence[int], max_ids: int) -> ProducerIds:
     """The state with these charges added, for a look at what would be."""
     return ProducerIds(state.layers, state.segments, [*state.charges, *charges][-max_ids:])
 

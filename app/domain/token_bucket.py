@@ -45,24 +45,18 @@ def delay_ms(tokens: float, limit: float, longest_ms: int = MAX_THROTTLE_MS) -> 
 
 
 def wait_ms(state: Tokens, cost: float, now_ms: int, limit: float, burst: float) -> int:
-    """The least whole d >= 1 at which the bucket holds the cost, which must be at most the burst.
+    """The least whole d >= 1 at which the bucket holds the cost, or the longest throttle.
 
     >>> wait_ms(Tokens(0.0, 0), 1, 0, 10, 100)
     100
     """
-    guess = (cost - state.tokens) / limit * 1000 - (now_ms - state.at_ms)
-    if guess > MAX_THROTTLE_MS:
-        return MAX_THROTTLE_MS
-    wait = max(math.ceil(guess), 1)
-    while wait > 1 and tokens_at(state, now_ms + wait - 1, limit, burst) >= cost:
-        wait -= 1
-    while tokens_at(state, now_ms + wait, limit, burst) < cost:
-        wait += 1
-    return wait
-
-
-def full_in_ms(tokens: float, limit: float, burst: float) -> float:
-    """How long until the bucket is full, and so equal to an absent one; infinite with a limit of 0."""
-    if tokens >= burst:
-        return 0.0
-    return (burst - tokens) / limit * 1000 if limit else math.inf
+    fails, passes = 0, MAX_THROTTLE_MS
+    if tokens_at(state, now_ms + passes, limit, burst) < cost:
+        return passes
+    while passes - fails > 1:  # what the bucket holds never falls, so halving finds the least
+        wait = (fails + passes) // 2
+        if tokens_at(state, now_ms + wait, limit, burst) >= cost:
+            passes = wait
+        else:
+            fails = wait
+    return passes

@@ -49,7 +49,7 @@ def quotas(draw: st.DrawFn, key: str, max_ids: int) -> Quota:
     scope: Scope = draw(st.sampled_from(("cluster", "cluster", "broker")))
     if row.algorithm == "producer_ids":
         limit: float = min(draw(st.sampled_from((1, 3, 8, 20, 8, 20, 60, 0))), max_ids // 2)
-        window = draw(st.sampled_from((1_000, 4_000)))
+        window = draw(st.sampled_from((1_000, 4_000, 1_000, 4_000, 2_073_600_000)))
         return Quota(
             key, limit, "producer_ids", "deny", shadow, scope, window_ms=window, layers=draw(layers(window))
         )

@@ -27,7 +27,7 @@ from app.domain.entity import Entity
 from app.domain.ladder import Rules
 from app.domain.oracle import Bucket, IdsBucket, Oracle
 from app.domain.producer_ids import ProducerIds
-from app.domain.quota import KEYS, Quota
+from app.domain.quota import KEYS, MAX_THROTTLE_MS, Quota
 from app.store.port import Answer, Charge, Plan
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
@@ -255,6 +255,9 @@ class Machine(RuleBasedStateMachine):
         got, _ = decided(ask, plan, answer, sequential=self.sequential)
         if got != expected:
             raise Difference(f"{ask}\nstore:  {got}\noracle: {expected}")
+        held = got.decision in ("delay", "throttle")
+        if not held <= got.throttle_ms <= held * MAX_THROTTLE_MS:
+            raise Difference(f"{ask}\nno throttle time: {got}")
         self.met["growth"] += self._segments() > segments > 0
         after = list(self._filters(plan, now))
         died = any(len(state.layers) > len(its) for state, its in after)

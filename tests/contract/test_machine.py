@@ -47,6 +47,10 @@ FAULTS = {
     ),
     "refresh left out": ("for _, id in ipairs(part.stale) do", "for _, id in ipairs({}) do"),
     "a refund below 0": ("local taken = min(list[i][1], left)", "local taken = left"),
+    "a refund without a TTL": (
+        "part.tokens = min(part.burst, part.tokens + part.usage)\n  write_tokens(part)",
+        "call('SET', part.key, pack(TOKENS, min(part.burst, part.tokens + part.usage), part.at))",
+    ),
     "a block not scrubbed": ("keep = keep * 17", "keep = 255"),
     "a retry charged again": ("if kept and now - unpack_('<d', kept) < RETRY_MS then", "if false then"),
 }

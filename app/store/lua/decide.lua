@@ -1,13 +1,15 @@
 -- One ask after the other: look at every quota, then write all or nothing.
 
-local ALGORITHMS = { sampled_rate, token_bucket, producer_ids }
+local PRODUCER_IDS = 3
+local MAKERS = { make_sampled_rate, make_token_bucket, make_producer_ids }
+local algorithms = {}
 local store_time = caller_clock or store_now()
 local next_key = 1
 
 -- A quota's own answer, with what its key and the mode make of it.
 local function say(part, later)
   if part.mode == REFUND then return ADMIT, 0 end
-  if part.limit == 0 and part.usage > 0 and part.algorithm ~= producer_ids then
+  if part.limit == 0 and part.usage > 0 and part.kind ~= PRODUCER_IDS then
     if part.mode == RECORD then return DELAY, part.longest end
     return REJECT, 0, TOO_LARGE, 0
   end
@@ -40,10 +42,10 @@ local function read_parts(ask, mode, quotas, now)
   for i = 1, quotas do
     local part = { key = KEYS[next_key], mode = mode, now = now, ask = ask }
     next_key = next_key + 1
-    local algorithm
-    algorithm, part.flags, part.ids, part.limit, part.usage, part.a, part.b, part.c, part.longest, at =
+    part.kind, part.flags, part.ids, part.limit, part.usage, part.a, part.b, part.c, part.longest, at =
       unpack_(QUOTA, ask, at)
-    part.algorithm, part.ids_at = ALGORITHMS[algorithm], at
+    algorithms[part.kind] = algorithms[part.kind] or MAKERS[part.kind]()
+    part.algorithm, part.ids_at = algorithms[part.kind], at
     at = at + part.ids * 32
     parts[i] = part
   end

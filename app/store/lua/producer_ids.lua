@@ -363,8 +363,8 @@ function producer_ids.judge(part)
     if alive + unseen <= part.limit then return ADMIT, 0 end
     -- for one id more to fit, a charge must leave that is one of those now made, or an earlier one
     local leaving = alive + unseen - part.limit
-    if leaving >= alive then return DELAY, part.t + part.window - part.now end
-    return DELAY, charged_at(part, part.charges - alive + leaving) + part.window - part.now
+    local since = leaving >= alive and part.t or charged_at(part, part.charges - alive + leaving)
+    return DELAY, min(since + part.window - part.now, MAX_THROTTLE_MS)
   end
   local largest = min(part.limit, max_ids)
   if unseen > largest then return REJECT, 0, TOO_LARGE, largest end
@@ -372,7 +372,7 @@ function producer_ids.judge(part)
   if alive + unseen > part.limit then rate = wait_for_rate(part, unseen) end
   if remembered(part) + unseen > max_ids then capacity = wait_for_capacity(part) end
   if rate == 0 and capacity == 0 then return ADMIT, 0 end
-  return THROTTLE, max(rate, capacity), capacity > rate and CAPACITY or 0
+  return THROTTLE, min(max(rate, capacity), MAX_THROTTLE_MS), capacity > rate and CAPACITY or 0
 end
 
 function producer_ids.move(part, by, writing)

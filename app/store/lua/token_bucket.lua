@@ -33,14 +33,16 @@ local function write_tokens(part)
   call('SET', part.key, pack(TOKENS, part.tokens, part.at), 'PX', ttl(part.at - part.now + full_in))
 end
 
+-- The least d at which the bucket holds the cost; what it holds never falls, so halving finds it.
 local function refill_wait(part)
   local tokens, since = part.tokens or part.burst, part.at or part.t
-  local guess = (part.usage - tokens) / part.limit * 1000 - (part.t - since)
-  if guess > MAX_THROTTLE_MS then return MAX_THROTTLE_MS end
-  local d = max(ceil(guess), 1)
-  while d > 1 and tokens_at(part, tokens, since, part.t + d - 1) >= part.usage do d = d - 1 end
-  while tokens_at(part, tokens, since, part.t + d) < part.usage do d = d + 1 end
-  return d
+  local fails, passes = 0, MAX_THROTTLE_MS
+  if tokens_at(part, tokens, since, part.t + passes) < part.usage then return passes end
+  while passes - fails > 1 do
+    local d = floor((fails + passes) / 2)
+    if tokens_at(part, tokens, since, part.t + d) >= part.usage then passes = d else fails = d end
+  end
+  return passes
 end
 
 function token_bucket.judge(part, later)
@@ -73,7 +75,7 @@ end
 function token_bucket.refund(part)
   if not part.newest then return end
   part.tokens = min(part.burst, part.tokens + part.usage)
-  call('SETRANGE', part.key, 0, pack(TOKENS, part.tokens, part.at))
+  write_tokens(part)
 end
 
 function token_bucket.shows(part)
