@@ -1,4 +1,4 @@
-"""Quota keys, what a quota of each may say, and the reading of a quota's value."""
+"""Quota keys, and what a quota of each key says when everything is resolved."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ class Quota:
         """The worst ratio of admitted to limit over any window of so many ms, and that window.
 
         None where nothing is bounded: under delay, and in shadow. A limit of 0 admits nothing: 0. Ids are
-        counted exactly: 1. A token bucket admits its burst and a window's refill: 1 + burst / (limit x window),
-        over the window in which it refills: 2. What a sampled rate admits in N samples is all in the sum that
+        counted exactly: 1. A token bucket admits its burst and a window's refill: twice as much, over the
+        window in which it refills: 2. What a sampled rate admits in N samples is all in the sum that
         admits the last of it, but the oldest sample may have begun one sample earlier, so that the sum is
         measured over N+1 samples: (N+1)/N. ``docs/bounds.md`` has the argument and the search.
         """

@@ -80,7 +80,8 @@ async def test_strangers_are_seen_as_often_as_the_fill_says(layers: str, segment
 
 
 def _seen(segments: list[Segment], spreads: Spreads) -> npt.NDArray[np.bool_]:
-    return np.logical_or.reduce([segment.seen(spreads) > 0 for segment in segments])
+    layers = [segment.seen(spreads) for segment in segments]
+    return np.max(np.stack(layers), axis=0) > np.uint8(0)
 
 
 async def _script_sees(principal: Principal, spreads: Spreads) -> npt.NDArray[np.bool_]:
@@ -177,9 +178,9 @@ def test_the_exact_mean_stays_within_each_share():
     ],
 )
 async def test_no_call_takes_long_while_a_filter_grows_to_the_cap(kind: str, limit: int, ids: int):
-    """Each call is taken at the quicker of two runs, as a shared machine stalls now and then."""
-    runs = [await _growth(kind, limit, ids) for _ in range(2)]
-    each = np.minimum(*runs)
+    """Each call is taken at the quickest of three runs, as a shared machine stalls now and then."""
+    runs = [await _growth(kind, limit, ids) for _ in range(3)]
+    each = np.min(runs, axis=0)
     longest = int(each.argmax())
     assert each[longest] < BUDGET_MS
     numbers = (np.median(each), np.sort(each)[-2], each[longest], max(run.max() for run in runs))
@@ -197,7 +198,7 @@ async def test_no_call_takes_long_while_a_filter_grows_to_the_cap(kind: str, lim
         "median ms",
         "second",
         "longest",
-        "longest of either run",
+        "longest of any run",
         "after ids",
     )
     found("filters", "Growth to a million ids", COMMAND, columns, list(GROWTHS.values()))

@@ -22,7 +22,9 @@ from app.domain.entity import (
 )
 
 NAMES = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters=[chr(n) for n in (*range(32), *range(127, 160))]),
+    st.characters(
+        exclude_categories=["Cs"], exclude_characters=[chr(n) for n in (*range(32), *range(127, 160))]
+    ),
     min_size=1,
     max_size=128,
 )

@@ -65,9 +65,7 @@ ALL = [entity for entity, _ in LEVELS]
 
 def test_an_ask_without_a_client_or_principal_skips_what_needs_one():
     assert buckets("request_rate", ALL, replace(ASK, client_id=None)) == [("user=alice", "user=alice")]
-    assert buckets("request_rate", ALL, replace(ASK, principal=None)) == [
-        ("client-id=etl", "client-id=etl")
-    ]
+    assert buckets("request_rate", ALL, replace(ASK, principal=None)) == [("client-id=etl", "client-id=etl")]
     assert buckets("request_rate", ALL, replace(ASK, principal=None, client_id=None)) == []
 
 
@@ -174,7 +172,8 @@ def test_quotas_apply_in_the_order_in_which_ties_are_broken():
     ask = Ask(usage, (1,), USER, CLIENT, "10.0.0.7", "1", "L")
     entities = [Entity.of(user=ANY), Entity.of(ip=ANY), Entity.of(listener=ANY), Entity.of(broker=ANY)]
     quotas = {
-        key: {e: quota(key) for e in entities if e.types in KEYS[key].entities} for key in reversed(KEYS)
+        key: {e: quota(key) for e in entities if e.types in KEYS[key].entities}
+        for key in reversed(list(KEYS))
     }
     assert [(a.quota.key, a.entity) for a in applied(ask, quotas, Rules())] == [
         ("producer_ids_rate", "user=*"),

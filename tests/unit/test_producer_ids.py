@@ -41,7 +41,8 @@ def test_an_id_is_remembered_long_enough_after_it_was_last_seen(
 ):
     """Whatever else is asked, and wherever in its layer the last sight fell."""
     layers = Layers.named(policy, WINDOW)
-    state, now, last = ProducerIds(), 5_000, {}
+    state, now = ProducerIds(), 5_000
+    last: dict[int, int] = {}
     for gap, number in sights:
         now += gap
         seen = sight(state, an_id(number), now, layers)

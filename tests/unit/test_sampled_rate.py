@@ -77,7 +77,8 @@ class Kafka:
 @given(st.data(), SPANS, st.integers(0, 200))
 def test_it_measures_what_kafkas_ring_measures(data: st.DataObject, span: tuple[int, int], later: int):
     samples, sample_ms = span
-    kafka, state = Kafka(samples, sample_ms), ()
+    kafka = Kafka(samples, sample_ms)
+    state: Samples = ()
     for now, usage in data.draw(histories(sample_ms, WHOLE)):
         kafka.record(usage, now)
         state = sampled_rate.record(state, usage, now, samples, sample_ms)
@@ -149,7 +150,7 @@ def test_a_delay_is_the_formula_rounded_half_up(observed: float, limit: float, w
     if exact < longest:
         assert delay == max(1, math.floor(exact + 0.5))
         truth = (Fraction(observed) - Fraction(limit)) / Fraction(limit) * window
-        assert abs(delay - max(truth, 1)) <= Fraction(1, 2) + truth * Fraction(1, 10**12)
+        assert abs(delay - max(truth, Fraction(1))) <= Fraction(1, 2) + truth * Fraction(1, 10**12)
     else:
         assert delay == longest
 
@@ -170,7 +171,7 @@ def test_a_refund_takes_from_the_newest_and_never_below_nothing(
     after = sampled_rate.refund(state, refund)
     assert [(s.start_ms, s.last_ms) for s in after] == [(s.start_ms, s.last_ms) for s in state]
     assert all(0 <= s.value <= before.value for s, before in zip(after, state, strict=True))
-    left = max(sampled_rate.total(state) - refund, 0)
+    left = max(sampled_rate.total(state) - refund, 0.0)
     assert math.isclose(sampled_rate.total(after), left, abs_tol=1e-9)
     touched = [n for n, (s, before) in enumerate(zip(after, state, strict=True)) if s != before]
     assert all(s.value == 0 for s in after[touched[0] + 1 :]) if touched else True

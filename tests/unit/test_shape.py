@@ -133,7 +133,7 @@ def test_first_and_next_segments():
 
 @given(st.lists(st.booleans(), max_size=40))
 def test_live_shares_never_sum_above_one(keeps: list[bool]):
-    """Segments come, and the oldest may go before the next; the smallest share there is may be given often."""
+    """Segments come, and the oldest may go before the next; only the smallest share may be given often."""
     live: tuple[int, ...] = ()
     for keep in keeps:
         left = live if keep else live[1:]

@@ -1,0 +1,79 @@
+"""What the script costs per ask, beside an empty script with TIME on the same server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from app.domain.entity import Entity
+from app.domain.ladder import Applied
+from app.domain.quota import KEYS, Quota
+from app.store.encoding import encode_call, encode_plans
+from app.store.keys import bucket_key
+from app.store.port import Charge, Plan
+from app.store.script import SCRIPT
+from tests.proofs import found
+from tests.prove.filters import strangers
+from tests.stores import KINDS, running
+
+pytestmark = pytest.mark.bench
+
+EMPTY = "redis.call('TIME') return {}"
+ROUNDS, CALLS = 11, 40
+CALL = encode_call(caller_clock=False, sequential=False, max_ids=1_000_000)
+IDS = strangers(100, seed=1).astype("<u4")
+NEW = iter(strangers(400_000, seed=2).astype("<u4"))
+
+
+def charge(key: str, user: int, limit: float, spreads: bytes = b"") -> Charge:
+    row = KEYS[key]
+    quota = Quota(key, limit, row.algorithm, row.enforcement, burst=limit)
+    entity = str(Entity.of(user=f"user-{user}"))
+    applied = Applied(quota, entity, entity, entity)
+    return Charge(
+        applied=applied, key=bucket_key(applied), usage=1, enforcement=row.enforcement, spreads=spreads
+    )
+
+
+CASES: dict[str, Callable[[int], Charge]] = {
+    "sampled rate": lambda user: charge("request_rate", user, 1e9),
+    "token bucket": lambda user: charge("controller_mutation_rate", user, 1e9),
+    "known id": lambda user: charge("producer_ids_rate", user, 1, IDS[user].tobytes()),
+    "unknown id, throttled": lambda user: charge("producer_ids_rate", user, 1, next(NEW).tobytes()),
+    "unknown id, charged and remembered": lambda user: charge("producer_ids_rate", user, 500_000, next(NEW).tobytes()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_script_beside_an_empty_one(kind: str):
+    rows = []
+    with running(kind) as url:
+        client: Any = redis.Redis.from_url(url)
+        scripts = {"script": client.script_load(SCRIPT), "empty": client.script_load(EMPTY)}
+        version = client.info("server").get("valkey_version") or client.info("server")["redis_version"]
+        for user in range(100):
+            _run(client, scripts["script"], [CASES["known id"](user)])
+        for name, make in CASES.items():
+            cells = []
+            for asks in (1, 10, 100):
+                best = dict.fromkeys(scripts, float("inf"))
+                for _ in range(ROUNDS):
+                    for which, sha in scripts.items():
+                        client.config_resetstat()
+                        for _ in range(CALLS):
+                            _run(client, sha, [make(user) for user in range(asks)])
+                        took = client.info("commandstats")["cmdstat_evalsha"]["usec"] / CALLS / asks
+                        best[which] = min(best[which], took)
+                cells += [f"{best['script']:.2f}", f"{best['script'] / best['empty']:.1f}"]
+            rows.append([name, *cells])
+        client.close()
+    columns = ["ask", *(f"{asks} a call: {what}" for asks in (1, 10, 100) for what in ("us", "x empty"))]
+    found("script", f"{kind} {version}", "make bench T=tests/bench/test_script.py", columns, rows)
+
+
+def _run(client: Any, sha: str, charges: list[Charge]) -> None:
+    keys, arguments = encode_plans([Plan("admit", (one,)) for one in charges])
+    client.execute_command("EVALSHA", sha, len(keys), *keys, CALL, *arguments)

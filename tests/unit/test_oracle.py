@@ -1,0 +1,318 @@
+"""The oracle: all or nothing, modes, shadow, re-check, retries, clocks that go back, delays combined."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.domain.ask import Ask
+from app.domain.decision import Decision, Verdict
+from app.domain.entity import ANY, Entity
+from app.domain.ladder import Rules
+from app.domain.oracle import Oracle
+from app.domain.quota import KEYS, Quota
+
+ALICE, EACH_IP = Entity.of(user="alice"), Entity.of(ip=ANY)
+T = 1_000_000
+
+
+def quota(key: str, limit: float, **said: Any) -> Quota:
+    row = KEYS[key]
+    given: dict[str, Any] = {"algorithm": row.algorithm, "enforcement": row.enforcement, "burst": 11 * limit}
+    return Quota(key, limit, **(given | said))
+
+
+class Asking:
+    """An oracle with alice's quotas, asked at milliseconds from T."""
+
+    def __init__(self, *quotas: Quota, sequential: bool = False, max_ids: int = 1_000) -> None:
+        self.oracle = Oracle(b"s" * 32, sequential=sequential, max_ids=max_ids)
+        self.quotas = {q.key: {ALICE if ("user",) in KEYS[q.key].entities else EACH_IP: q} for q in quotas}
+
+    def change(self, key: str, **changes: Any) -> None:
+        self.quotas[key] = {entity: replace(q, **changes) for entity, q in self.quotas[key].items()}
+
+    def __call__(self, at: int, ids: tuple[int | str, ...] | None = None, **said: Any) -> Decision:
+        fields = {name: said.pop(name) for name in list(said) if name in USAGES}
+        ask = Ask(fields, ids, "alice", ip="10.0.0.7", detail=True, **said)
+        return self.oracle.decide(ask, self.quotas, Rules(), T + at)
+
+    def shows(self, at: int, key: str) -> Verdict:
+        """A bucket as it stands."""
+        field = KEYS[key].usage
+        ids = () if field == "producer_ids" else None
+        peeked = self(at, ids, mode="peek", **({} if ids is not None else {field: 0}))
+        assert peeked.quotas is not None
+        return peeked.quotas[0]
+
+
+USAGES = {row.usage for row in KEYS.values()}
+
+
+def says(decision: Decision) -> tuple[str, int, str | None]:
+    by = None if decision.limited_by is None else decision.limited_by.quota
+    return decision.decision, decision.throttle_ms, by
+
+
+# All or nothing
+
+
+def test_a_refusal_charges_no_bucket():
+    ask = Asking(quota("consumer_byte_rate", 10), quota("controller_mutation_rate", 1, burst=1.0))
+    assert ask(0, mutations=1, fetch_bytes=10).charged
+    refused = ask(0, mutations=1, fetch_bytes=10)
+    assert says(refused) == ("throttle", 1_000, "controller_mutation_rate")
+    assert not refused.charged
+    assert ask.shows(0, "consumer_byte_rate").observed == 1.0
+
+
+def test_the_longest_wait_of_those_that_refuse_decides_and_reject_goes_before():
+    ask = Asking(quota("consumer_byte_rate", 10), quota("controller_mutation_rate", 1, burst=1.0))
+    ask(0, fetch_bytes=100, mutations=1)
+    assert says(ask(0, fetch_bytes=1, mutations=1)) == ("throttle", 1_000, "controller_mutation_rate")
+    assert says(ask(0, fetch_bytes=99, mutations=1)) == ("throttle", 11_000, "consumer_byte_rate")
+    assert says(ask(0, fetch_bytes=101, mutations=1)) == ("reject", 0, "consumer_byte_rate")
+
+
+def test_a_throttle_goes_before_a_delay():
+    ask = Asking(quota("producer_byte_rate", 1), quota("controller_mutation_rate", 1, burst=1.0))
+    assert says(ask(0, produce_bytes=1_000, mutations=1)) == ("delay", 990_000, "producer_byte_rate")
+    assert says(ask(0, produce_bytes=1_000, mutations=1)) == ("throttle", 1_000, "controller_mutation_rate")
+    assert ask.shows(0, "producer_byte_rate").observed == 100.0
+
+
+def test_a_tie_goes_to_the_earlier_row():
+    ask = Asking(
+        quota("consumer_byte_rate", 1, algorithm="token_bucket", burst=1.0),
+        quota("controller_mutation_rate", 1, burst=1.0),
+    )
+    ask(0, fetch_bytes=1, mutations=1)
+    assert says(ask(0, fetch_bytes=1, mutations=1)) == ("throttle", 1_000, "consumer_byte_rate")
+
+
+def test_a_throttled_id_is_not_remembered_and_a_seen_one_is_refreshed_all_the_same():
+    ask = Asking(quota("producer_ids_rate", 2, window_ms=3_600_000))
+    assert says(ask(0, (1, 2))) == ("admit", 0, None)
+    refreshed = 1_200_000
+    assert says(ask(refreshed, (1, 3))) == ("throttle", 2_400_000, "producer_ids_rate")
+    assert says(ask(refreshed, (3,))) == ("throttle", 2_400_000, "producer_ids_rate")
+    assert says(ask(4_800_000, (1,), mode="peek")) == ("admit", 0, None)
+    assert ask.shows(4_800_000, "producer_ids_rate").observed == 0
+    before = ask(4_800_000, (1, 2), mode="peek").quotas
+    assert before is not None
+    assert ask(4_800_000, (1, 2)).charged
+    assert ask.shows(4_800_000, "producer_ids_rate").observed == 1, "only id 2 was forgotten"
+
+
+# Modes
+
+
+def test_a_peek_writes_nothing():
+    ask = Asking(quota("request_rate", 5), quota("producer_ids_rate", 2))
+    for _ in range(3):
+        assert says(ask(0, (1, 2), requests=50, mode="peek")) == ("admit", 0, None)
+    assert ask.shows(0, "request_rate").observed == 0
+    assert ask.shows(0, "producer_ids_rate").observed == 0
+
+
+def test_record_never_refuses_and_always_charges():
+    ask = Asking(
+        quota("consumer_byte_rate", 10), quota("controller_mutation_rate", 1), quota("producer_ids_rate", 1)
+    )
+    assert says(ask(0, mode="record", fetch_bytes=200)) == ("delay", 10_000, "consumer_byte_rate")
+    assert says(ask(0, mode="record", mutations=31)) == ("delay", 20_000, "controller_mutation_rate")
+    assert says(ask(0, (1, 2, 3), mode="record")) == ("delay", 3_600_000, "producer_ids_rate")
+    assert says(ask(0, (1, 2, 3))) == ("admit", 0, None)
+    assert ask.shows(0, "producer_ids_rate").observed == 3
+
+
+def test_record_waits_until_one_new_id_would_pass():
+    ask = Asking(quota("producer_ids_rate", 2))
+    ask(0, (1,))
+    ask(1_000, (2,))
+    assert says(ask(2_000, (3,), mode="record")) == ("delay", 3_599_000, "producer_ids_rate")
+
+
+def test_a_limit_of_nothing():
+    ask = Asking(quota("producer_byte_rate", 0), quota("producer_ids_rate", 0), quota("request_rate", 0))
+    assert says(ask(0, produce_bytes=1)) == ("reject", 0, "producer_byte_rate")
+    assert says(ask(0, produce_bytes=0)) == ("admit", 0, None)
+    assert says(ask(0, produce_bytes=1, mode="record")) == ("delay", 2_147_483_647, "producer_byte_rate")
+    assert says(ask(0, requests=1, mode="record")) == ("delay", 1_000, "request_rate")
+    assert says(ask(0, (1,))) == ("reject", 0, "producer_ids_rate")
+    assert says(ask(0, (-1,))) == ("admit", 0, None)
+    assert says(ask(0, (1,), mode="record")) == ("delay", 3_600_000, "producer_ids_rate")
+    assert says(ask(0, (1,))) == ("admit", 0, None), "seen ids still pass"
+
+
+def test_a_refund_gives_back_what_was_charged():
+    ask = Asking(quota("consumer_byte_rate", 10), quota("controller_mutation_rate", 1, burst=5.0))
+    ask(0, fetch_bytes=100, mutations=5)
+    assert ask(500, mode="refund", fetch_bytes=40, mutations=2).charged
+    assert ask.shows(500, "consumer_byte_rate").observed == pytest.approx(60 / 10.5)
+    assert ask.shows(500, "controller_mutation_rate").remaining == 2.5
+    ask(500, mode="refund", fetch_bytes=1_000, mutations=1_000)
+    assert ask.shows(500, "consumer_byte_rate").observed == 0
+    assert ask.shows(500, "controller_mutation_rate").remaining == 5
+
+
+# Shadow
+
+
+def test_shadow_charges_and_never_changes_the_decision():
+    ask = Asking(quota("producer_ids_rate", 1, shadow=True))
+    over = ask(0, (1, 2, 3))
+    assert says(over) == ("admit", 0, None)
+    assert over.quotas is not None
+    assert (over.quotas[0].outcome, over.quotas[0].reason) == ("reject", "too_large")
+    ask.change("producer_ids_rate", shadow=False)
+    assert says(ask(1, (1, 2, 3))) == ("admit", 0, None), "a window of shadow learns the ids in use"
+    assert says(ask(1, (4,)))[0] == "throttle"
+
+
+def test_shadow_charges_nothing_when_the_ask_is_refused():
+    ask = Asking(
+        quota("consumer_byte_rate", 10, shadow=True), quota("controller_mutation_rate", 1, burst=1.0)
+    )
+    ask(0, mutations=1)
+    assert says(ask(0, mutations=1, fetch_bytes=50))[0] == "throttle"
+    assert ask.shows(0, "consumer_byte_rate").observed == 0
+
+
+# The re-check of KIP-612
+
+
+def test_an_address_over_its_rate_is_held_once_and_then_admitted_or_rejected():
+    ask = Asking(quota("connection_creation_rate", 1))
+    ask(0, connections=10)
+    assert says(ask(0, connections=1)) == ("throttle", 1_000, "connection_creation_rate")
+    assert says(ask(1_000, connections=1, recheck=True)) == ("reject", 0, "connection_creation_rate")
+    assert says(ask(10_500, connections=1)) == ("throttle", 500, "connection_creation_rate")
+    assert says(ask(11_000, connections=1, recheck=True)) == ("admit", 0, None)
+
+
+# Retries
+
+
+def test_a_kept_answer_is_given_again_whatever_the_retry_says():
+    ask = Asking(quota("request_rate", 1))
+    first = ask(0, requests=10, id="a")
+    assert ask(59_999, requests=99, id="a") == first
+    assert ask(59_999, mode="refund", requests=5, id="a") == first
+    assert ask(60_000, requests=20, id="a") != first
+
+
+def test_a_refusal_is_not_kept_nor_is_an_answer_that_charged_nothing():
+    ask = Asking(quota("controller_mutation_rate", 1, burst=1.0), quota("producer_ids_rate", 5))
+    ask(0, mutations=1)
+    assert says(ask(0, mutations=1, id="a"))[0] == "throttle"
+    assert says(ask(1_000, mutations=1, id="a"))[0] == "admit"
+    ask(1_000, (1,))
+    ask(1_000, (1,), id="b")
+    assert ("alice", "b") not in ask.oracle.answers
+
+
+def test_a_peek_neither_keeps_nor_uses_an_id():
+    ask = Asking(quota("controller_mutation_rate", 1, burst=1.0))
+    assert says(ask(0, mutations=1, mode="peek", id="a"))[0] == "admit"
+    assert ask(0, mutations=1, id="a").charged
+    assert says(ask(0, mutations=1, mode="peek", id="a"))[0] == "throttle"
+
+
+def test_ids_belong_to_their_principal():
+    ask = Asking(quota("controller_mutation_rate", 1, burst=1.0))
+    kept = ask(0, mutations=1, id="a")
+    other = Ask({"mutations": 1}, principal="bob", id="a")
+    assert ask.oracle.decide(other, ask.quotas, Rules(), T) != kept
+
+
+# Clocks
+
+
+def test_a_clock_behind_is_taken_as_the_newest_time_and_waits_count_from_the_uncorrected_now():
+    ask = Asking(quota("controller_mutation_rate", 1, burst=10.0))
+    ask(0, mutations=10)
+    assert says(ask(-500, mutations=1)) == ("throttle", 1_500, "controller_mutation_rate")
+    assert says(ask(1_000, mutations=1)) == ("admit", 0, None)
+    assert ask.oracle.corrections == 1
+
+
+def test_a_clock_back_by_more_than_a_window_takes_the_bucket_with_it():
+    ask = Asking(quota("producer_ids_rate", 2, window_ms=10_000))
+    ask(100_000, (1, 2))
+    assert says(ask(90_000, (3,))) == ("throttle", 20_000, "producer_ids_rate")
+    assert says(ask(80_000, (3,))) == ("throttle", 10_000, "producer_ids_rate")
+    assert says(ask(89_999, (3,))) == ("throttle", 1, "producer_ids_rate")
+    assert says(ask(90_000, (3,))) == ("admit", 0, None)
+    assert ask.oracle.corrections == 2
+
+
+def test_a_peek_moves_nothing():
+    ask = Asking(quota("consumer_byte_rate", 10))
+    ask(100_000, fetch_bytes=100)
+    assert says(ask(0, fetch_bytes=1, mode="peek")) == ("throttle", 100, "consumer_byte_rate")
+    assert says(ask(100_000, fetch_bytes=1)) == ("throttle", 100, "consumer_byte_rate")
+
+
+# Delays
+
+
+B06 = (quota("request_rate", 100), quota("producer_byte_rate", 1_000))
+
+
+@pytest.mark.parametrize(
+    ("sequential", "throttle_ms", "by"),
+    [(False, 2_100, "producer_byte_rate"), (True, 2_500, "producer_byte_rate")],
+)
+def test_delays_combine_as_kafka_does_or_as_kip_124_says(sequential: bool, throttle_ms: int, by: str):
+    """Vector B06: 2,100 ms of bytes; 500 ms of requests now, and 400 ms once those have passed."""
+    ask = Asking(*B06, sequential=sequential)
+    ask(0, mode="record", requests=1_050)
+    assert says(ask(0, mode="record", requests=0))[1] == 500
+    assert says(ask(0, mode="record", requests=0, produce_bytes=12_100)) == ("delay", throttle_ms, by)
+
+
+def test_a_delay_that_is_neither_bytes_nor_requests_stands_beside_the_sum():
+    ask = Asking(*B06, quota("controller_mutation_rate", 1), sequential=True)
+    ask(0, mode="record", requests=1_050)
+    said = ask(0, mode="record", requests=0, produce_bytes=12_100, mutations=14)
+    assert says(said) == ("delay", 3_000, "controller_mutation_rate")
+    said = ask(0, mode="record", requests=0, produce_bytes=0, mutations=-1)
+    assert said.throttle_ms == 2_500
+
+
+# Capacity
+
+
+def test_at_capacity_an_unseen_id_waits_for_a_layer_to_die():
+    ask = Asking(quota("producer_ids_rate", 5), max_ids=10)
+    ask(0, tuple(range(10)), mode="record")
+    full = ask(3_600_000, (10,))
+    assert says(full) == ("throttle", 1_200_000, "producer_ids_rate")
+    assert full.limited_by is not None
+    assert full.limited_by.reason == "capacity"
+    assert says(ask(3_600_000, (10,), mode="record")) == ("admit", 0, None)
+    assert says(ask(3_600_000, (10,), mode="peek"))[0] == "throttle", "record charged it without remembering"
+    assert says(ask(3_600_000, (0,))) == ("admit", 0, None)
+    assert says(ask(4_800_000, (11,))) == ("admit", 0, None)
+
+
+def test_more_than_may_ever_pass_is_a_reject_whatever_the_state():
+    ask = Asking(
+        quota("producer_ids_rate", 5),
+        quota("consumer_byte_rate", 10, samples=1),
+        quota("controller_mutation_rate", 1, burst=5.0),
+    )
+    for said in (ask(0, tuple(range(6))), ask(0, fetch_bytes=10.01), ask(0, mutations=5.01)):
+        assert said.decision == "reject"
+        assert said.limited_by is not None
+        assert said.limited_by.reason == "too_large"
+    largest = [
+        said.limited_by.largest
+        for said in (ask(0, tuple(range(6))), ask(0, fetch_bytes=11))
+        if said.limited_by
+    ]
+    assert largest == [5, 10]
+    assert says(ask(0, fetch_bytes=10, mutations=5)) == ("admit", 0, None)
