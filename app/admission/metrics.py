@@ -147,8 +147,7 @@ class Counts(Struct):
         self.store_seconds.add(other.store_seconds)
         self.script_asks.add(other.script_asks)
         for known, its in zip(self.gauges, other.gauges, strict=True):
-            for labels, gauge in its.items():
-                known.setdefault(labels, Gauge()).add(gauge)
+            _take_in(known, its)
 
 
 class Metrics:
@@ -363,7 +362,7 @@ class _Shown(Collector):
             "throttle_seconds",
             "Mean of the recent throttle times above 0.",
             "quota entity",
-            c.rates | c.tokens,
+            _joined(c.rates, c.tokens),
         )
         yield _values("producer_ids_remembered", "Producer ids remembered.", "entity", c.remembered, sum)
         yield _values(
@@ -406,6 +405,19 @@ def _values(
         if known:
             family.add_metric(values, join(known))
     return family
+
+
+def _joined(*parts: Gauges) -> Gauges:
+    """The gauges of several kinds together; a quota that changed its algorithm has both for a while."""
+    joined: Gauges = {}
+    for part in parts:
+        _take_in(joined, part)
+    return joined
+
+
+def _take_in(known: Gauges, more: Gauges) -> None:
+    for labels, gauge in more.items():
+        known.setdefault(labels, Gauge()).add(gauge)
 
 
 def _means(name: str, text: str, labels: str, gauges: Gauges) -> Metric:

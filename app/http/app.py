@@ -89,6 +89,8 @@ class Front:
         except Problem as problem:
             await refuse(problem, scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # is GET without a body, which the server leaves out
+            scope = {**scope, "method": "GET"}
         try:
             await self._rest(scope, receive, send)
         except Exception:  # answered by then, and raised again for the sake of logs: here it is logged

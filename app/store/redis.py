@@ -101,11 +101,11 @@ class RedisStore:
             StoreError: it cannot be reached, or would not say.
         """
         try:
-            info: dict[str, Any] = await self._client.info("everything")
+            server: dict[str, Any] = await self._client.info("everything")
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         self.trouble = None
-        return info
+        return server
 
     async def close(self) -> None:
         """Close the connections."""

@@ -276,6 +276,8 @@ class Machine(RuleBasedStateMachine):
                 remembered = bucket.state.remembered(at, charge.applied.quota.layers)
                 if said.remembered != remembered:
                     raise Difference(f"{ask}\nstore remembers {said.remembered}, oracle {remembered}")
+                if said.fill != bucket.state.fill():
+                    raise Difference(f"{ask}\nstore is filled {said.fill}, oracle {bucket.state.fill()}")
 
     def _bucket(self, charge: Charge) -> Bucket | None:
         quota = charge.applied.quota

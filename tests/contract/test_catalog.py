@@ -299,6 +299,38 @@ async def test_a_change_of_identity_starts_empty_buckets_and_others_do_not(opene
     await becomes(lambda: other.snapshot == node.snapshot)
 
 
+async def test_a_new_level_shares_the_buckets_of_the_default_that_applied_before(opened: Opener) -> None:
+    """Else whoever gets a quota of his own would get the limit twice, and his ids would be forgotten."""
+    node = await opened()
+    bob, everybody = Entity.of(user="bob"), Entity.of(user=ANY)
+
+    async def epoch(entity: Entity, value: object) -> int:
+        await node.put(entity, {"producer_ids_rate": value}, WHO)
+        return node.snapshot.quotas["producer_ids_rate"][entity].epoch
+
+    assert await epoch(everybody, 5) == 0
+    assert await epoch(everybody, {"limit": 5, "scope": "broker"}) == 2
+    assert await epoch(everybody, 5) == 3
+    assert await epoch(bob, 5) == 3, "the buckets that he was charged in until now"
+    assert await epoch(bob, {"limit": 5, "scope": "broker"}) == 5
+    assert await epoch(bob, 5) == 6, "emptied by his own change"
+    await node.delete(bob, WHO)
+    assert await epoch(bob, 6) == 3, "he was back in the default's buckets meanwhile"
+
+
+async def test_a_pair_shares_the_buckets_of_the_nearest_default(opened: Opener) -> None:
+    node = await opened()
+    pair, near, far = (
+        Entity.of(user="a", client_id="c"),
+        Entity.of(user="a", client_id=ANY),
+        Entity.of(user=ANY, client_id=ANY),
+    )
+    for entity, samples in ((far, 5), (far, 11), (near, 5), (near, 11), (pair, 11)):
+        await node.put(entity, {"request_rate": {"limit": 1, "samples": samples}}, WHO)
+    rates = node.snapshot.quotas["request_rate"]
+    assert [rates[entity].epoch for entity in (far, near, pair)] == [2, 4, 4]
+
+
 async def test_a_removed_quota_remembers_its_buckets(opened: Opener):
     node = await opened()
     await node.put(ALICE, {"request_rate": 5, "producer_ids_rate": 5}, WHO)

@@ -1,11 +1,12 @@
-"""The decision records are numbered without gaps and have the template's headings."""
+"""The decision records are in order, and what the documents name is there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-DECISIONS = Path(__file__).parents[2] / "docs" / "decisions"
+ROOT = Path(__file__).parents[2]
+DECISIONS = ROOT / "docs" / "decisions"
 
 
 def headings(page: Path) -> list[str]:
@@ -23,3 +24,11 @@ def test_each_page_has_the_headings_of_the_template():
     for page in DECISIONS.glob("[0-9]*.md"):
         assert headings(page) == wanted, page.name
         assert page.read_text(encoding="utf-8").startswith(f"# {page.name[:4]}. "), page.name
+
+
+def test_what_the_documents_name_is_there():
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for named in re.findall(
+            r"`((?:app|docs|tests|migrations)/[\w./-]*\w)`", page.read_text(encoding="utf-8")
+        ):
+            assert (ROOT / named).exists(), f"{page.name} names {named}"
