@@ -81,7 +81,8 @@ async def test_strangers_are_seen_as_often_as_the_fill_says(layers: str, segment
 
 def _seen(segments: list[Segment], spreads: Spreads) -> npt.NDArray[np.bool_]:
     layers = [segment.seen(spreads) for segment in segments]
-    return np.max(np.stack(layers), axis=0) > np.uint8(0)
+    seen: npt.NDArray[np.bool_] = np.max(np.stack(layers), axis=0) > 0
+    return seen
 
 
 async def _script_sees(principal: Principal, spreads: Spreads) -> npt.NDArray[np.bool_]:
