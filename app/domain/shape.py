@@ -65,13 +65,17 @@ class Shape:
 
     @classmethod
     def of(cls, ids: int, share: int) -> Shape:
-        """The smallest segment for so many ids a layer.
+        """A segment for so many ids a layer.
+
+        To the blocks that the mean needs come as many as its square root: ids fall on blocks unevenly, and
+        in a small segment one crowded block would take the chance of the whole above its share.
 
         >>> Shape.of(334, 1)
-        Shape(ids=334, share=1, hashes=14, blocks=20)
+        Shape(ids=334, share=1, hashes=14, blocks=25)
         """
         hashes, load = SHARES[share - 1]
-        return cls(ids, share, hashes, math.ceil(ids / load))
+        blocks = math.ceil(ids / load)
+        return cls(ids, share, hashes, blocks + math.ceil(math.sqrt(blocks)))
 
     def places(self, spread: bytes) -> tuple[int, tuple[int, ...]]:
         """The block of an id and its cells there, from its 32 spread bytes.

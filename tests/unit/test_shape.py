@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 import pytest
@@ -56,13 +57,15 @@ def test_false_seen_is_the_sum_over_blocks_of_poisson_size():
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, SMALLEST_SHARE))
-def test_a_shape_is_the_smallest_that_keeps_its_share(ids: int, share: int):
+def test_a_shape_is_the_smallest_that_keeps_its_share_and_its_square_root(ids: int, share: int):
     shape = Shape.of(ids, share)
     assert (shape.ids, shape.share) == (ids, share)
     chance = FALSE_SEEN * 2.0**-share / LAYERS
-    assert false_seen(ids / shape.blocks, shape.hashes) <= chance * (1 + 1e-9)
-    if shape.blocks > 1:
-        assert false_seen(ids / (shape.blocks - 1), shape.hashes) > chance
+    needed = bisect_left(range(shape.blocks), shape.blocks, key=lambda n: n + math.ceil(math.sqrt(n)))
+    assert needed + math.ceil(math.sqrt(needed)) == shape.blocks
+    assert false_seen(ids / needed, shape.hashes) <= chance * (1 + 1e-9)
+    if needed > 1:
+        assert false_seen(ids / (needed - 1), shape.hashes) > chance
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 1_000_000), st.integers(1, SMALLEST_SHARE))

@@ -28,7 +28,7 @@ local SLACK_MS = 60000
 local DAY_MS = 86400000
 local LONGEST_TTL_MS = 400 * DAY_MS
 
-local floor, ceil, min, max, huge = math.floor, math.ceil, math.min, math.max, math.huge
+local floor, ceil, min, max, sqrt, huge = math.floor, math.ceil, math.min, math.max, math.sqrt, math.huge
 local band, bor, lshift = bit.band, bit.bor, bit.lshift
 local pack, unpack_ = struct.pack, struct.unpack
 local call = redis.call

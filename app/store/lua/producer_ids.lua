@@ -261,8 +261,9 @@ local function add_segment(part, ids)
   for _, s in ipairs(part.segments) do left = left - 2 ^ -s.share end
   while 2 ^ -share > left / 2 and share < #SHARES do share = share + 1 end
   local hashes, load = SHARES[share][1], SHARES[share][2]
+  local blocks = ceil(ids / load)
   local segment = {
-    ids = ids, share = share, hashes = hashes, blocks = ceil(ids / load), written = 0,
+    ids = ids, share = share, hashes = hashes, blocks = blocks + ceil(sqrt(blocks)), written = 0,
     counts = { [0] = 0, 0, 0, 0 },
   }
   part.segments[#part.segments + 1] = segment
