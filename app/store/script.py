@@ -5,25 +5,43 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from app.domain.shape import GROWTH, SHARES, SMALLEST_SEGMENT
+from app.domain.oracle import RETRY_MS
+from app.domain.quota import MAX_THROTTLE_MS, RECHECK_MS
+from app.domain.sampled_rate import UNREACHABLE_MS
+from app.domain.shape import BLOCK_BYTES, CELLS, GROWTH, LAYERS, SHARES, SMALLEST_SEGMENT
 
 ALGORITHMS: Final = ("sampled_rate", "token_bucket", "producer_ids")
 """Each is made when a call first needs it: to build every function of the script takes 25 microseconds."""
 
-
 FOLDER: Final = files("app.store") / "lua"
 
 
-def constants() -> str:
-    """What the script takes from the domain, so that nothing is defined twice."""
-    shares = ", ".join(f"{{{hashes}, {load!r}}}" for hashes, load in SHARES)
-    return f"local SHARES = {{{shares}}}\nlocal SMALLEST_SEGMENT, GROWTH = {SMALLEST_SEGMENT}, {GROWTH}\n"
+def numbers() -> str:
+    """The numbers that the script takes from the domain, which alone defines them."""
+    taken = {
+        "MAX_THROTTLE_MS": MAX_THROTTLE_MS,
+        "RECHECK_MS": RECHECK_MS,
+        "RETRY_MS": RETRY_MS,
+        "UNREACHABLE_MS": UNREACHABLE_MS,
+        "SMALLEST_SEGMENT": SMALLEST_SEGMENT,
+        "GROWTH": GROWTH,
+        "LAYERS": LAYERS,
+        "CELLS": CELLS,
+        "BLOCK_BYTES": BLOCK_BYTES,
+    }
+    return "".join(f"local {name} = {number}\n" for name, number in taken.items())
+
+
+def shares() -> str:
+    """The shapes of segments by share, as the domain has them."""
+    return f"local SHARES = {{{', '.join(f'{{{hashes}, {load!r}}}' for hashes, load in SHARES)}}}\n"
 
 
 def assemble() -> str:
     """The whole script."""
     texts = {part: (FOLDER / f"{part}.lua").read_text() for part in ("call", *ALGORITHMS, "decide")}
-    texts["producer_ids"] = constants() + texts["producer_ids"]
+    texts["call"] = numbers() + texts["call"]
+    texts["producer_ids"] = shares() + texts["producer_ids"]
     for name in ALGORITHMS:
         texts[name] = f"local function make_{name}()\n{texts[name]}return {name}\nend\n"
     return "\n".join(texts.values())

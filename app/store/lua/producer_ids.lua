@@ -14,8 +14,7 @@ would take long to copy, and grows by 1 MiB only: it is extended where the ring 
 ]]
 
 local HEAD, SEGMENT, BLOCK = '<ddI4ddddI4I4I4I4', '<I4BBI4I4I4I4I4I4', '<' .. string.rep('I4', 64)
-local HEAD_BYTES, SEGMENT_BYTES, BLOCK_BYTES, CELLS = 68, 30, 256, 504
-local LAYERS, WORD = 4, 4294967296
+local HEAD_BYTES, SEGMENT_BYTES, WORD = 68, 30, 4294967296
 local LARGE = 4194304
 local PIECE = 65536
 local producer_ids = {}

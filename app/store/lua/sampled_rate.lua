@@ -80,7 +80,7 @@ end
 
 local function least_window(units, limit)
   local guess = units * 1000 / limit
-  if guess > 1099511627776 then return 1099511627776 end
+  if guess > UNREACHABLE_MS then return UNREACHABLE_MS end
   local window = max(ceil(guess), 1)
   while window > 1 and units / ((window - 1) / 1000) <= limit do window = window - 1 end
   while units / (window / 1000) > limit do window = window + 1 end
