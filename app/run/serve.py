@@ -79,11 +79,15 @@ def print_key(settings: Settings, key: str) -> None:
 def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> None:
     from app.run import wiring  # noqa: PLC0415  the parent of several has no use for the whole app
 
-    # uvicorn raises the signal again once it has finished; by then it has been obeyed.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
     app = wiring.build(settings, counts, lambda: server.should_exit)
     server = uvicorn.Server(uvicorn.Config(**_options(settings, app)))
+
+    def stop(*_: object) -> None:
+        """Obey a signal that comes before uvicorn listens; afterwards it is raised again, obeyed already."""
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     try:
         server.run(sockets=[listener])
     except SystemExit:

@@ -84,7 +84,7 @@ async def _run(
             quotagate("serve", "--fd", str(fd), *options),
             env=env,
             pass_fds=(fd,),
-            stop_within_s=FINISH_WITHIN_S + 5,
+            stop_within_s=FINISH_WITHIN_S + 10,
         )
         stack.push_async_callback(api.stop)
         await api.start()
