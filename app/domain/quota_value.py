@@ -224,13 +224,13 @@ def bound(quota: Quota) -> Bound:
     return {"ratio": ratio, "window_ms": window_ms, "text": text}
 
 
-def pointer(*tokens: str) -> str:
-    """Spell a JSON pointer (RFC 6901).
+def pointer(*steps: str | int) -> str:
+    """The JSON pointer (RFC 6901) made of these steps.
 
-    >>> pointer("a/b", "~")
-    '/a~1b/~0'
+    >>> pointer("asks", 3, "a/b~c"), pointer()
+    ('/asks/3/a~1b~0c', '')
     """
-    return "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens)
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
 
 
 class _WrongError(ValueError):

@@ -16,11 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import app
 from app.admission.metrics import Metrics
+from app.domain.quota_value import pointer
 from app.http import decisions, health, openapi
 from app.http.access import Access
 from app.http.decisions import Decider, Decisions, HotRoute, failure, refuse
 from app.http.health import Readiness
-from app.http.problems import FieldError, Problem, pointer, unprocessable
+from app.http.problems import FieldError, Problem, unprocessable
 from app.http.wire import Clock
 
 OPEN: Final = frozenset(

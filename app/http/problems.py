@@ -61,12 +61,3 @@ class Problem(Exception):
 def unprocessable(*errors: FieldError) -> Problem:
     """422 for these fields."""
     return Problem(422, "The body cannot be used as it is: see errors.", errors)
-
-
-def pointer(*steps: str | int) -> str:
-    """The JSON pointer (RFC 6901) made of these steps.
-
-    >>> pointer("asks", 3, "a/b~c"), pointer()
-    ('/asks/3/a~1b~0c', '')
-    """
-    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)

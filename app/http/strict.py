@@ -9,7 +9,8 @@ from typing import Any, Final, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from app.http.problems import FieldError, Problem, pointer, unprocessable
+from app.domain.quota_value import pointer
+from app.http.problems import FieldError, Problem, unprocessable
 from app.http.wire import MAX_BODY
 
 JSON: Final = "application/json"

@@ -14,9 +14,10 @@ from msgspec import UNSET, Struct
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.entity import EntityError, check_name, normalise_ip
+from app.domain.quota_value import pointer
 from app.http import bodies
 from app.http.bodies import INT64, MAX_ID_BYTES, MAX_IDS_IN_BATCH, MAX_PRODUCER_ID_BYTES
-from app.http.problems import FieldError, Problem, pointer, unprocessable
+from app.http.problems import FieldError, Problem, unprocessable
 
 Clock = Literal["store", "caller"]
 Body = TypeVar("Body", bound=Struct)

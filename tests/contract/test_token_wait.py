@@ -1,0 +1,33 @@
+"""A token wait at the edge of what doubles tell apart is found by the script as by the domain, at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.domain.ladder import Applied
+from app.domain.quota import MAX_EXACT, Quota
+from app.domain.token_bucket import Tokens, wait_ms
+from app.store.keys import bucket_key
+from app.store.port import Charge, Plan
+from app.store.redis import RedisStore
+from tests.stores import running
+
+
+@pytest.mark.parametrize(
+    ("limit", "burst"), [(4.7e-7, MAX_EXACT), (1e-6, 1e14), (1e-3, MAX_EXACT), (7.0, 1e9)]
+)
+async def test_the_script_finds_the_least_wait_of_an_enormous_bucket(limit: float, burst: float):
+    """A search that walked by milliseconds held the store for seconds, until the call was given up."""
+    quota = Quota("controller_mutation_rate", limit, "token_bucket", "deny", burst=burst)
+    found = Applied(quota, "user=*", "user=a", "user=a")
+
+    def ask(usage: float) -> Plan:
+        return Plan("admit", (Charge(found, bucket_key(found), usage, "deny"),), at_ms=0)
+
+    with running("valkey") as url:
+        store = RedisStore(url, caller_clock=True)
+        first, second = await store.decide([ask(1), ask(burst)])
+        await store.close()
+    assert first.said[0].outcome == "admit"
+    assert second.said[0].outcome == "throttle"
+    assert second.said[0].throttle_ms == wait_ms(Tokens(burst - 1, 0), burst, 0, limit, burst)
