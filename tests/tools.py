@@ -26,7 +26,8 @@ def need(tool: str) -> Path:
 
 
 def _program(name: str) -> Path | None:
-    found = shutil.which(name, path=str(DEBIAN / "bin")) or shutil.which(name)
+    places = (str(DEBIAN / "bin"), os.environ.get("PATH", ""), "/usr/sbin")  # where Debian keeps nginx
+    found = shutil.which(name, path=os.pathsep.join(places))
     return Path(found) if found else None
 
 

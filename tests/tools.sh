@@ -3,7 +3,7 @@
 # is started, and root is not needed. `tests.tools.need` finds them there.
 set -eu
 
-packages="redis-server libfaketime"
+packages="redis-server libfaketime nginx caddy prometheus"
 
 cd "$(dirname "$0")/.."
 home="$PWD/.tools/debian"
@@ -30,7 +30,7 @@ rm -rf "$home/lists" "$home/cache"
 
 # An unpacked program looks for its libraries in the system; a wrapper shows it ours.
 libraries=$(find "$home/root" -name '*.so*' -exec dirname {} + 2>/dev/null | sort -u | paste -sd: -)
-find "$home/root/usr/bin" -type f -o -type l 2>/dev/null | while read -r program; do
+find "$home/root/usr/bin" "$home/root/usr/sbin" -type f -o -type l 2>/dev/null | while read -r program; do
     wrapper="$home/bin/$(basename "$program")"
     printf '#!/bin/sh\nLD_LIBRARY_PATH="%s" exec "%s" "$@"\n' "$libraries" "$program" >"$wrapper"
     chmod +x "$wrapper"

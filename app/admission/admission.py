@@ -13,6 +13,7 @@ from app.admission.plan import Match, Matches, decided, plan_of
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import Quotas, Rules
+from app.domain.quota import Quota
 from app.store.port import Answer, Plan, Store
 
 
@@ -56,9 +57,17 @@ class Admission:
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """Decide asks in order; for a store that does not answer in time, each quota's policy does."""
-        began = perf_counter()
         matches = self._matches_in_force()
-        found = [matches.of(ask) for ask in asks]
+        return await self._decide(asks, [matches.of(ask) for ask in asks])
+
+    async def decide_in_full(self, ask: Ask) -> tuple[Decision, tuple[Quota, ...]]:
+        """Decide an ask that wants detail and has no id; and the quotas, each in its verdict's place."""
+        found = self._matches_in_force().of(ask)
+        (decision,) = await self._decide((ask,), (found,))
+        return decision, tuple(match.applied.quota for match in found)
+
+    async def _decide(self, asks: Sequence[Ask], found: Sequence[Sequence[Match]]) -> list[Decision]:
+        began = perf_counter()
         secret = self._secret()
         plans = [plan_of(ask, its, secret) for ask, its in zip(asks, found, strict=True)]
         wanted = [plan for plan in plans if plan is not None]
