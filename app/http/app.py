@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import app
 from app.admission.metrics import Metrics
 from app.domain.quota_value import pointer
-from app.http import decisions, health, openapi
+from app.http import check, decisions, health, openapi
 from app.http.access import Access
-from app.http.decisions import Decider, Decisions, HotRoute, failure, refuse
+from app.http.check import Check, CheckRoute, Sources
+from app.http.decisions import CallerClock, Decider, Decisions, HotRoute, PlainRoute, failure, refuse
 from app.http.health import Readiness
 from app.http.problems import FieldError, Problem, unprocessable
 from app.http.wire import Clock
@@ -38,21 +39,30 @@ def create_app(
     admission: Decider,
     access: Access,
     clock: Clock,
+    sources: Sources,
     routers: Sequence[APIRouter],
     ready: Callable[[], Readiness],
     metrics: Metrics,
     lifespan: Lifespan | None = None,
 ) -> ASGIApp:
     """The ASGI application of one process."""
-    hot = Decisions(admission, access, clock)
+    callers = CallerClock(admission) if clock == "caller" else None
+    hot = Decisions(callers or admission, access, clock)
+    gateways = Check(callers or admission, sources, callers.now_ms if callers else None)
     return Front(
-        {decisions.ONE: HotRoute(hot.one, access), decisions.BATCH: HotRoute(hot.batch, access)},
-        administration([*routers, health.router(ready, metrics, access)], clock, lifespan),
+        {
+            decisions.ONE: HotRoute(hot.one, access),
+            decisions.BATCH: HotRoute(hot.batch, access),
+            check.PATH: CheckRoute(gateways, access),
+        },
+        administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan),
         access,
     )
 
 
-def administration(routers: Sequence[APIRouter], clock: Clock, lifespan: Lifespan | None = None) -> FastAPI:
+def administration(
+    routers: Sequence[APIRouter], clock: Clock, sources: Sources, lifespan: Lifespan | None = None
+) -> FastAPI:
     """Everything but the hot routes, which stand in its OpenAPI document all the same."""
     api = FastAPI(**openapi.ABOUT, version=app.__version__, lifespan=lifespan, redirect_slashes=False)
     for router in routers:
@@ -61,14 +71,14 @@ def administration(routers: Sequence[APIRouter], clock: Clock, lifespan: Lifespa
     api.add_exception_handler(HTTPException, _http_problem)
     api.add_exception_handler(RequestValidationError, _validation_problem)
     api.add_exception_handler(Exception, _failure)
-    api.openapi = openapi.Document(api, clock)  # type: ignore[method-assign]
+    api.openapi = openapi.Document(api, clock, sources)  # type: ignore[method-assign]
     return api
 
 
 class Front:
     """Sends each request to a hot route or to the rest, which, open paths apart, needs a key."""
 
-    def __init__(self, hot: dict[str, HotRoute], rest: ASGIApp, access: Access) -> None:
+    def __init__(self, hot: Mapping[str, PlainRoute], rest: ASGIApp, access: Access) -> None:
         self._hot = hot
         self._rest = rest
         self._access = access

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from app.domain.ask import Ask
 from app.domain.decision import Decision
+from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.problems import Problem
 from app.http.wire import MAX_BODY, Clock, decode_ask, decode_batch, encode_decision, encode_decisions
@@ -25,6 +27,33 @@ class Decider(Protocol):
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """The decisions, in the order of the asks."""
+
+    async def decide_in_full(self, ask: Ask) -> tuple[Decision, tuple[Quota, ...]]:
+        """The decision on an ask that wants detail and has no id; and the quotas, as its verdicts stand."""
+
+
+class CallerClock:
+    """Admission under the caller's clock, which stands at the newest time of any ask decided."""
+
+    def __init__(self, admission: Decider) -> None:
+        self._admission = admission
+        self._newest_ms = 0
+
+    def now_ms(self) -> int:
+        """The newest time seen; 0 before there was any."""
+        return self._newest_ms
+
+    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+        """Decide asks in order."""
+        decisions = await self._admission.decide(asks)
+        self._newest_ms = max(self._newest_ms, *(ask.at_ms or 0 for ask in asks))
+        return decisions
+
+    async def decide_in_full(self, ask: Ask) -> tuple[Decision, tuple[Quota, ...]]:
+        """Decide an ask that wants detail and has no id."""
+        decided = await self._admission.decide_in_full(ask)
+        self._newest_ms = max(self._newest_ms, ask.at_ms or 0)
+        return decided
 
 
 class Decisions:
@@ -54,16 +83,28 @@ class Decisions:
             self._access.require(scope, "account")
 
 
-class HotRoute:
-    """One path that takes POST, from the first byte of a request to the last of its answer."""
+class Answer(NamedTuple):
+    """An answer that is no problem."""
 
-    def __init__(self, answer: Callable[[bytes, Scope], Awaitable[bytes]], access: Access) -> None:
-        self._answer = answer
-        self._access = access
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class PlainRoute(abc.ABC):
+    """One path in plain ASGI, from the first byte of a request to the last of its answer."""
+
+    @abc.abstractmethod
+    async def answered(self, scope: Scope, receive: Receive) -> Answer | None:
+        """The answer, or None if the caller went away before the question was out.
+
+        Raises:
+            Problem: what is answered instead.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = await self._answered(scope, receive)
+            answer = await self.answered(scope, receive)
         except Problem as problem:
             await refuse(problem, scope, receive, send)
             return
@@ -72,18 +113,28 @@ class HotRoute:
             await refuse(failure(), scope, receive, send)
             return
         if answer is not None:
-            length = b"%d" % len(answer)
-            headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": answer})
+            await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+            await send({"type": "http.response.body", "body": answer.body})
 
-    async def _answered(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The answer, or None if the caller went away before the question was out."""
+
+class HotRoute(PlainRoute):
+    """A path that takes POST and answers a body with a body."""
+
+    def __init__(self, answer: Callable[[bytes, Scope], Awaitable[bytes]], access: Access) -> None:
+        self._answer = answer
+        self._access = access
+
+    async def answered(self, scope: Scope, receive: Receive) -> Answer | None:
+        """The answer to the whole body."""
         self._access.require(scope, "decide")
         if scope["method"] != "POST":
             raise Problem(405, "This path takes POST.", headers={"Allow": "POST"})
         body = await _read(scope, receive)
-        return None if body is None else await self._answer(body, scope)
+        if body is None:
+            return None
+        answer = await self._answer(body, scope)
+        length = b"%d" % len(answer)
+        return Answer(200, [(b"content-type", b"application/json"), (b"content-length", length)], answer)
 
 
 async def refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from app.http import bodies, decisions
+from app.http.check import Sources
 from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
 from app.http.quotas_schema import COMPONENTS
 from app.http.wire import MAX_BODY, Clock
@@ -68,9 +69,10 @@ _NO_WHOLE: Final = FieldError("/asks/3/usage/requests", "must be an integer")
 class Document:
     """The document of one application, made when it is first asked for."""
 
-    def __init__(self, api: FastAPI, clock: Clock) -> None:
+    def __init__(self, api: FastAPI, clock: Clock, sources: Sources) -> None:
         self._api = api
         self._clock = clock
+        self._sources = sources
         self._made: Schema = {}
 
     def __call__(self) -> Schema:
@@ -204,7 +206,7 @@ def main() -> None:
         quotas.router(Catalog("sqlite://", Defaults()), access),
         health.router(lambda: health.Readiness(snapshot=False), Metrics(), access),
     ]
-    text = json.dumps(administration(routers, "store").openapi(), indent=2) + "\n"
+    text = json.dumps(administration(routers, "store", Sources()).openapi(), indent=2) + "\n"
     if sys.argv[1:]:
         Path(sys.argv[1]).write_text(text, encoding="utf-8")
     else:

@@ -45,7 +45,14 @@ _TYPES: Final = {
     "object": "an object",
 }
 _LENGTHS: Final = {"str": "characters", "array": "entries"}
-_ADDRESS: Final = lru_cache(4096)(normalise_ip)
+read_address: Final = lru_cache(4096)(normalise_ip)
+"""An address as RFC 5952 has it, remembered; raises ``EntityError`` for what is none."""
+
+
+def wrong_name(name: str) -> str | None:
+    """Say what is wrong with a name, or None."""
+    # Printable is stricter than free of control characters; 128 characters are at most 512 bytes.
+    return None if 0 < len(name) <= 128 and name.isprintable() else check_name(name)
 
 
 def decode_ask(body: bytes, clock: Clock) -> Ask:
@@ -102,13 +109,12 @@ def _ask(sent: bodies.Ask, clock: Clock, at: tuple[str | int, ...], errors: list
 
     for field in NAMES:
         name = getattr(sent, field)
-        # Printable is stricter than free of control characters; 128 characters are at most 512 bytes.
-        if name and not (len(name) <= 128 and name.isprintable()) and (why := check_name(name)):
+        if name and (why := wrong_name(name)):
             wrong(why, field)
     ip = sent.ip
     if ip is not None:
         try:
-            ip = _ADDRESS(ip)
+            ip = read_address(ip)
         except EntityError as error:
             wrong(str(error), "ip")
     usage = msgspec.to_builtins(sent.usage)

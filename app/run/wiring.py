@@ -18,6 +18,7 @@ from app.domain.ladder import Rules
 from app.domain.quota import Defaults
 from app.http.access import Access
 from app.http.app import create_app
+from app.http.check import Sources
 from app.http.health import Readiness
 from app.http.quotas import router
 from app.run.errors import CannotStart
@@ -104,10 +105,21 @@ def build(
         admission=admission,
         access=access,
         clock=settings.clock,
+        sources=_sources(settings),
         routers=[router(catalog, access)],
         ready=ready,
         metrics=metrics,
         lifespan=lifespan,
+    )
+
+
+def _sources(settings: Settings) -> Sources:
+    """Where a check finds who asks."""
+    return Sources(
+        settings.check_principal_header,
+        settings.check_client_header,
+        settings.check_ip_header,
+        settings.trusted_proxies,
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 
 import httpx
@@ -17,13 +17,16 @@ from fastapi import APIRouter
 from app.admission.metrics import Metrics
 from app.domain.ask import Ask
 from app.domain.decision import Decision
+from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.app import create_app
+from app.http.check import Sources
 from app.http.health import Readiness
 from app.http.wire import Clock
 
 ADMIN = "the-admin-key"
 OPEN_TO = "127.0.0.0/8"
+SOURCES = Sources()
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Admission:
     calls: int = 0
     broken: bool = False
     held: asyncio.Event | None = None
+    full: tuple[Decision, tuple[Quota, ...]] | None = None
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         if self.broken:
@@ -43,6 +47,10 @@ class Admission:
         self.calls += 1
         self.asked += asks
         return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
+
+    async def decide_in_full(self, ask: Ask) -> tuple[Decision, tuple[Quota, ...]]:
+        (decision,) = await self.decide((ask,))
+        return self.full or (replace(decision, quotas=()), ())
 
 
 @dataclass
@@ -72,7 +80,9 @@ async def eventually(look: Callable[[], object], within_s: float = 10.0) -> None
 
 
 @contextlib.asynccontextmanager
-async def serving(open_to: str = OPEN_TO, clock: Clock = "store") -> AsyncIterator[Node]:
+async def serving(
+    open_to: str = OPEN_TO, clock: Clock = "store", sources: Sources = SOURCES
+) -> AsyncIterator[Node]:
     """A node that asks of some networks no key."""
     node: Node
     routes = APIRouter()
@@ -89,6 +99,7 @@ async def serving(open_to: str = OPEN_TO, clock: Clock = "store") -> AsyncIterat
             admission=admission,
             access=Access(ADMIN, [ip_network(open_to)] if open_to else []),
             clock=clock,
+            sources=sources,
             routers=[routes],
             ready=lambda: node.readiness,
             metrics=metrics,
