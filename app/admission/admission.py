@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Protocol
 
+from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
 from app.admission.gather import Gatherer
 from app.admission.metrics import Fill, Metrics
@@ -33,6 +34,9 @@ class Admission:
         secret: gives the deployment's hash secret, which the catalog knows once it is open.
         sequential: sum delays as KIP-124 does.
         budget_s: the longest a decision waits for the store.
+
+    Attributes:
+        circuit: says how the store is.
     """
 
     def __init__(
@@ -46,7 +50,8 @@ class Admission:
         budget_s: float,
         metrics: Metrics,
     ) -> None:
-        self._gatherer = Gatherer(store, budget_s=budget_s, observe=metrics.called)
+        self.circuit = Circuit(store, metrics)
+        self._gatherer = Gatherer(self.circuit, budget_s=budget_s)
         self._snapshot = snapshot
         self._rules = rules
         self._secret = secret
@@ -71,7 +76,10 @@ class Admission:
         secret = self._secret()
         plans = [plan_of(ask, its, secret) for ask, its in zip(asks, found, strict=True)]
         wanted = [plan for plan in plans if plan is not None]
-        answers, failure = await self._gatherer.decide(wanted) if wanted else ([], None)
+        answers: list[Answer] = []
+        failure = self.circuit.error
+        if wanted and failure is None:
+            answers, failure = await self._gatherer.decide(wanted)
         arrived = iter(answers)
         decisions = []
         for ask, its, plan in zip(asks, found, plans, strict=True):
@@ -86,9 +94,14 @@ class Admission:
         self._metrics.took(perf_counter() - began, len(asks))
         return decisions
 
+    async def open(self) -> None:
+        """Look at the store, and keep an eye on it."""
+        await self.circuit.start()
+
     async def close(self) -> None:
         """Wait for the call under way."""
         await self._gatherer.close()
+        await self.circuit.stop()
 
     def _matches_in_force(self) -> Matches:
         quotas = self._snapshot().quotas

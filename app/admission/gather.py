@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
-from app.store.port import Answer, Plan, Store, StoreError
+from app.store.port import Answer, Plan, StoreError
 
 MAX_ASKS: Final = 100
 MAX_IDS: Final = 200
@@ -15,6 +15,13 @@ MAX_IDS: Final = 200
 
 GRACE_TURNS: Final = 8
 """Turns of the event loop for a reply that has arrived to be read; on an idle loop they take microseconds."""
+
+
+class Caller(Protocol):
+    """Who makes the calls; ``app.admission.circuit`` does."""
+
+    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+        """Decide plans in order in one call, or raise ``StoreError``."""
 
 
 class Group:
@@ -50,13 +57,11 @@ class Gatherer:
 
     Args:
         budget_s: the longest a group waits without any of its asks being answered.
-        observe: told how many asks a call carried and how many seconds it took.
     """
 
-    def __init__(self, store: Store, *, budget_s: float, observe: Callable[[int, float], None]) -> None:
+    def __init__(self, store: Caller, *, budget_s: float) -> None:
         self._store = store
         self._budget_s = budget_s
-        self._observe = observe
         self._waiting: deque[Group] = deque()
         self._calling: asyncio.Task[None] | None = None
 
@@ -116,16 +121,12 @@ class Gatherer:
     async def _call(
         self, parts: Sequence[tuple[Group, Sequence[Plan]]], loop: asyncio.AbstractEventLoop
     ) -> None:
-        plans = [plan for _, its_plans in parts for plan in its_plans]
-        began = loop.time()
         try:
-            answers = await self._store.decide(plans)
+            answers = await self._store.decide([plan for _, its_plans in parts for plan in its_plans])
         except StoreError as error:
             for group, _ in parts:
                 group.finish(error)
             return
-        finally:
-            self._observe(len(plans), loop.time() - began)
         at = 0
         for group, its_plans in parts:
             if group.done.done():  # it has waited too long and was answered without the store

@@ -10,44 +10,31 @@ import asyncio
 import contextlib
 import os
 import secrets
-from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from msgspec import MsgspecError, Struct, field, msgpack
+from msgspec import MsgspecError, msgpack
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
 
+from app.admission.counts import KEPT, Counts, bounded, touch
+from app.admission.exposition import Exposition
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, Applied
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
 
-Labels = tuple[str, ...]
-
-SHOWN: Final = 1_000
-"""How many label sets of one gauge a scrape shows, by activity; the rest are together as ``other``."""
-KEPT: Final = 4 * SHOWN
-"""How many are kept before the least active are forgotten."""
 HALF_LIFE_S: Final = 30.0
 """Activity, and the weight of old throttle times in their mean, halve this often."""
 QUIET_S: Final = 120.0
 """What nothing touched for so long is gone."""
+STANDING_S: Final = 15.0
+"""A process that has not examined its store for so long is gone: how the store was says nothing any more."""
 WRITE_EVERY_S: Final = 1.0
-OTHER: Final = "other"
 
-SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-ASKS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
 
 
@@ -57,97 +44,6 @@ class Fill(NamedTuple):
     bucket: str
     remembered: int
     fill: float
-
-
-class Histogram(Struct):
-    """How many values fell below each bound and above the one before; the last count has no bound."""
-
-    bounds: tuple[float, ...]
-    counts: list[int]
-    total: float = 0.0
-
-    @classmethod
-    def of(cls, bounds: tuple[float, ...]) -> Histogram:
-        """An empty one."""
-        return cls(bounds, [0] * (len(bounds) + 1))
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
-
-    def add(self, other: Histogram) -> None:
-        """Take in the counts of another process."""
-        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
-        self.total += other.total
-
-
-class Gauge(Struct):
-    """One label set: its newest value, and its throttle times.
-
-    Attributes:
-        at: when it was touched last, by the host's monotonic clock, which its processes share.
-        activity: how often it was touched, halved every half-life.
-        throttled, throttles: the sum in seconds and the number of throttle times above 0, halved likewise.
-    """
-
-    at: float = 0.0
-    activity: float = 0.0
-    value: float | None = None
-    throttled: float = 0.0
-    throttles: float = 0.0
-
-    def add(self, other: Gauge) -> None:
-        """Take in what another process knows: a value is the whole bucket's, so the newest one counts."""
-        if other.at > self.at:
-            self.at, self.value = other.at, other.value
-        self.activity += other.activity
-        self.throttled += other.throttled
-        self.throttles += other.throttles
-
-
-Gauges = dict[Labels, Gauge]
-
-
-class Counts(Struct):
-    """Everything one process has counted."""
-
-    decisions: dict[Labels, float] = field(default_factory=dict)
-    shadows: dict[Labels, float] = field(default_factory=dict)
-    fallbacks: dict[Labels, float] = field(default_factory=dict)
-    blocked: dict[Labels, float] = field(default_factory=dict)
-    unmatched: int = 0
-    exempt: float = 0
-    corrections: int = 0
-    decision_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
-    store_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
-    script_asks: Histogram = field(default_factory=lambda: Histogram.of(ASKS))
-    rates: Gauges = field(default_factory=dict)
-    tokens: Gauges = field(default_factory=dict)
-    remembered: Gauges = field(default_factory=dict)
-    fills: Gauges = field(default_factory=dict)
-    accepted: Gauges = field(default_factory=dict)
-    held: Gauges = field(default_factory=dict)
-
-    @property
-    def gauges(self) -> tuple[Gauges, ...]:
-        """Every table that grows with the names it is asked about."""
-        return self.rates, self.tokens, self.remembered, self.fills, self.accepted, self.held
-
-    def add(self, other: Counts) -> None:
-        """Take in the counts of another process."""
-        for name in ("decisions", "shadows", "fallbacks", "blocked"):
-            mine: dict[Labels, float] = getattr(self, name)
-            for labels, count in getattr(other, name).items():
-                mine[labels] = mine.get(labels, 0) + count
-        self.unmatched += other.unmatched
-        self.exempt += other.exempt
-        self.corrections += other.corrections
-        self.decision_seconds.add(other.decision_seconds)
-        self.store_seconds.add(other.store_seconds)
-        self.script_asks.add(other.script_asks)
-        for known, its in zip(self.gauges, other.gauges, strict=True):
-            _take_in(known, its)
 
 
 class Metrics:
@@ -199,26 +95,26 @@ class Metrics:
             throttled = 0.0 if verdict.shadow or ask.mode == "peek" else verdict.throttle_ms / 1000
             place = (verdict.quota, verdict.bucket)
             if applied.quota.algorithm == "token_bucket":
-                _touch(counts.tokens, place, now, verdict.remaining, throttled)
+                touch(counts.tokens, place, now, verdict.remaining, throttled)
             else:
-                _touch(counts.rates, place, now, verdict.observed, throttled)
+                touch(counts.rates, place, now, verdict.observed, throttled)
             if verdict.quota == MAX_CONNECTION_CREATION_RATE:
                 self._accepted(ask, verdict, now, throttled)
             elif throttled and verdict.quota == CONNECTION_CREATION_RATE:
-                _touch(counts.held, (ask.listener or "", "ip"), now, None, throttled)
+                touch(counts.held, (ask.listener or "", "ip"), now, None, throttled)
         for fill in fills:
-            _touch(counts.remembered, (fill.bucket,), now, fill.remembered)
-            _touch(counts.fills, (fill.bucket,), now, fill.fill)
+            touch(counts.remembered, (fill.bucket,), now, fill.remembered)
+            touch(counts.fills, (fill.bucket,), now, fill.fill)
         if by is not None and by.quota == MAX_CONNECTION_CREATION_RATE and ask.mode != "peek":
-            listener = _bounded(counts.blocked, (ask.listener or "",))
+            listener = bounded(counts.blocked, (ask.listener or "",))
             counts.blocked[listener] = counts.blocked.get(listener, 0) + decision.throttle_ms / 1000
 
     def _accepted(self, ask: Ask, verdict: Verdict, now: float, throttled: float) -> None:
         broker, listener = _broker_and_listener(verdict.bucket)
-        _touch(self._counts.accepted, (broker, listener), now, verdict.observed)
+        touch(self._counts.accepted, (broker, listener), now, verdict.observed)
         if throttled:
             cause = "listener" if listener else "broker"
-            _touch(self._counts.held, (ask.listener or "", cause), now, None, throttled)
+            touch(self._counts.held, (ask.listener or "", cause), now, None, throttled)
 
     def took(self, seconds: float, asks: int = 1) -> None:
         """Count how long these asks, decided together, waited for their decisions."""
@@ -233,6 +129,17 @@ class Metrics:
         """Count an ask that was answered for want of the store."""
         fallbacks = self._counts.fallbacks
         fallbacks[reason,] = fallbacks.get((reason,), 0) + 1
+
+    def failed(self, reason: str) -> None:
+        """Count a call to the store, or an examination of it, that failed."""
+        failures = self._counts.failures
+        failures[reason,] = failures.get((reason,), 0) + 1
+
+    def store_is(self, *, away: bool, faults: Sequence[str]) -> None:
+        """Take down how the store is now."""
+        counts = self._counts
+        counts.examined_at = self._clock()
+        counts.stores_away, counts.store_faults = int(away), set(faults)
 
     def corrected(self) -> None:
         """Count a clock that was behind a bucket's newest time."""
@@ -272,17 +179,21 @@ class Metrics:
             await asyncio.sleep(WRITE_EVERY_S)
 
     def _rendered(self, total: Counts) -> bytes:
+        now = self._clock()
         for file in self._file.parent.glob("*.counts") if self._file else ():
             # A file that another version wrote, or that just went away, is not worth failing a scrape.
             with contextlib.suppress(OSError, MsgspecError):
                 if file != self._file:
-                    total.add(msgpack.decode(file.read_bytes(), type=Counts))
-        quiet = self._clock() - QUIET_S
+                    its = msgpack.decode(file.read_bytes(), type=Counts)
+                    if its.examined_at < now - STANDING_S:
+                        its.stores_away, its.store_faults = 0, set()
+                    total.add(its)
+        quiet = now - QUIET_S
         for gauges in total.gauges:
             for labels in [labels for labels, gauge in gauges.items() if gauge.at < quiet]:
                 del gauges[labels]
         registry = CollectorRegistry()
-        registry.register(_Shown(total))
+        registry.register(Exposition(total))
         return generate_latest(registry)
 
     def _halve(self, now: float) -> None:
@@ -296,30 +207,6 @@ class Metrics:
                     del gauges[labels]
 
 
-def _touch(gauges: Gauges, labels: Labels, now: float, value: float | None, throttled: float = 0.0) -> None:
-    gauge = gauges.get(labels)
-    if gauge is None:
-        if len(gauges) >= KEPT:
-            for idle in _by_activity(gauges)[SHOWN:]:
-                del gauges[idle]
-        gauge = gauges[labels] = Gauge()
-    gauge.at = now
-    gauge.activity += 1
-    if value is not None:
-        gauge.value = value
-    if throttled:
-        gauge.throttled += throttled
-        gauge.throttles += 1
-
-
-def _by_activity(gauges: Gauges) -> list[Labels]:
-    return sorted(gauges, key=lambda labels: gauges[labels].activity, reverse=True)
-
-
-def _bounded(counter: dict[Labels, float], labels: Labels) -> Labels:
-    return labels if labels in counter or len(counter) < SHOWN else (OTHER,)
-
-
 @lru_cache(KEPT)
 def _broker_and_listener(bucket: str) -> tuple[str, str]:
     """Where connections are counted, ``""`` for all.
@@ -329,111 +216,3 @@ def _broker_and_listener(bucket: str) -> tuple[str, str]:
     """
     names = dict(part.split("=", 1) for part in bucket.replace(";", ",").split(","))
     return unquote(names.get("broker", "")), unquote(names.get("listener", ""))
-
-
-class _Shown(Collector):
-    """Counts as Prometheus' metric families."""
-
-    def __init__(self, counts: Counts) -> None:
-        self._counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        c = self._counts
-        yield _counter(
-            "decisions", "Decisions; quota is the one that decided.", "decision quota source", c.decisions
-        )
-        yield _counter("shadow_decisions", "What shadow quotas would have said.", "decision quota", c.shadows)
-        yield _counter("unmatched_asks", "Asks to which no quota applied.", "", {(): c.unmatched})
-        yield _counter(
-            "exempt_requests", "Requests of cluster actions, exempt from quotas.", "", {(): c.exempt}
-        )
-        yield _counter(
-            "fallback", "Asks answered without the store, as it did not answer.", "reason", c.fallbacks
-        )
-        yield _counter("clock_corrections", "Clocks behind a bucket's newest time.", "", {(): c.corrections})
-        yield _histogram("decision_seconds", "Time an ask waited for its decision.", c.decision_seconds)
-        yield _histogram("store_seconds", "Time of a call to the store.", c.store_seconds)
-        yield _histogram("script_asks", "Asks that a call to the store carried.", c.script_asks)
-        yield _values("rate", "The rate last measured, in the limit's unit.", "quota entity", c.rates, sum)
-        yield _values(
-            "tokens", "Tokens left, below 0 in debt; of the others the least.", "quota entity", c.tokens, min
-        )
-        yield _means(
-            "throttle_seconds",
-            "Mean of the recent throttle times above 0.",
-            "quota entity",
-            _joined(c.rates, c.tokens),
-        )
-        yield _values("producer_ids_remembered", "Producer ids remembered.", "entity", c.remembered, sum)
-        yield _values(
-            "filter_fill", "Part of the filter that is set; of the others the most.", "entity", c.fills, max
-        )
-        yield _values(
-            "connection_accept_rate", "New connections a second.", "broker listener", c.accepted, sum
-        )
-        yield _counter(
-            "connection_blocked_seconds", "Time acceptors were told to wait.", "listener", c.blocked
-        )
-        yield _means(
-            "connection_throttle_seconds", "Mean of the recent waits above 0.", "listener cause", c.held
-        )
-
-
-def _counter(name: str, text: str, labels: str, counts: dict[Labels, float]) -> Metric:
-    family = CounterMetricFamily(f"quotagate_{name}", text, labels=labels.split())
-    for values, count in counts.items():
-        family.add_metric(values, count)
-    return family
-
-
-def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
-    family = HistogramMetricFamily(f"quotagate_{name}", text, labels=())
-    below, buckets = 0, []
-    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
-        below += count
-        buckets.append((bound, float(below)))
-    family.add_metric((), buckets, histogram.total)
-    return family
-
-
-def _values(
-    name: str, text: str, labels: str, gauges: Gauges, join: Callable[[Iterable[float]], float]
-) -> Metric:
-    family = GaugeMetricFamily(f"quotagate_{name}", text, labels=labels.split())
-    for values, group in _shown(gauges):
-        known = [gauge.value for gauge in group if gauge.value is not None]
-        if known:
-            family.add_metric(values, join(known))
-    return family
-
-
-def _joined(*parts: Gauges) -> Gauges:
-    """The gauges of several kinds together; a quota that changed its algorithm has both for a while."""
-    joined: Gauges = {}
-    for part in parts:
-        _take_in(joined, part)
-    return joined
-
-
-def _take_in(known: Gauges, more: Gauges) -> None:
-    for labels, gauge in more.items():
-        known.setdefault(labels, Gauge()).add(gauge)
-
-
-def _means(name: str, text: str, labels: str, gauges: Gauges) -> Metric:
-    family = GaugeMetricFamily(f"quotagate_{name}", text, labels=labels.split())
-    for values, group in _shown({labels: gauge for labels, gauge in gauges.items() if gauge.throttles}):
-        family.add_metric(values, sum(g.throttled for g in group) / sum(g.throttles for g in group))
-    return family
-
-
-def _shown(gauges: Gauges) -> Iterator[tuple[Labels, list[Gauge]]]:
-    """The most active label sets, then the rest as ``other``: for each quota, or for all."""
-    ranked = _by_activity(gauges)
-    for labels in ranked[:SHOWN]:
-        yield labels, [gauges[labels]]
-    rest: dict[Labels, list[Gauge]] = {}
-    for labels in ranked[SHOWN:]:
-        kept = labels[:1] if labels[0] in KEYS else (OTHER,) * (len(labels) - 1)
-        rest.setdefault((*kept, OTHER), []).append(gauges[labels])
-    yield from rest.items()

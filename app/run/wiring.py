@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from starlette.types import ASGIApp
 
 from app.admission.admission import Admission
+from app.admission.circuit import Circuit
 from app.admission.metrics import Metrics
 from app.catalog import schema
 from app.catalog.catalog import Catalog
@@ -23,14 +24,12 @@ from app.http.health import Readiness
 from app.http.quotas import router
 from app.run.errors import CannotStart
 from app.run.settings import Settings
-from app.store.port import StoreError
 from app.store.redis import RedisStore
 
 log = structlog.get_logger("quotagate")
 
-OLDEST_STORE: Final = (7, 0)
 CALL_TIMEOUT_S: Final = 0.5
-"""After this a call's connection is given up and the next call connects anew; decisions gave up before."""
+"""After this a call has failed, or after two budgets if they are longer; decisions gave up before."""
 
 
 def migrate(database_url: str) -> None:
@@ -61,13 +60,14 @@ def build(
     if settings.redis_url is None or settings.admin_key is None:
         raise ValueError("serve and up give the store's URL and the admin key")
     sequential = settings.combine_delays == "sequential"
+    budget_s = settings.store_budget_ms / 1000
     catalog = Catalog(settings.catalog_url, defaults(settings), settings.hash_secret)
     store = RedisStore(
         settings.redis_url,
         caller_clock=settings.clock == "caller",
         sequential=sequential,
         max_ids=settings.max_ids_per_principal,
-        timeout_s=CALL_TIMEOUT_S,
+        timeout_s=max(CALL_TIMEOUT_S, 2 * budget_s),
     )
     metrics = Metrics(counts)
     admission = Admission(
@@ -76,7 +76,7 @@ def build(
         rules=Rules(settings.inter_broker_listener, settings.ipv6_prefix),
         secret=lambda: catalog.hash_secret,
         sequential=sequential,
-        budget_s=settings.store_budget_ms / 1000,
+        budget_s=budget_s,
         metrics=metrics,
     )
     access = Access(settings.admin_key.get_secret_value(), settings.open_to)
@@ -84,21 +84,24 @@ def build(
     def ready() -> Readiness:
         return Readiness(
             snapshot=catalog.snapshot.version >= 0,
-            store=store.trouble or "ok",
+            store=_said(admission.circuit),
             catalog="ok" if catalog.reachable else "away",
             stopping=stopping(),
         )
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: object) -> AsyncIterator[None]:
-        await _check(store)
-        await catalog.open()
-        async with metrics.written():
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(store.close)
+            await catalog.open()
+            stack.push_async_callback(catalog.close)
+            await stack.enter_async_context(metrics.written())
+            stack.push_async_callback(admission.close)
+            await admission.open()
+            if (away := admission.circuit.error) and away.reason == "cluster":
+                raise CannotStart(f"QUOTAGATE_REDIS_URL: {away}")
             log.info("open", catalog_version=catalog.snapshot.version, clock=settings.clock)
             yield
-            await admission.close()
-        await catalog.close()
-        await store.close()
         log.info("closed")
 
     return create_app(
@@ -123,24 +126,8 @@ def _sources(settings: Settings) -> Sources:
     )
 
 
-async def _check(store: RedisStore) -> None:
-    """Say what is wrong with the store; an unreachable one may come back, a cluster will not do."""
-    try:
-        server = await store.server()
-    except StoreError as error:
-        log.warning("the store is away; quotas answer by on_store_failure", reason=error.reason)
-        return
-    if server.get("cluster_enabled"):
-        raise CannotStart("QUOTAGATE_REDIS_URL: a cluster of stores is not supported; give a single primary")
-    for wrong in _faults(server):
-        log.warning("the store is not as it should be", fault=wrong)
-
-
-def _faults(server: Mapping[str, Any]) -> list[str]:
-    version = tuple(int(part) for part in str(server.get("redis_version", "0.0")).split(".")[:2])
-    faults = []
-    if version < OLDEST_STORE:
-        faults.append(f"version {server.get('redis_version')}: 7.0 or later is needed")
-    if server.get("maxmemory_policy", "noeviction") != "noeviction":
-        faults.append(f"maxmemory-policy {server['maxmemory_policy']}: evicted buckets are forgotten limits")
-    return faults
+def _said(circuit: Circuit) -> str:
+    """How the store is, for readiness: why it is away, or what is wrong with its set-up."""
+    if circuit.error is not None:
+        return circuit.error.reason
+    return ", ".join(fault.name for fault in circuit.faults) or "ok"

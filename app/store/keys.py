@@ -2,6 +2,7 @@
 
     qg1:{user=alice}:request_rate:user=alice,client-id=etl:sampled_rate.11.1000.cluster.0    a bucket
     qg1:{user=alice}:ask:ID                                                                  a kept answer
+    qg1:probe                                                                                gone at once
 
 Names are percent-encoded, so no name can end the hash tag, and hashed when longer than 128 bytes.
 """
@@ -16,6 +17,9 @@ from app.domain.ladder import Applied
 
 PREFIX: Final = "qg1"
 """Changes with the layout of the state, so that a new script never reads an old one's keys."""
+
+PROBE_KEY: Final = f"{PREFIX}:probe".encode()
+"""What a node writes and removes to see whether the store takes writes."""
 
 LONGEST_NAME: Final = 128
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason
@@ -92,6 +92,13 @@ class Answer:
     kept: bytes | None = None
 
 
+class Fault(NamedTuple):
+    """What is wrong with the set-up of a store that decides: one word for the metric, and a sentence."""
+
+    name: str
+    detail: str
+
+
 class Store(Protocol):
     """Counters that every node shares."""
 
@@ -102,8 +109,12 @@ class Store(Protocol):
             StoreError: no answer, or an error for one; a late call may still be counted.
         """
 
-    async def ping(self) -> None:
-        """Say that the store can be reached, or raise ``StoreError``."""
+    async def examine(self) -> tuple[Fault, ...]:
+        """Prove that the store decides and takes writes; what is not as it should be all the same.
+
+        Raises:
+            StoreError: it does not.
+        """
 
     async def close(self) -> None:
         """Close the connections."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -14,27 +14,45 @@ from redis.exceptions import (
     AuthorizationError,
     BusyLoadingError,
     ConnectionError,  # noqa: A004  redis-py's own name; the built-in one is OSError's
+    MasterDownError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
-    ResponseError,
     TimeoutError,  # noqa: A004
 )
 
 from app.store.encoding import decode_answer, encode_call, encode_plans
-from app.store.port import Answer, Plan, StoreError
+from app.store.keys import PROBE_KEY
+from app.store.port import Answer, Fault, Plan, StoreError
 from app.store.script import SCRIPT
 
-_REASONS: tuple[tuple[type[RedisError], str], ...] = (
+OLDEST: Final = (7, 0)
+"""The oldest Redis that will do; Valkey 7.2 and later say that they are Redis 7.2."""
+
+WRITE: Final = "redis.call('SET', KEYS[1], '', 'PX', 1000) redis.call('DEL', KEYS[1])"
+"""Proves that a script may write, and leaves nothing."""
+
+_BY_TYPE: Final[tuple[tuple[type[Exception], str], ...]] = (
     (OutOfMemoryError, "out_of_memory"),
     (ReadOnlyError, "read_only"),
     (BusyLoadingError, "loading"),
+    (MasterDownError, "master_down"),
+    (NoPermissionError, "permission"),
     (AuthenticationError, "authentication"),
     (AuthorizationError, "authentication"),
     (TimeoutError, "timeout"),
     (ConnectionError, "connection"),
+    (OSError, "connection"),
 )
+_BY_TEXT: Final = {
+    "BUSY ": "busy",
+    "MISCONF ": "misconfigured",
+    "NOREPLICAS ": "no_replicas",
+    "unknown command": "scripting",
+}
+"""Replies for which redis-py has no class of their own."""
 
 
 class RedisStore:
@@ -76,8 +94,6 @@ class RedisStore:
         self._call = encode_call(caller_clock=caller_clock, sequential=sequential, max_ids=max_ids)
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
-        self.trouble: str | None = None
-        """Why the last call failed, in one word; None if it did not."""
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         """Decide plans in order, each atomically, in one round trip.
@@ -90,51 +106,66 @@ class RedisStore:
         self.now_ms = int(reply[0])
         return [decode_answer(packed) for packed in reply[1:]]
 
-    async def ping(self) -> None:
-        """Say that the store can be reached, or raise ``StoreError``."""
-        await self.server()
-
-    async def server(self) -> dict[str, Any]:
-        """What the server says of itself (INFO), and its ``maxmemory-policy``.
+    async def examine(self) -> tuple[Fault, ...]:
+        """Prove that the store decides and takes writes; what is not as it should be all the same.
 
         Raises:
-            StoreError: it cannot be reached, or would not say.
+            StoreError: it does not, or is a cluster, whose slots an ask may span.
         """
-        try:
-            server: dict[str, Any] = await self._client.info("everything")
-        except (RedisError, OSError) as error:
-            raise self._failed(error) from error
-        self.trouble = None
-        return server
+        faults = await self._faults()
+        await self._evaluate([], [self._call])
+        await self._run("EVAL", WRITE, 1, PROBE_KEY)
+        return faults
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
+    async def _faults(self) -> tuple[Fault, ...]:
+        try:
+            server: dict[str, Any] = await self._client.info("everything")
+        except NoPermissionError:
+            return (Fault("unchecked", "it does not allow INFO, so its version and settings are not known"),)
+        except (RedisError, OSError) as error:
+            raise failure(error) from error
+        if server.get("cluster_enabled"):
+            raise StoreError("cluster", "a cluster of stores is not supported; give a single primary")
+        return tuple(_faults(server))
+
     async def _evaluate(self, keys: list[bytes], arguments: list[bytes]) -> list[bytes]:
+        try:
+            return await self._run("EVALSHA", self._sha1, len(keys), *keys, *arguments)
+        except NoScriptError:
+            # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
+            return await self._run("EVAL", self._script, len(keys), *keys, *arguments)
+
+    async def _run(self, *command: str | bytes | int) -> list[bytes]:
         run = cast("Callable[..., Awaitable[list[bytes]]]", self._client.execute_command)
         try:
-            try:
-                reply = await run("EVALSHA", self._sha1, len(keys), *keys, *arguments)
-            except NoScriptError:
-                # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
-                reply = await run("EVAL", self._script, len(keys), *keys, *arguments)
+            return await run(*command)
+        except NoScriptError:
+            raise
         except (RedisError, OSError) as error:
-            raise self._failed(error) from error
-        self.trouble = None
-        return reply
-
-    def _failed(self, error: Exception) -> StoreError:
-        failed = failure(error)
-        self.trouble = failed.reason
-        return failed
+            raise failure(error) from error
 
 
 def failure(error: Exception) -> StoreError:
-    """Name a failure of the store in one word; BUSY comes as a plain response error."""
-    for type_, reason in _REASONS:
+    """Name a failure of the store in one word: the one list of them (``docs/failures.md``)."""
+    text = str(error)
+    for type_, reason in _BY_TYPE:
         if isinstance(error, type_):
-            return StoreError(reason, str(error))
-    if isinstance(error, ResponseError) and str(error).startswith("BUSY"):
-        return StoreError("busy", str(error))
-    return StoreError("connection" if isinstance(error, OSError) else "response", str(error))
+            return StoreError(reason, text)
+    for part, reason in _BY_TEXT.items():
+        if part in text:
+            return StoreError(reason, text)
+    return StoreError("response", text)
+
+
+def _faults(server: Mapping[str, Any]) -> Iterator[Fault]:
+    """What INFO says that is not as it should be."""
+    version = str(server.get("redis_version", "0.0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        yield Fault("version", f"Redis {version} is older than {'.'.join(map(str, OLDEST))}")
+    policy = server.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield Fault("maxmemory_policy", f"{policy} evicts buckets, which are then forgotten; set noeviction")

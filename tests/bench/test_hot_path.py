@@ -19,7 +19,7 @@ from app.domain.ladder import Quotas, Rules
 from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.decisions import Decisions, HotRoute
-from app.store.port import Answer, Plan, Said
+from app.store.port import Answer, Fault, Plan, Said
 
 BODY = b'{"principal": "alice", "client_id": "etl", "usage": {"requests": 1}}'
 ROUNDS, REQUESTS = 7, 2_000
@@ -33,7 +33,8 @@ class InstantStore:
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         return [Answer((ADMIT,)) for _ in plans]
 
-    async def ping(self) -> None: ...
+    async def examine(self) -> tuple[Fault, ...]:
+        return ()
 
     async def close(self) -> None: ...
 

@@ -41,13 +41,9 @@ class SlowStore:
         while len(self.calls) < times:
             await self.news.get()
 
-    async def ping(self) -> None: ...
-
-    async def close(self) -> None: ...
-
 
 def gatherer(store: SlowStore, budget_s: float = 30.0) -> Gatherer:
-    return Gatherer(store, budget_s=budget_s, observe=lambda _asks, _seconds: None)
+    return Gatherer(store, budget_s=budget_s)
 
 
 async def test_what_waits_during_a_call_leaves_together_in_the_next() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.admission.metrics import HALF_LIFE_S, KEPT, QUIET_S, SHOWN, Fill, Metrics
+from app.admission.counts import KEPT, SHOWN
+from app.admission.metrics import HALF_LIFE_S, QUIET_S, STANDING_S, Fill, Metrics
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Outcome, Verdict
 from app.domain.ladder import Applied
@@ -284,6 +285,31 @@ def test_of_a_bucket_that_several_processes_saw_the_newest_value_counts(tmp_path
         metrics.write()
     for metrics in (one, other):
         assert value(metrics, "rate", quota="request_rate", entity="user=alice") == 6
+
+
+def test_the_store_as_it_stands(metrics: Metrics):
+    assert value(metrics, "store_circuit_open") == 0
+    metrics.failed("read_only")
+    metrics.failed("read_only")
+    metrics.store_is(away=True, faults=["maxmemory_policy"])
+    assert value(metrics, "store_failures_total", reason="read_only") == 2
+    assert value(metrics, "store_circuit_open") == 1
+    assert value(metrics, "store_faults", fault="maxmemory_policy") == 1
+    metrics.store_is(away=False, faults=[])
+    assert value(metrics, "store_circuit_open") == 0
+    assert value(metrics, "store_faults", fault="maxmemory_policy") is None
+
+
+def test_a_dead_process_says_nothing_of_the_store(tmp_path: Path, clock: Clock):
+    one, other = Metrics(tmp_path, clock), Metrics(tmp_path, clock)
+    one.store_is(away=True, faults=[])
+    other.store_is(away=True, faults=["version"])
+    other.write()
+    assert value(one, "store_circuit_open") == 2
+    clock.now += STANDING_S + 1
+    one.store_is(away=False, faults=[])
+    assert value(one, "store_circuit_open") == 0
+    assert value(one, "store_faults", fault="version") is None
 
 
 def test_a_dead_process_still_counts_and_a_torn_file_does_not(tmp_path: Path, clock: Clock):

@@ -1,0 +1,127 @@
+"""The circuit before the store: opens when a call fails, closes when an examination finds the store well."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from app.store.port import Answer, Fault, Plan, Store, StoreError
+
+EXAMINE_EVERY_S: Final = 5.0
+"""How often a store that is well is examined, so that what is wrong is known before an ask meets it."""
+
+PAUSES_S: Final = (0.05, 0.1, 0.25)
+"""How long to wait before each examination that follows a failed one; the last pause is repeated.
+
+The first examination comes at once, so that one cut connection costs hardly an ask. A store that stays away
+sees at most four connections a second of each process, and its return is noticed within the last pause.
+"""
+
+log = structlog.get_logger("quotagate.store")
+
+
+class Counted(Protocol):
+    """Who counts what the circuit sees; ``app.admission.metrics`` does."""
+
+    def called(self, asks: int, seconds: float) -> None:
+        """Count a call, however it ended."""
+
+    def failed(self, reason: str) -> None:
+        """Count a call or an examination that failed."""
+
+    def store_is(self, *, away: bool, faults: Sequence[str]) -> None:
+        """Take down how the store is now."""
+
+
+class Circuit:
+    """A store behind a circuit: while it is open no ask waits for the store, and one task looks after it.
+
+    An ask's budget is not this class's affair: an answer that comes late is still an answer, and a store
+    that hangs fails its call by the store's own timeout.
+
+    Attributes:
+        error: why the circuit is open; None while it is closed.
+        faults: what was wrong with the store's set-up when it was examined last.
+    """
+
+    def __init__(self, store: Store, counted: Counted) -> None:
+        self.error: StoreError | None = None
+        self.faults: tuple[Fault, ...] = ()
+        self._store = store
+        self._counted = counted
+        self._failed = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Examine the store once, and from then on until stopped."""
+        await self._examine()
+        self._watching = asyncio.create_task(self._watch(), name="watch the store")
+
+    async def stop(self) -> None:
+        """Look after the store no more."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+        """Decide plans in one call to the store.
+
+        Raises:
+            StoreError: the call failed, or none was made as the circuit is open.
+        """
+        if self.error is not None:
+            raise self.error
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            return await self._store.decide(plans)
+        except StoreError as error:
+            self._opens(error)
+            raise
+        finally:
+            self._counted.called(len(plans), loop.time() - began)
+
+    async def _watch(self) -> None:
+        failures = 0
+        while True:
+            failures = 0 if self.error is None else failures + 1
+            await self._pause(PAUSES_S[min(failures, len(PAUSES_S)) - 1] if failures else EXAMINE_EVERY_S)
+            await self._examine()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until a call fails."""
+        self._failed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._failed.wait()
+
+    async def _examine(self) -> None:
+        try:
+            faults = await self._store.examine()
+        except StoreError as error:
+            self._opens(error)
+        else:
+            self._closes(faults)
+
+    def _opens(self, error: StoreError) -> None:
+        if self.error is None:
+            log.warning(
+                "the store is away; quotas answer by on_store_failure", reason=error.reason, why=str(error)
+            )
+            self._failed.set()
+        self.error = error
+        self._counted.failed(error.reason)
+        self._counted.store_is(away=True, faults=[fault.name for fault in self.faults])
+
+    def _closes(self, faults: tuple[Fault, ...]) -> None:
+        if self.error is not None:
+            log.info("the store is back")
+        for fault in faults:
+            if fault not in self.faults:
+                log.warning("the store is not as it should be", fault=fault.name, why=fault.detail)
+        self.error, self.faults = None, faults
+        self._counted.store_is(away=False, faults=[fault.name for fault in faults])

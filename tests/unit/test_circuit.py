@@ -1,0 +1,176 @@
+"""The circuit before the store: when it opens, when it closes, and how often it looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from app.admission import circuit
+from app.admission.circuit import Circuit
+from app.store.port import Answer, Fault, Plan, StoreError
+
+PLAN = Plan("admit", ())
+
+
+class Store:
+    """A store that does what it is told, and says when it is examined."""
+
+    def __init__(self) -> None:
+        self.error: StoreError | None = None
+        self.faults: tuple[Fault, ...] = ()
+        self.calls = 0
+        self.examined: asyncio.Queue[None] = asyncio.Queue()
+
+    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return [Answer(()) for _ in plans]
+
+    async def examine(self) -> tuple[Fault, ...]:
+        self.examined.put_nowait(None)
+        if self.error is not None:
+            raise self.error
+        return self.faults
+
+    async def close(self) -> None: ...
+
+
+class Counted:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.reasons: list[str] = []
+        self.states: list[tuple[bool, list[str]]] = []
+
+    def called(self, asks: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.calls.append(asks)
+
+    def failed(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def store_is(self, *, away: bool, faults: Sequence[str]) -> None:
+        self.states.append((away, list(faults)))
+
+
+class Watched:
+    """A circuit that is started, and what is behind and beside it."""
+
+    def __init__(self) -> None:
+        self.store, self.counted = Store(), Counted()
+        self.circuit = Circuit(self.store, self.counted)
+        self.pauses: list[float] = []
+
+    async def until_examined(self) -> None:
+        """Through the end of the next examination."""
+        await self.store.examined.get()
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
+    """A circuit whose pauses last until a call fails or the test lets them end."""
+    watched = Watched()
+    pause = watched.circuit._pause
+
+    async def remembered(seconds: float) -> None:
+        watched.pauses.append(seconds)
+        await pause(3600 if seconds == circuit.EXAMINE_EVERY_S else 0)
+
+    monkeypatch.setattr(watched.circuit, "_pause", remembered)
+    await watched.circuit.start()
+    await watched.until_examined()
+    yield watched
+    await watched.circuit.stop()
+
+
+@pytest.fixture
+async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
+    async with watching(monkeypatch) as one:
+        yield one
+
+
+async def test_a_store_that_is_well_is_asked_and_counted(watched: Watched):
+    assert await watched.circuit.decide([PLAN, PLAN]) == [Answer(()), Answer(())]
+    assert watched.counted.calls == [2]
+    assert watched.circuit.error is None
+    assert watched.counted.states == [(False, [])]
+
+
+async def test_one_failed_call_opens_it_and_one_good_examination_closes_it(watched: Watched):
+    watched.store.error = StoreError("connection")
+    with pytest.raises(StoreError, match="connection"):
+        await watched.circuit.decide([PLAN])
+    assert watched.circuit.error is watched.store.error
+    watched.store.error = None  # a connection was cut, and the store is there
+    await watched.until_examined()
+    assert watched.circuit.error is None
+    assert watched.counted.reasons == ["connection"]
+    assert watched.counted.states == [(False, []), (True, []), (False, [])]
+
+
+async def test_while_it_is_open_no_call_is_made(watched: Watched):
+    watched.store.error = StoreError("read_only")
+    for _ in range(5):
+        with pytest.raises(StoreError, match="read_only"):
+            await watched.circuit.decide([PLAN])
+    assert watched.store.calls == 1
+    assert watched.counted.calls == [1]
+
+
+async def test_it_looks_at_once_and_then_with_growing_pauses(watched: Watched):
+    watched.store.error = StoreError("connection")
+    with pytest.raises(StoreError):
+        await watched.circuit.decide([PLAN])
+    for _ in range(6):
+        await watched.until_examined()
+    watched.store.error = None
+    while watched.circuit.error is not None:
+        await watched.until_examined()
+    well, *away = watched.pauses[: watched.pauses.index(circuit.EXAMINE_EVERY_S, 1)]
+    assert well == circuit.EXAMINE_EVERY_S
+    assert away[:3] == list(circuit.PAUSES_S)
+    assert set(away[3:]) == {circuit.PAUSES_S[-1]}
+    assert len(away) >= 6
+
+
+async def test_the_reason_is_the_newest_one(watched: Watched):
+    watched.store.error = StoreError("connection")
+    with pytest.raises(StoreError):
+        await watched.circuit.decide([PLAN])
+    watched.store.error = StoreError("loading")
+    await watched.until_examined()
+    with pytest.raises(StoreError, match="loading"):
+        await watched.circuit.decide([PLAN])
+
+
+async def test_a_store_that_is_away_at_the_start_does_not_hinder_it(monkeypatch: pytest.MonkeyPatch):
+    counted = Counted()
+    store = Store()
+    store.error = StoreError("connection")
+    late = Circuit(store, counted)
+    await late.start()
+    assert counted.states == [(True, [])]
+    store.error = None
+    async with asyncio.timeout(10):
+        while late.error is not None:  # noqa: ASYNC110  the circuit tells nobody
+            await asyncio.sleep(0.001)
+    await late.stop()
+    assert counted.states[-1] == (False, [])
+
+
+async def test_what_is_wrong_with_the_set_up_is_known_until_it_is_mended(watched: Watched):
+    watched.store.faults = (Fault("maxmemory_policy", "allkeys-lru evicts buckets"),)
+    watched.circuit._failed.set()
+    await watched.until_examined()
+    assert [fault.name for fault in watched.circuit.faults] == ["maxmemory_policy"]
+    assert watched.counted.states[-1] == (False, ["maxmemory_policy"])
+    watched.store.faults = ()
+    watched.circuit._failed.set()
+    await watched.until_examined()
+    assert watched.circuit.faults == ()
