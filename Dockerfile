@@ -1,21 +1,28 @@
-# The service without root and without build tools; docker-compose.yml shows it among its servers.
+# The service alone: no build tools, no root. docker-compose.yml shows it among its servers.
+
 FROM python:3.11-slim AS build
 WORKDIR /build
-RUN python -m venv /venv
+RUN python -m venv --without-pip /venv
+# Apart from the code, so that a change of code leaves this layer as it is.
 COPY requirements.txt .
-RUN /venv/bin/pip install --no-cache-dir --require-hashes -r requirements.txt
+RUN pip --python /venv/bin/python install --no-cache-dir --require-hashes --requirement requirements.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
 COPY workers workers
 COPY migrations migrations
-RUN /venv/bin/pip install --no-cache-dir --no-deps .
+RUN pip --python /venv/bin/python install --no-cache-dir --no-deps .
 
 FROM python:3.11-slim
-RUN useradd --system --create-home --home-dir /home/quotagate quotagate
+# State has a folder that exists here, so that a volume mounted on it belongs to the user too.
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin quotagate \
+    && install --directory --owner=quotagate --mode=0700 /var/lib/quotagate
 COPY --from=build /venv /venv
-ENV PATH=/venv/bin:$PATH QUOTAGATE_HOME=/home/quotagate/state
-USER quotagate
-WORKDIR /home/quotagate
+ENV PATH=/venv/bin:$PATH \
+    QUOTAGATE_HOME=/var/lib/quotagate \
+    QUOTAGATE_HOST=0.0.0.0
+USER 10001
+WORKDIR /var/lib/quotagate
 EXPOSE 8080
-HEALTHCHECK --interval=5s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health/live')"]
+# Ready means: decisions can be given. http.client, because urllib would ask the proxy of HTTP_PROXY.
+HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --start-interval=1s CMD ["python", "-c", "import http.client as h, os; c = h.HTTPConnection('127.0.0.1', int(os.environ.get('QUOTAGATE_PORT', 8080)), timeout=2); c.request('GET', '/health/ready'); raise SystemExit(c.getresponse().status != 200)"]
 CMD ["quotagate", "serve"]
