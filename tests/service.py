@@ -90,6 +90,7 @@ def running(
     environment: Mapping[str, str] | None = None,
     processes: int = 1,
     store: str = "valkey",
+    address: tuple[str, int] = ("127.0.0.1", 0),
 ) -> Iterator[Service]:
     """A ready node; without URLs it has a store (of a kind) and a migrated catalog of its own."""
     with ExitStack() as stack:
@@ -107,8 +108,8 @@ def running(
         }
         log = home / "log.jsonl"
         # The socket is made here and inherited, so nobody can take the port in between.
-        with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as output:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with socket.create_server(address) as listener, log.open("wb") as output:
+            url = f"http://{address[0]}:{listener.getsockname()[1]}"
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", "app.run.cli", "serve", "--fd", str(listener.fileno())],
