@@ -39,7 +39,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _DECIMAL: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_HOP: Final = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
+_HOP: Final = re.compile(r"\[([^\]]*:[^\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 """An entry of X-Forwarded-For with a port or in brackets, as some proxies write them."""
 
 

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app.http import bodies, decisions
+from app.http import bodies, check, check_schema, decisions
 from app.http.check import Sources
 from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
 from app.http.quotas_schema import COMPONENTS
@@ -96,9 +96,11 @@ class Document:
                 operation["security"] = [] if path in KEYLESS else [{KEY: []}]
         document["paths"]["/metrics"]["get"]["security"].append({})
         document["paths"]["/metrics"]["get"]["responses"] |= _problems(_access_problems("read"))
-        document["paths"] = _hot_paths() | document["paths"]
+        its_check = {check.PATH: check_schema.item(self._sources, self._clock)}
+        document["paths"] = _hot_paths() | its_check | document["paths"]
         components = document.setdefault("components", {})
         components["schemas"] = {**_schemas(self._clock), **COMPONENTS} | components.get("schemas", {})
+        components["responses"] = check_schema.responses(_ADMITTED, *_access_problems("decide"))
         scheme = {"type": "http", "scheme": "bearer", "description": "The admin key."}
         components["securitySchemes"] = {KEY: scheme}
         return document
