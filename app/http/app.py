@@ -19,7 +19,8 @@ from app.admission.metrics import Metrics
 from app.domain.quota_value import pointer
 from app.http import check, decisions, health, openapi
 from app.http.access import Access
-from app.http.check import Check, CheckRoute, Sources
+from app.http.check import Check, CheckRoute
+from app.http.check_question import Sources
 from app.http.decisions import CallerClock, Decider, Decisions, HotRoute, PlainRoute, failure, refuse
 from app.http.health import Readiness
 from app.http.problems import FieldError, Problem, unprocessable

@@ -7,7 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from app.http.bodies import Address, Amount, ClientName, Count, Name
-from app.http.check import AMOUNTS, COUNTS, DENY_STATUSES, FORWARDED_FOR, NAMES, Sources, not_understood
+from app.http.check import not_understood
+from app.http.check_question import AMOUNTS, COUNTS, DENY_STATUSES, FORWARDED_FOR, NAMES, Sources
 from app.http.problems import PROBLEM_JSON, FieldError, Problem
 from app.http.wire import Clock
 
@@ -62,7 +63,7 @@ def parameters(sources: Sources, clock: Clock) -> list[Schema]:
     found += [_parameter("query", name, msgspec.json.schema(Count)) for name in COUNTS]
     found += [_parameter("query", name, msgspec.json.schema(Amount)) for name in AMOUNTS]
     found += [_parameter("query", name, msgspec.json.schema(Name)) for name in NAMES]
-    status = {"type": "integer", "enum": [*DENY_STATUSES.values()], "default": 429}
+    status = {"type": "integer", "enum": [*DENY_STATUSES], "default": 429}
     found.append(_parameter("query", "deny_status", status, "The status of a refusal."))
     if clock == "caller":
         newest = "When; without it the newest time of any ask that this process decided."

@@ -19,7 +19,7 @@ from app.domain.ladder import Rules
 from app.domain.quota import Defaults
 from app.http.access import Access
 from app.http.app import create_app
-from app.http.check import Sources
+from app.http.check_question import Sources
 from app.http.health import Readiness
 from app.http.quotas import router
 from app.run.errors import CannotStart

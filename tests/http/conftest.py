@@ -20,7 +20,7 @@ from app.domain.decision import Decision
 from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.app import create_app
-from app.http.check import Sources
+from app.http.check_question import Sources
 from app.http.health import Readiness
 from app.http.wire import Clock
 

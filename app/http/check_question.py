@@ -1,0 +1,225 @@
+"""What a gateway asks: who, from the headers of a request, and for what, from its query."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from app.domain.entity import EntityError
+from app.domain.quota import MAX_EXACT
+from app.domain.quota_value import pointer
+from app.http.problems import FieldError
+from app.http.wire import read_address, wrong_name
+
+Headers = Iterable[tuple[bytes, bytes]]
+Network = IPv4Network | IPv6Network
+
+FORWARDED_FOR: Final = "X-Forwarded-For"
+COUNTS: Final = ("requests", "connections", "mutations")
+AMOUNTS: Final = ("produce_bytes", "fetch_bytes", "request_time_ms")
+NAMES: Final = ("broker", "listener")
+DENY_STATUSES: Final = (403, 429)
+
+_BLANKS: Final = " \t"
+_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_WITH_PORT: Final = re.compile(r"\[([^\]]*:[^\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
+"""An entry of X-Forwarded-For as some proxies write it; the brackets are there for the port's sake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where it stands who asks: in which headers, and which proxies are believed."""
+
+    principal: str = "X-Quotagate-Principal"
+    client: str = "X-Quotagate-Client-Id"
+    ip: str = "X-Quotagate-IP"
+    trusted: tuple[Network, ...] = ()
+
+
+class Who(NamedTuple):
+    """Who asks."""
+
+    principal: str | None
+    client_id: str | None
+    ip: str | None
+
+
+class Callers:
+    """Reads from headers who asks."""
+
+    def __init__(self, sources: Sources) -> None:
+        address = FORWARDED_FOR if sources.trusted else sources.ip
+        spelled = (sources.principal, sources.client, address)
+        self._spelled = {name.lower().encode(): name for name in spelled}
+        self._principal, self._client, self._ip = (name.lower().encode() for name in spelled)
+        self._trusted = sources.trusted
+        self._is_trusted = lru_cache(4096)(self._in_trusted_network)
+
+    def of(self, headers: Headers, errors: list[FieldError]) -> Who:
+        """Who sent these headers, whose names are in lower case; adds to ``errors`` what is wrong."""
+        spelled = self._spelled
+        sent: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if name in spelled:
+                if name not in sent:
+                    sent[name] = value
+                elif self._trusted and name == self._ip:
+                    sent[name] += b"," + value
+                else:
+                    errors.append(self._wrong(name, "stands twice"))
+        return Who(
+            self._name(self._principal, sent, errors) or None,
+            self._name(self._client, sent, errors),
+            self._address(sent, errors),
+        )
+
+    def _name(self, header: bytes, sent: Mapping[bytes, bytes], errors: list[FieldError]) -> str | None:
+        if header not in sent:
+            return None
+        try:
+            name = sent[header].decode().strip(_BLANKS)
+        except UnicodeDecodeError:
+            errors.append(self._wrong(header, "must be UTF-8"))
+            return None
+        if name and (why := wrong_name(name)):
+            errors.append(self._wrong(header, why))
+        return name
+
+    def _address(self, sent: Mapping[bytes, bytes], errors: list[FieldError]) -> str | None:
+        text = sent.get(self._ip, b"").decode("latin-1").strip(_BLANKS)
+        try:
+            if self._trusted:
+                return rightmost_untrusted(text, self._is_trusted)
+            return read_address(text) if text else None
+        except EntityError as error:
+            errors.append(self._wrong(self._ip, str(error)))
+            return None
+
+    def _wrong(self, header: bytes, message: str) -> FieldError:
+        return FieldError(pointer(self._spelled[header]), message)
+
+    def _in_trusted_network(self, address: str) -> bool:
+        parsed = ip_address(address)
+        return any(parsed in network for network in self._trusted)
+
+
+def rightmost_untrusted(forwarded_for: str, is_trusted: Callable[[str], bool]) -> str | None:
+    """The address nearest to us that is no trusted proxy's; anyone may have written what stands left of it.
+
+    >>> rightmost_untrusted("forged, 203.0.113.9:4711, 10.0.0.2", lambda address: address.startswith("10."))
+    '203.0.113.9'
+
+    Raises:
+        EntityError: an entry on the way to it is no address, so that nobody knows who asks.
+    """
+    rest = forwarded_for
+    while rest:
+        rest, _, entry = rest.rpartition(",")
+        entry = entry.strip(_BLANKS)
+        if not entry:  # as every list of RFC 9110 may have them
+            continue
+        with_port = _WITH_PORT.fullmatch(entry)
+        try:
+            address = read_address(with_port[1] or with_port[2] if with_port else entry)
+        except EntityError as error:
+            raise EntityError(f"entry {entry[:64]!r} {error}") from None
+        if not is_trusted(address):
+            return address
+    return None
+
+
+class Query(NamedTuple):
+    """What a query says, and what is wrong with it.
+
+    Attributes:
+        at_ms: None without it.
+    """
+
+    usage: Mapping[str, float]
+    broker: str | None
+    listener: str | None
+    deny_status: int
+    at_ms: int | None
+    errors: tuple[FieldError, ...]
+
+
+def read_query(query: bytes, *, timed: bool) -> Query:
+    """Read a query; ``timed``: it may say at what time it asks."""
+    said: dict[str, Any] = {}
+    errors: list[FieldError] = []
+    for name, text in _parameters(query, errors):
+        try:
+            said[name] = _value(name, text, timed=timed)
+        except ValueError as wrong:
+            errors.append(FieldError(pointer(name), str(wrong)))
+    return Query(
+        {field: said[field] for field in (*COUNTS, *AMOUNTS) if field in said} or {"requests": 1},
+        said.get("broker"),
+        said.get("listener"),
+        said.get("deny_status", 429),
+        said.get("at_ms"),
+        tuple(errors),
+    )
+
+
+def _parameters(query: bytes, errors: list[FieldError]) -> Iterable[tuple[str, str]]:
+    """Names and values, each name once."""
+    found: dict[str, str] = {}
+    for part in query.decode("latin-1").replace("+", " ").split("&"):
+        spelled, _, text = part.partition("=")
+        try:
+            name, value = _unescaped(spelled), _unescaped(text)
+        except ValueError:
+            errors.append(FieldError(pointer(spelled), "must be percent-encoded UTF-8"))
+            continue
+        if name in found:
+            errors.append(FieldError(pointer(name), "stands twice"))
+        elif part:
+            found[name] = value
+    return found.items()
+
+
+def _unescaped(text: str) -> str:
+    if _BAD_ESCAPE.search(text):
+        raise ValueError("a percent sign is written %25")
+    return unquote_to_bytes(text.encode("latin-1")).decode()
+
+
+def _value(name: str, text: str, *, timed: bool) -> int | float | str:
+    """The value of a parameter.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    if name in COUNTS or (timed and name == "at_ms"):
+        return int(_bounded(text, _INTEGER, "an integer"))
+    if name in AMOUNTS:
+        return _bounded(text, _NUMBER, "a number")
+    if name in NAMES:
+        if wrong := wrong_name(text):
+            raise ValueError(wrong)
+        return text
+    if name == "deny_status":
+        if text not in map(str, DENY_STATUSES):
+            raise ValueError(f"must be {' or '.join(map(str, DENY_STATUSES))}")
+        return int(text)
+    raise ValueError("is unknown")
+
+
+def _bounded(text: str, syntax: re.Pattern[str], kind: str) -> float:
+    """A number as JSON writes it, within the bounds of usage; integers up to there are exact doubles."""
+    if not syntax.fullmatch(text):
+        raise ValueError(f"must be {kind}")
+    number = float(text)
+    if number < 0:
+        raise ValueError("must be at least 0")
+    if number > MAX_EXACT:
+        raise ValueError(f"must be at most {MAX_EXACT}")
+    return number
