@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +35,11 @@ class Child:
     Attributes:
         name: what the log calls it.
         stop_within_s: how long it may take to finish before it is killed.
+
+    Args:
+        pass_fds: the file descriptors that it inherits.
+        clock: tells how long it lived, in seconds.
+        pause: waits before a restart, for so many seconds.
     """
 
     def __init__(
@@ -45,12 +50,16 @@ class Child:
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         stop_within_s: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.name = name
         self.stop_within_s = stop_within_s
         self._command = command
         self._env = env
         self._pass_fds = pass_fds
+        self._clock = clock
+        self._pause = pause
         self._running: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
 
@@ -82,13 +91,16 @@ class Child:
     async def _keep(self) -> None:
         deaths = 0
         while True:
-            began = time.monotonic()
+            began = self._clock()
             code = await self.died()
-            deaths = 1 if time.monotonic() - began >= SETTLED_S else deaths + 1
+            deaths = 1 if self._clock() - began >= SETTLED_S else deaths + 1
             pause_s = PAUSES_S[min(deaths, len(PAUSES_S)) - 1]
             log.warning("a child died and is started again", child=self.name, code=code, pause_s=pause_s)
-            await asyncio.sleep(pause_s)
-            await self.start()
+            await self._pause(pause_s)
+            try:
+                await self.start()
+            except OSError as error:  # no memory, too many programs: counts as one more death
+                log.warning("a child could not be started", child=self.name, error=str(error))
 
     async def stop(self) -> None:
         """Ask it to finish, and kill it when it does not in time."""

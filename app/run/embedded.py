@@ -26,14 +26,24 @@ LONGEST_SOCKET_PATH: Final = 100
 READY_WITHIN_S: Final = 60.0
 """A large append-only file takes its time to load."""
 
+KEPT: Final = {"appendonly": "yes", "appendfsync": "no", "save": ""}
+"""How the state is kept: each write reaches the kernel before its answer leaves, so a kill loses nothing.
+
+`everysec` would hold writes back while a sync is under way, up to two seconds of acknowledged charges. A
+power loss takes what the kernel has not written by itself, some 30 seconds (docs/failures.md).
+"""
+
 
 @contextlib.asynccontextmanager
-async def embedded_store(home: Path) -> AsyncIterator[tuple[Child, str]]:
-    """A running store as a child and its URL; it is stopped, and its state kept, at the end."""
+async def embedded_store(home: Path, lock: int) -> AsyncIterator[tuple[Child, str]]:
+    """A running store as a child and its URL; it is stopped, and its state kept, at the end.
+
+    It inherits `lock`, so that nobody starts another one on the same file before it is gone.
+    """
     directory = home / "store"
     directory.mkdir(mode=0o700, exist_ok=True)
     with _socket_path(home) as socket:
-        child = Child("store", _command(directory, socket))
+        child = Child("store", _command(directory, socket), pass_fds=(lock,))
         await child.start()
         try:
             url = f"unix://{quote(str(socket))}"
@@ -51,12 +61,7 @@ def _command(directory: Path, socket: Path) -> list[str]:
         "dir": str(directory),
         "logfile": "valkey.log",
         "daemonize": "no",
-        "appendonly": "yes",
-        # Each write reaches the kernel before its answer leaves, so a store that is killed has lost nothing.
-        # `everysec` holds writes back while a sync is under way, up to two seconds of acknowledged charges;
-        # here only a power loss takes what the kernel has not yet written, some 30 seconds.
-        "appendfsync": "no",
-        "save": "",
+        **KEPT,
         # An evicted bucket would be a forgotten limit; out of memory is a failure that shows.
         "maxmemory-policy": "noeviction",
     }

@@ -1,13 +1,22 @@
-"""The directory with the state of one installation: the admin key, the embedded store and catalog, a lock."""
+"""The directory with the state of one installation: the admin key, embedded store and catalog, two locks."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import secrets
+import time
 from pathlib import Path
+from typing import Final
+
+import structlog
 
 from app.run.errors import HomeTaken
+
+CHILDREN_END_WITHIN_S: Final = 30.0
+"""An API finishes what is in flight, a store writes what it has: both within half of it."""
+
+log = structlog.get_logger("quotagate.home")
 
 
 def make(home: Path) -> Path:
@@ -20,12 +29,38 @@ def make(home: Path) -> Path:
 def lock(home: Path) -> int:
     """Keep other supervisors out for as long as the answer, a file descriptor, stays open in this program."""
     fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not _locked(fd):
+        os.close(fd)
+        raise HomeTaken(f"another `quotagate up` keeps its state in {home}")
+    return fd
+
+
+def lock_of_children(home: Path, *, within_s: float = CHILDREN_END_WITHIN_S) -> int:
+    """A lock that children inherit, so that it ends with the last of them; waits for those of an earlier run.
+
+    A supervisor that was killed leaves children that are still ending. Two stores must never write to one
+    append-only file, and the older one would take away the socket of the newer one when it goes.
+    """
+    fd = os.open(home / "children.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    give_up = time.monotonic() + within_s
+    said = False
+    while not _locked(fd):
+        if time.monotonic() >= give_up:
+            os.close(fd)
+            raise HomeTaken(f"programs of an earlier `quotagate up` still run and keep their state in {home}")
+        if not said:
+            log.info("waiting for the programs of an earlier run to end", home=str(home))
+            said = True
+        time.sleep(0.02)
+    return fd
+
+
+def _locked(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(fd)
-        raise HomeTaken(f"another `quotagate up` keeps its state in {home}") from None
-    return fd
+        return False
+    return True
 
 
 def admin_key(home: Path) -> tuple[str, bool]:

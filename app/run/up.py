@@ -29,23 +29,23 @@ log = structlog.get_logger("quotagate.up")
 def up(settings: Settings, *, options: tuple[str, ...] = ()) -> None:
     """Run everything until SIGINT or SIGTERM; `options` go to the commands that run as children."""
     directory = home.make(settings.home)
-    lock = home.lock(directory)
-    try:
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, home.lock(directory))
+        children = home.lock_of_children(directory)
+        held.callback(os.close, children)
         if settings.admin_key is None:
             key, made = home.admin_key(directory)
             if made:
                 print_key(settings, key)
-        with listen(settings) as listener:
-            asyncio.run(_supervise(settings, directory, listener, options))
-    finally:
-        os.close(lock)
+        listener = held.enter_context(listen(settings))
+        asyncio.run(_supervise(settings, directory, listener, children, options))
 
 
 async def _supervise(
-    settings: Settings, directory: Path, listener: socket.socket, options: tuple[str, ...]
+    settings: Settings, directory: Path, listener: socket.socket, lock: int, options: tuple[str, ...]
 ) -> None:
     asked = stop_asked()
-    work = asyncio.create_task(_run(settings, directory, listener, options))
+    work = asyncio.create_task(_run(settings, directory, listener, lock, options))
     stop = asyncio.create_task(asked.wait())
     await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
@@ -60,8 +60,9 @@ async def _supervise(
 
 
 async def _run(
-    settings: Settings, directory: Path, listener: socket.socket, options: tuple[str, ...]
+    settings: Settings, directory: Path, listener: socket.socket, lock: int, options: tuple[str, ...]
 ) -> None:
+    """Start everything, and keep it running until cancelled; every child inherits the lock of children."""
     async with contextlib.AsyncExitStack() as stack:
         env = {
             **os.environ,
@@ -69,10 +70,11 @@ async def _run(
             f"{PREFIX}DATABASE_URL": settings.catalog_url,
         }
         if settings.redis_url is None:
-            store, env[f"{PREFIX}REDIS_URL"] = await stack.enter_async_context(embedded_store(directory))
+            embedded = embedded_store(directory, lock)
+            store, env[f"{PREFIX}REDIS_URL"] = await stack.enter_async_context(embedded)
             store.keep()
 
-        migrate = Child("migrate", quotagate("migrate", *options), env=env)
+        migrate = Child("migrate", quotagate("migrate", *options), env=env, pass_fds=(lock,))
         stack.push_async_callback(migrate.stop)
         await migrate.start()
         if await migrate.died() != 0:
@@ -83,7 +85,7 @@ async def _run(
             "api",
             quotagate("serve", "--fd", str(fd), *options),
             env=env,
-            pass_fds=(fd,),
+            pass_fds=(fd, lock),
             stop_within_s=FINISH_WITHIN_S + 10,
         )
         stack.push_async_callback(api.stop)
