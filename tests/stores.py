@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import tempfile
 import time
@@ -17,35 +18,72 @@ from tests.tools import need
 KINDS = ("valkey", "redis")
 
 
+class Server:
+    """A store that can be stopped, killed and started again with what it kept."""
+
+    def __init__(self, kind: str, folder: Path, *options: str) -> None:
+        program = get_binary_path() if kind == "valkey" else need("redis-server")
+        self.socket = folder / "s"
+        self.url = f"unix://{self.socket}"
+        place = ("--port", "0", "--unixsocket", str(self.socket), "--dir", str(folder), "--save", "")
+        self._command = [str(program), *place, *options]
+        self._running: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        assert self._running is not None
+        return self._running
+
+    def start(self, *options: str) -> None:
+        """Start it, perhaps with more options than it was made with."""
+        self._running = subprocess.Popen([*self._command, *options], stdout=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        """End it as the kernel would for want of memory."""
+        if self._running is not None:
+            self._running.kill()
+            self._running.wait()
+
+    def hold(self) -> None:
+        """Let it hang."""
+        self.running.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on after it hung."""
+        self.running.send_signal(signal.SIGCONT)
+
+    def until_it_answers(self, within_s: float = 20.0) -> None:
+        """Wait for it, or say that it died or did not come."""
+        give_up = time.monotonic() + within_s
+        with redis.Redis.from_url(self.url) as client:
+            while True:
+                try:
+                    client.ping()
+                except redis.RedisError:
+                    if self.running.poll() is not None:
+                        raise RuntimeError(f"the store ended with {self.running.returncode}") from None
+                    if time.monotonic() > give_up:
+                        raise
+                    time.sleep(0.01)  # between two looks at the condition that is waited for
+                else:
+                    return
+
+
+@contextmanager
+def server(kind: str, *options: str) -> Iterator[Server]:
+    """A running store of a kind."""
+    with tempfile.TemporaryDirectory(prefix="qg-", ignore_cleanup_errors=True) as folder:
+        store = Server(kind, Path(folder), *options)
+        try:
+            store.start()
+            store.until_it_answers()
+            yield store
+        finally:
+            store.kill()
+
+
 @contextmanager
 def running(kind: str, *options: str) -> Iterator[str]:
     """A running store of a kind; gives its URL."""
-    program = get_binary_path() if kind == "valkey" else need("redis-server")
-    with tempfile.TemporaryDirectory(prefix="qg-") as folder:
-        socket = Path(folder) / "s"
-        command = [str(program), "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", ""]
-        with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as server:
-            url = f"unix://{socket}"
-            try:
-                until_it_answers(url, server)
-                yield url
-            finally:
-                server.kill()
-
-
-def until_it_answers(url: str, server: subprocess.Popen[bytes], within_s: float = 20.0) -> None:
-    """Wait for a store, or say that it died or did not come."""
-    give_up = time.monotonic() + within_s
-    client = redis.Redis.from_url(url)
-    while True:
-        try:
-            client.ping()
-        except redis.RedisError:
-            if server.poll() is not None:
-                raise RuntimeError(f"the store ended with {server.returncode}") from None
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.01)  # between two looks at the condition that is waited for
-        else:
-            client.close()
-            return
+    with server(kind, *options) as store:
+        yield store.url

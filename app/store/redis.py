@@ -51,6 +51,8 @@ _BY_TEXT: Final = {
     "MISCONF ": "misconfigured",
     "NOREPLICAS ": "no_replicas",
     "unknown command": "scripting",
+    "executing the script can't run": "permission",  # Redis of what a script may not do
+    "ACL failure in script": "permission",  # Valkey of the same
 }
 """Replies for which redis-py has no class of their own."""
 
@@ -151,6 +153,8 @@ class RedisStore:
 
 def failure(error: Exception) -> StoreError:
     """Name a failure of the store in one word: the one list of them (``docs/failures.md``)."""
+    if isinstance(error.__cause__, RedisError):
+        error = error.__cause__  # a refused greeting is dressed as a lost connection
     text = str(error)
     for type_, reason in _BY_TYPE:
         if isinstance(error, type_):

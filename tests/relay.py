@@ -1,0 +1,90 @@
+"""A relay between a node and its store that can be made to fail: cut replies, delay them, swallow all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+Way = Literal["pass", "cut", "slow", "swallow"]
+
+CUT_AFTER: Final = 20
+"""Bytes of a reply that still arrive, so that the cut is in its middle."""
+
+SLOW_S: Final = 0.2
+"""What a reply is late by: several budgets, and less than the time after which a call has failed."""
+
+
+@contextlib.contextmanager
+def relaying(socket: Path, store: Path) -> Iterator[Relay]:
+    """A relay on one unix socket to another, in a thread of its own."""
+    relay = Relay(socket, store)
+    thread = threading.Thread(target=asyncio.run, args=(relay.run(),))
+    thread.start()
+    relay.listening.wait()
+    try:
+        yield relay
+    finally:
+        relay.stop()
+        thread.join()
+
+
+class Relay:
+    """Passes on in the way that is set, and counts the connections made to it."""
+
+    def __init__(self, socket: Path, store: Path) -> None:
+        self.url = f"unix://{socket}"
+        self.way: Way = "pass"
+        self.connections = 0
+        self.listening = threading.Event()
+        self._socket = socket
+        self._store = store
+
+    async def run(self) -> None:
+        """Listen until stopped."""
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        server = await asyncio.start_unix_server(self._serve, str(self._socket))
+        self.listening.set()
+        await self._stopping.wait()
+        server.close()
+
+    def stop(self) -> None:
+        """Listen no more, from another thread."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            from_store, to_store = await asyncio.open_unix_connection(str(self._store))
+        except OSError:  # the store is not there
+            writer.close()
+            return
+        ends = (self._pass_on(reader, to_store), self._pass_back(from_store, writer))
+        directions = [asyncio.create_task(end) for end in ends]
+        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        for direction in directions:
+            direction.cancel()
+        await asyncio.gather(*directions, return_exceptions=True)
+        for end in (writer, to_store):
+            end.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while said := await reader.read(65536):
+            if self.way != "swallow":
+                writer.write(said)
+                await writer.drain()
+
+    async def _pass_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while said := await reader.read(65536):
+            if self.way == "cut":
+                writer.write(said[:CUT_AFTER])
+                await writer.drain()
+                return
+            if self.way == "slow":
+                await asyncio.sleep(SLOW_S)
+            writer.write(said)
+            await writer.drain()

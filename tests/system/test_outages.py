@@ -1,0 +1,405 @@
+"""A store that fails in every way it can, under fifty callers: what they are told, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any, Final
+
+import pytest
+import redis
+
+from app.admission.circuit import PAUSES_S
+from app.run.embedded import KEPT
+from tests import stores
+from tests.line import Json, line
+from tests.relay import Relay, relaying
+from tests.service import Service, eventually, running
+from tests.stores import Server
+
+CALLERS: Final = 50
+BURST: Final = 1_000_000
+"""No bucket runs out, and none refills by a whole token in a day: what is spent is what was charged."""
+ANSWERS: Final = 200
+"""How many answers of a kind a phase waits for, from everybody together."""
+BETWEEN_S: Final = 0.005
+"""Between two asks of a caller, who else would spend an outage on asking without a pause."""
+BACK_WITHIN_S: Final = 1.0
+
+POLICIES: Final[dict[str, Json]] = {
+    "open": {"limit": 1e-9, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"},
+    "shut": {"limit": 1e-9, "algorithm": "token_bucket", "burst": BURST, "on_store_failure": "throttle"},
+    "none": {"limit": 0},
+}
+"""Quotas by the client-id they are set on; a caller without one has no quota."""
+
+DURABLE: Final = tuple(word for name, value in KEPT.items() for word in (f"--{name}", value))
+"""The embedded store's own way to keep its state."""
+
+
+@dataclass
+class Answer:
+    """What a caller was told."""
+
+    client: str
+    said: Json
+    waited_s: float
+    at: float
+
+
+@dataclass
+class Callers:
+    """Fifty callers of four kinds, and four more who only ask whether the node lives; until stopped."""
+
+    node: Service
+    answers: list[Answer] = field(default_factory=list)
+    beside_s: list[float] = field(default_factory=list)
+    stopping: bool = False
+
+    @contextlib.asynccontextmanager
+    async def calling(self) -> AsyncIterator[Callers]:
+        async with asyncio.TaskGroup() as group:
+            for n in range(CALLERS):
+                group.create_task(self._call([*POLICIES, "free"][n % 4]))
+            for _ in range(4):
+                group.create_task(self._look())
+            try:
+                yield self
+            finally:
+                self.stopping = True
+
+    async def more(self, source: str, *, answers: int = ANSWERS, within_s: float = 30) -> None:
+        """Until so many more answers came from a source."""
+        start, found = len(self.answers), 0
+        async with asyncio.timeout(within_s):
+            while found < answers:
+                await asyncio.sleep(BETWEEN_S)
+                found = sum(answer.said["source"] == source for answer in self.answers[start:])
+
+    async def _call(self, client: str) -> None:
+        ask = {"principal": "p", "usage": {"requests": 1}}
+        if client != "free":
+            ask["client_id"] = client
+        async with line(self.node.address) as own:
+            while not self.stopping:
+                began = time.perf_counter()
+                status, said = await own.ask(ask)
+                now = time.perf_counter()
+                assert status == 200, said
+                self.answers.append(Answer(client, said, now - began, now))
+                await asyncio.sleep(BETWEEN_S)
+
+    async def _look(self) -> None:
+        async with line(self.node.address) as own:
+            while not self.stopping:
+                began = time.perf_counter()
+                status, _ = await own.send("GET", "/health/live")
+                assert status == 200
+                self.beside_s.append(time.perf_counter() - began)
+                await asyncio.sleep(BETWEEN_S)
+
+
+@dataclass
+class Store:
+    """A real store, and the relay through which the node sees it."""
+
+    server: Server
+    relay: Relay
+
+    def command(self, *words: str, password: str | None = None) -> Any:
+        with redis.Redis.from_url(self.server.url, password=password, socket_timeout=30) as client:
+            return client.execute_command(*words)
+
+
+# The ways to fail: each does it, and gives back what ends it.
+
+
+async def stopped(store: Store) -> Callable[[], Awaitable[None]]:
+    store.server.hold()
+
+    async def end() -> None:
+        store.server.go_on()
+
+    return end
+
+
+async def killed(store: Store) -> Callable[[], Awaitable[None]]:
+    store.server.kill()
+
+    async def end() -> None:
+        store.server.start()
+        await asyncio.to_thread(store.server.until_it_answers)
+
+    return end
+
+
+async def paused(store: Store) -> Callable[[], Awaitable[None]]:
+    store.command("CLIENT", "PAUSE", "2500", "ALL")
+
+    async def end() -> None:
+        await asyncio.to_thread(store.command, "PING")  # it is answered when the pause is over
+
+    return end
+
+
+async def out_of_memory(store: Store) -> Callable[[], Awaitable[None]]:
+    store.command("CONFIG", "SET", "maxmemory", "1")
+
+    async def end() -> None:
+        store.command("CONFIG", "SET", "maxmemory", "0")
+
+    return end
+
+
+async def read_only(store: Store) -> Callable[[], Awaitable[None]]:
+    store.command("REPLICAOF", "127.0.0.1", "1")  # where nobody is, so that it keeps what it has
+
+    async def end() -> None:
+        store.command("REPLICAOF", "NO", "ONE")
+
+    return end
+
+
+async def loading(store: Store) -> Callable[[], Awaitable[None]]:
+    for n in range(40):
+        store.command("SET", f"ballast:{n}", secrets.token_hex(1_000))  # which compression leaves large
+    store.command("BGREWRITEAOF")
+    while store.command("INFO", "persistence")["aof_rewrite_in_progress"]:  # noqa: ASYNC110  it tells nobody
+        await asyncio.sleep(0.01)
+    store.server.kill()
+    # 20 ms for each key, and a look at its clients after every one
+    store.server.start("--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024")
+
+    async def end() -> None:
+        await asyncio.to_thread(store.server.until_it_answers)
+
+    return end
+
+
+async def busy(store: Store) -> Callable[[], Awaitable[None]]:
+    store.command("CONFIG", "SET", "busy-reply-threshold", "20")
+
+    def endless() -> None:
+        with contextlib.suppress(redis.RedisError):  # it is killed
+            store.command("EVAL", "while true do end", "0")
+
+    running = asyncio.create_task(asyncio.to_thread(endless))
+
+    async def end() -> None:
+        store.command("SCRIPT", "KILL")
+        await running
+
+    return end
+
+
+async def no_password(store: Store) -> Callable[[], Awaitable[None]]:
+    store.command("CONFIG", "SET", "requirepass", "secret")
+    store.command("CLIENT", "KILL", "TYPE", "normal", password="secret")
+
+    async def end() -> None:
+        store.command("CONFIG", "SET", "requirepass", "", password="secret")
+
+    return end
+
+
+async def cut_in_mid_reply(store: Store) -> Callable[[], Awaitable[None]]:
+    store.relay.way = "cut"
+    return _passing(store)
+
+
+async def slow(store: Store) -> Callable[[], Awaitable[None]]:
+    store.relay.way = "slow"
+    return _passing(store)
+
+
+async def swallowed(store: Store) -> Callable[[], Awaitable[None]]:
+    store.relay.way = "swallow"
+    return _passing(store)
+
+
+def _passing(store: Store) -> Callable[[], Awaitable[None]]:
+    async def end() -> None:
+        store.relay.way = "pass"
+
+    return end
+
+
+WAYS: Final = {
+    stopped: "timeout",
+    killed: "connection",
+    paused: "timeout",
+    out_of_memory: "out_of_memory",
+    read_only: "read_only",
+    loading: "loading",
+    busy: "busy",
+    no_password: "authentication",
+    cut_in_mid_reply: "connection",
+    slow: "budget",
+    swallowed: "timeout",
+}
+"""The ways, and what readiness and the metric call them."""
+
+ON_THE_WAY: Final = {"budget", "timeout", "connection"}
+"""What may be met besides: waiting for a reply, or for a connection."""
+
+BOTH: Final = (killed, out_of_memory, read_only, loading, busy, no_password)
+"""Those where what a server says matters are tried with both of them."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [("valkey", way) for way in WAYS] + [("redis", way) for way in BOTH],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+async def test_an_outage(kind, way, tmp_path, capsys):
+    with (
+        stores.server(kind, *DURABLE) as server,
+        relaying(tmp_path / "relay", server.socket) as relay,
+        running(store_url=relay.url) as node,
+    ):
+        for client, quota in POLICIES.items():
+            node.put(f"client-id={client}", request_rate=quota)
+        opens = way is not slow  # a late answer is an answer: each ask waits for its budget
+        async with Callers(node).calling() as callers:
+            await callers.more("store")
+            end = await way(Store(server, relay))
+            gone = time.perf_counter()
+            await callers.more("fallback")
+            await until(lambda: store_of(node) == (WAYS[way] if opens else "ok"))
+            assert metrics(node)[OPEN] == opens
+            connections, began = relay.connections, time.perf_counter()
+            await callers.more("fallback", answers=20 * ANSWERS if opens else ANSWERS)
+            connections, lasted_s = relay.connections - connections, time.perf_counter() - began
+            await end()
+            back = time.perf_counter()
+            await callers.more("store", answers=1)
+            back_s = time.perf_counter() - back
+            await until(lambda: store_of(node) == "ok")
+            assert metrics(node)[OPEN] == 0
+            before = reasons(metrics(node))
+            await callers.more("store")
+
+        fallbacks = check(callers.answers)
+        met = reasons(metrics(node))
+        waits = [answer.waited_s for answer in callers.answers if gone <= answer.at < back]
+        say(
+            capsys,
+            f"{fallbacks.total()} answers without the store, {dict(met)}; back after {back_s:.2f} s;"
+            f" waited {spread(waits)} ms, on a route without a store {spread(callers.beside_s)} ms;"
+            f" {connections} connections in {lasted_s:.1f} s",
+        )
+        assert WAYS[way] in met
+        assert met.keys() <= {WAYS[way]} | ON_THE_WAY
+        assert met.total() == fallbacks.total()
+        assert back_s < BACK_WITHIN_S
+        assert connections <= lasted_s / PAUSES_S[-1] + 3  # no storm of them
+        assert (met - before).keys() <= {"budget"}  # a machine that stalls, not the store
+        assert node.process.poll() is None
+        assert "a request failed" not in node.said()
+        # No charge that was acknowledged is missing, and no more was charged than was asked for.
+        acknowledged = Counter(answer.client for answer in callers.answers if answer.said["charged"])
+        for client in ("open", "shut"):
+            spent = round(BURST - left(node, client))
+            assert acknowledged[client] <= spent <= acknowledged[client] + fallbacks[client]
+
+
+def check(answers: list[Answer]) -> Counter[str]:
+    """Hold each answer to the store's, or to the policy of the caller's quota; how many were by policy."""
+    fallbacks: Counter[str] = Counter()
+    for answer in answers:
+        client, said = answer.client, answer.said
+        if client == "free":
+            assert (said["source"], said["decision"]) == ("local", "admit")
+        elif said["source"] == "store":
+            assert said["decision"] == ("reject" if client == "none" else "admit")
+        else:
+            fallbacks[client] += 1
+            assert said["source"] == "fallback"
+            assert said["charged"] is False
+            by = said["limited_by"] or {}
+            expected = {
+                "open": ("admit", 0, None),
+                "shut": ("throttle", 1000, "store_failure"),
+                "none": ("reject", 0, "too_large"),
+            }
+            assert (said["decision"], said["throttle_ms"], by.get("reason")) == expected[client]
+    return fallbacks
+
+
+OPEN: Final = "quotagate_store_circuit_open"
+FALLBACK: Final = 'quotagate_fallback_total{reason="'
+
+
+def metrics(node: Service) -> dict[str, float]:
+    """What the node counts, by name and labels as they are exposed."""
+    lines = [text for text in node.http.get("/metrics").text.splitlines() if not text.startswith("#")]
+    return {name: float(value) for name, value in (text.rsplit(" ", 1) for text in lines)}
+
+
+def store_of(node: Service) -> str:
+    """How the store is, by a node that is ready all the while."""
+    answer = node.http.get("/health/ready")
+    assert answer.status_code == 200
+    said: str = answer.json()["store"]
+    return said
+
+
+def reasons(counted: dict[str, float]) -> Counter[str]:
+    """Why answers came without the store."""
+    found = {name: int(count) for name, count in counted.items() if name.startswith(FALLBACK)}
+    return Counter({name[len(FALLBACK) : -2]: count for name, count in found.items()})
+
+
+async def until(look: Callable[[], object], *, within_s: float = 10) -> None:
+    await asyncio.to_thread(eventually, look, within_s=within_s)
+
+
+def left(node: Service, client: str) -> float:
+    """The tokens that a bucket has left."""
+    ask = {"principal": "p", "client_id": client, "usage": {"requests": 0}, "mode": "peek", "detail": True}
+    decision = eventually(lambda: (said := node.ask(**ask))["source"] == "store" and said)
+    tokens: float = decision["quotas"][0]["remaining"]
+    return tokens
+
+
+def spread(seconds: list[float]) -> str:
+    """Median, 99th percentile and maximum in milliseconds."""
+    cuts = quantiles(seconds, n=100)
+    return f"{1000 * cuts[49]:.1f} / {1000 * cuts[98]:.1f} / {1000 * max(seconds):.1f}"
+
+
+def say(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with capsys.disabled():
+        print(f"\n  {text}", end=" ")
+
+
+# What is no outage
+
+
+async def test_a_script_that_is_lost_and_connections_that_are_cut_cost_hardly_an_answer(capsys):
+    with stores.server("valkey") as server, running(store_url=server.url) as node:
+        for client, quota in POLICIES.items():
+            node.put(f"client-id={client}", request_rate=quota)
+        store = redis.Redis.from_url(server.url)
+        async with Callers(node).calling() as callers:
+            await callers.more("store")
+            for _ in range(5):
+                store.script_flush()
+                await callers.more("store", answers=CALLERS)
+            flushed = reasons(metrics(node))
+            for _ in range(5):
+                store.client_kill_filter(_type="normal", skipme=True)
+                await callers.more("store", answers=CALLERS)
+        store.close()
+        cut = reasons(metrics(node)) - flushed
+        say(capsys, f"{len(callers.answers)} answers; flushed {dict(flushed)}, cut {dict(cut)}")
+        check(callers.answers)
+        assert flushed.keys() <= {"budget"}  # a machine that stalls: the lost script itself costs none
+        assert cut.keys() <= {"budget", "connection"}
+        assert cut["connection"] <= 5 * CALLERS
