@@ -1,0 +1,204 @@
+"""docker-compose.yml: valid, whole, and of settings that exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.run import settings
+from tests.deploy.files import COMPOSE, ROOT, SECRETS, Missing, compose, image_command, image_environment
+
+BIN = Path(sys.prefix) / "bin"
+NGINX = ROOT / "examples/compose/nginx.conf"
+PROMETHEUS = ROOT / "examples/prometheus/prometheus.yml"
+GRAFANA = ROOT / "examples/grafana/provisioning"
+
+Compose = dict[str, Any]
+
+
+def loose_ends(found: Compose) -> Iterator[str]:
+    """What one part of a compose file says of another that is not so."""
+    services = found["services"]
+    for name, service in services.items():
+        for other, how in service.get("depends_on", {}).items():
+            if other not in services:
+                yield f"{name} depends on {other}"
+            elif how["condition"] == "service_completed_successfully" and "restart" in services[other]:
+                yield f"{name} waits for the end of {other}, which never ends"
+            elif how["condition"] == "service_healthy" and not has_health_check(services[other]):
+                yield f"{name} waits for the health of {other}"
+            elif service.get("profiles") != services[other].get("profiles") and services[other].get(
+                "profiles"
+            ):
+                yield f"{name} depends on {other}, which a profile leaves out"
+        for network in set(service.get("networks", [])) - {"default", *found.get("networks", {})}:
+            yield f"{name} is in network {network}"
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith(".") and not (ROOT / source).exists():
+                yield f"{name} mounts {source}"
+            elif not source.startswith(".") and source not in found.get("volumes", {}):
+                yield f"{name} mounts volume {source}"
+    used = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
+    yield from (f"nobody uses volume {name}" for name in set(found.get("volumes", {})) - used)
+    joined = {network for service in services.values() for network in service.get("networks", [])}
+    yield from (f"nobody is in network {name}" for name in set(found.get("networks", {})) - joined)
+
+
+def has_health_check(service: Compose) -> bool:
+    """Its own, or that of our image."""
+    own = service.get("healthcheck", {})
+    return not own.get("disable") and ("test" in own or "build" in service)
+
+
+def valid(file: Path) -> subprocess.CompletedProcess[str]:
+    command: list[str | Path] = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", file]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_it_is_valid_by_the_compose_specification(tmp_path):
+    checked = valid(COMPOSE)
+    assert checked.returncode == 0, checked.stdout
+    typo = tmp_path / "docker-compose.yml"
+    typo.write_text(COMPOSE.read_text().replace("depends_on:", "depend_on:", 1))
+    assert valid(typo).returncode == 1
+
+
+def test_its_parts_fit_together():
+    assert list(loose_ends(compose())) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "end"),
+    [
+        ("valkey: {condition", "redis: {condition", "api depends on redis"),
+        ("networks: [watch]", "networks: [watched]", "prometheus is in network watched"),
+        ('"valkey:/data"', '"valkeys:/data"', "valkey mounts volume valkeys"),
+        ("compose/nginx.conf", "compose/nginx.cnf", "nginx mounts ./examples/compose/nginx.cnf"),
+        (
+            "command: [quotagate, migrate]",
+            "restart: always",
+            "api waits for the end of migrate, which never ends",
+        ),
+        ("test: [CMD-SHELL", "tests: [CMD-SHELL", "api waits for the health of valkey"),
+        ("image: valkey/valkey:9", "profiles: [other]", "api depends on valkey, which a profile leaves out"),
+    ],
+)
+def test_a_loose_end_is_found(old, new, end):
+    text = COMPOSE.read_text()
+    assert old in text
+    assert end in list(loose_ends(compose(text=text.replace(old, new, 1))))
+
+
+def test_it_is_the_arrangement_that_was_asked_for():
+    """Two replicas behind nginx, Valkey, PostgreSQL, one migration; what lasts is watched and restarted."""
+    services = compose()["services"]
+    plain = {name for name, service in services.items() if "profiles" not in service}
+    assert plain == {"nginx", "api", "migrate", "valkey", "postgres"}
+    assert services["api"]["deploy"]["replicas"] == 2
+    assert "ports" not in services["api"], "two replicas cannot have one port"
+    assert services["api"]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
+    for name in plain - {"migrate"}:
+        assert services[name]["restart"] == "unless-stopped", name
+        assert has_health_check(services[name]), name
+
+
+def test_nothing_is_published_beyond_this_machine():
+    """Who wants more names the address."""
+    published = [port for service in compose()["services"].values() for port in service.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_that_is_missing_is_asked_for(name):
+    """None has a default, and none is written down."""
+    with pytest.raises(Missing, match=f"^{name}$"):
+        compose({**SECRETS, name: ""})
+
+
+def test_the_commands_that_it_shows_make_the_secrets(tmp_path):
+    comment = "\n".join(re.findall(r"^# {3}(.*)$", COMPOSE.read_text(), re.MULTILINE))
+    commands, _, rest = comment.partition("docker compose up")
+    subprocess.run(["sh", "-euc", commands], cwd=tmp_path, check=True)
+    made = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
+    assert made.keys() == SECRETS.keys()
+    assert len(set(made.values())) == len(made)
+    assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in made.values())
+    assert rest == ""
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """No setting of whoever runs the tests takes part."""
+    for name in [name for name in os.environ if name.startswith("QUOTAGATE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["api", "migrate"])
+def test_its_variables_are_settings_and_its_values_load(name, bare, monkeypatch):
+    service = compose()["services"][name]
+    for variable, value in {**image_environment(), **service["environment"]}.items():
+        monkeypatch.setenv(variable, value)
+    given = settings.load()
+    assert settings.unknown_variables() == []
+    assert given.admin_key is not None
+    assert (given.host, given.port) == ("0.0.0.0", 8080)
+    assert given.redis_url == f"redis://:{SECRETS['VALKEY_PASSWORD']}@valkey:6379/0"
+    assert given.catalog_url == f"postgresql://quotagate:{SECRETS['POSTGRES_PASSWORD']}@postgres/quotagate"
+
+
+def test_a_variable_that_is_no_setting_is_found(bare, monkeypatch):
+    monkeypatch.setenv("QUOTAGATE_REDIS", "redis://valkey")
+    assert settings.unknown_variables() == ["QUOTAGATE_REDIS"]
+
+
+def test_only_the_network_of_prometheus_may_ask_without_a_key(bare, monkeypatch):
+    """Who comes through nginx has nginx's address, which must never do."""
+    found = compose()
+    monkeypatch.setenv("QUOTAGATE_OPEN_TO", found["services"]["api"]["environment"]["QUOTAGATE_OPEN_TO"])
+    (subnet,) = found["networks"]["watch"]["ipam"]["config"]
+    assert settings.load().open_to == (ip_network(subnet["subnet"]),)
+    within = {name for name, service in found["services"].items() if "watch" in service.get("networks", [])}
+    assert within == {"api", "prometheus", "grafana"}
+
+
+@pytest.mark.parametrize("name", ["api", "migrate"])
+def test_its_commands_exist(name):
+    program, *words = compose()["services"][name].get("command", image_command())
+    assert program == "quotagate"
+    subprocess.run([BIN / program, *words, "--help"], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_stop_leaves_the_time_that_the_api_takes_to_finish():
+    from app.run.serve import FINISH_WITHIN_S  # noqa: PLC0415
+
+    grace = compose()["services"]["api"]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) > FINISH_WITHIN_S
+
+
+def test_ports_and_paths_agree_with_the_files_that_it_mounts():
+    """Each asks where the other listens: nginx and Prometheus the API, Grafana Prometheus."""
+    services = compose()["services"]
+    assert "listen 8080;" in NGINX.read_text()
+    assert "server api:8080 resolve" in NGINX.read_text()
+    assert services["nginx"]["ports"] == ["127.0.0.1:8080:8080"]
+    (job,) = yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    assert (found["names"], found["port"]) == (["api"], 8080)
+    (source,) = yaml.safe_load((GRAFANA / "datasources/prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (folder,) = yaml.safe_load((GRAFANA / "dashboards/quotagate.yml").read_text())["providers"]
+    dashboard = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert dashboard.startswith(folder["options"]["path"] + "/")
+    assert any(volume.split(":")[1] == dashboard for volume in services["grafana"]["volumes"])

@@ -1,0 +1,138 @@
+"""The Dockerfile: what its linter says, what it copies, and that the package it installs runs by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests import stores
+from tests.deploy.files import (
+    DOCKERFILE,
+    ROOT,
+    copied,
+    dockerfile,
+    image_environment,
+    image_health_check,
+    is_sent,
+    last_stage,
+)
+from tests.service import running
+
+BIN = Path(sys.prefix) / "bin"
+UV = ROOT / ".tools/bin/uv"
+
+
+def lint(file: Path) -> subprocess.CompletedProcess[str]:
+    command: list[str | Path] = [BIN / "hadolint", "--no-color", "--failure-threshold", "style", file]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_its_linter_has_nothing_to_say(tmp_path):
+    """Not even a remark on style, and no rule is switched off."""
+    linted = lint(DOCKERFILE)
+    assert (linted.returncode, linted.stdout) == (0, "")
+    assert "hadolint ignore" not in DOCKERFILE.read_text()
+    careless = tmp_path / "Dockerfile"
+    careless.write_text(DOCKERFILE.read_text().replace("USER 10001", "USER root"))
+    assert "DL3002" in lint(careless).stdout
+
+
+def test_the_image_has_no_root_and_no_build_tools():
+    final = last_stage()
+    assert final["FROM"] == "python:3.11-slim"
+    assert int(final["USER"]) > 0
+    assert final["CMD"] == '["quotagate", "serve"]'
+    assert final["COPY"] == "--from=build /venv /venv"
+    folder = image_environment()["QUOTAGATE_HOME"]
+    assert final["RUN"].endswith(f"install --directory --owner=quotagate --mode=0700 {folder}")
+    assert f"useradd --system --uid {final['USER']} " in final["RUN"]
+
+
+def test_what_it_installs_from_a_registry_is_pinned_by_hash():
+    installs = [
+        step.rest for step in dockerfile() if step.name == "RUN" and " install --no-cache-dir" in step.rest
+    ]
+    assert [("--require-hashes" in line, "--no-deps ." in line) for line in installs] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_the_builder_is_sent_what_is_copied_and_no_more():
+    """Above all no .env and no history: a layer keeps what it once held."""
+    for path in copied():
+        assert (ROOT / path).exists(), path
+        assert is_sent(path), path
+    assert is_sent("app/store/lua/decide.lua")
+    for path in (
+        ".env",
+        ".git/config",
+        ".quotagate/admin.key",
+        "tests/service.py",
+        "app/run/__pycache__/cli.pyc",
+    ):
+        assert not is_sent(path), path
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel holds and nothing of this one; made of what is sent to the builder."""
+    folder = tmp_path_factory.mktemp("image")
+    source = folder / "source"
+    source.mkdir()
+    subprocess.run(["cp", "-r", *(ROOT / path for path in copied()), source], check=True)
+    # Offline: `make` built this project with the same backend, so uv has kept it.
+    command: list[str | Path] = [UV, "build", "--wheel", "--offline", "--quiet", "--out-dir", folder, source]
+    built = subprocess.run(command, check=False, capture_output=True, text=True) if UV.exists() else None
+    if built is None or built.returncode:
+        reason = f"no wheel without a registry: {built.stderr if built else 'make puts uv into .tools'}"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder / "package")
+    return folder / "package"
+
+
+def test_the_package_runs_by_itself(package, tmp_path):
+    """Migration and API from the wheel alone: scripts of the store and of the catalog come along."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")},
+        "PYTHONPATH": str(package),
+        "QUOTAGATE_DATABASE_URL": f"sqlite:///{tmp_path}/catalog.db",
+    }
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-P", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert run("-c", "import app; print(app.__file__)").strip() == str(package / "app/__init__.py")
+    run("-m", "app.run.cli", "migrate")
+    own = {"PYTHONPATH": str(package)}
+    with (
+        stores.running("valkey") as store,
+        running(store_url=store, database_url=environment["QUOTAGATE_DATABASE_URL"], environment=own) as node,
+    ):
+        node.put("user=alice", request_rate=1)
+        assert node.ask(principal="alice", usage={"requests": 1})["source"] == "store"
+
+
+def test_the_health_check_tells_a_ready_api_from_none():
+    program, *words = image_health_check()
+    assert program == "python"
+
+    def check(port: int) -> int:
+        environment = {**os.environ, "QUOTAGATE_PORT": str(port), "http_proxy": "http://127.0.0.1:9"}
+        command = [sys.executable, *words]
+        return subprocess.run(command, env=environment, check=False, stderr=subprocess.DEVNULL).returncode
+
+    with running() as node:
+        port = node.address[1]
+        assert check(port) == 0
+    assert check(port) != 0
