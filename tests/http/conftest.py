@@ -104,7 +104,14 @@ async def serving(
             ready=lambda: node.readiness,
             metrics=metrics,
         )
-        config = uvicorn.Config(app, log_config=None, ws="none", lifespan="on", timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            ws="none",
+            lifespan="on",
+            proxy_headers=False,
+            timeout_graceful_shutdown=5,
+        )
         server = uvicorn.Server(config)
         node = Node(port, server, admission, metrics, Readiness(snapshot=True), client)
         running = asyncio.create_task(server._serve(sockets=[listener]))
