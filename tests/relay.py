@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 Way = Literal["pass", "cut", "slow", "swallow"]
 
@@ -42,6 +42,7 @@ class Relay:
         self.listening = threading.Event()
         self._socket = socket
         self._store = store
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Listen until stopped."""
@@ -51,26 +52,25 @@ class Relay:
         self.listening.set()
         await self._stopping.wait()
         server.close()
+        for serving in self._serving:
+            serving.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     def stop(self) -> None:
         """Listen no more, from another thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = cast("asyncio.Task[None]", asyncio.current_task())
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
         self.connections += 1
-        try:
-            from_store, to_store = await asyncio.open_unix_connection(str(self._store))
-        except OSError:  # the store is not there
-            writer.close()
-            return
-        ends = (self._pass_on(reader, to_store), self._pass_back(from_store, writer))
-        directions = [asyncio.create_task(end) for end in ends]
-        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
-        for direction in directions:
-            direction.cancel()
-        await asyncio.gather(*directions, return_exceptions=True)
-        for end in (writer, to_store):
-            end.close()
+        async with _closing(writer):
+            with contextlib.suppress(OSError):  # the store is not there, or one of them went away
+                from_store, to_store = await asyncio.open_unix_connection(str(self._store))
+                async with _closing(to_store):
+                    ends = (self._pass_on(reader, to_store), self._pass_back(from_store, writer))
+                    await _first(*map(asyncio.ensure_future, ends))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while said := await reader.read(65536):
@@ -88,3 +88,23 @@ class Relay:
                 await asyncio.sleep(SLOW_S)
             writer.write(said)
             await writer.drain()
+
+
+async def _first(*directions: asyncio.Future[None]) -> None:
+    """Until one direction ends, which ends the other."""
+    try:
+        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for direction in directions:
+            direction.cancel()
+        await asyncio.gather(*directions, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _closing(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
