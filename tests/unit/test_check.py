@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.domain.decision import Decision, Verdict
-from app.domain.entity import EntityError, normalise_ip
+from app.domain.entity import EntityError, check_name, normalise_ip
 from app.domain.quota import Quota
 from app.http.check import said
 from app.http.check_question import (
@@ -289,6 +289,29 @@ def test_names_are_checked(header: str, value: str | bytes, message: str):
 def test_a_header_stands_once(header: str, values: tuple[str, ...]):
     errors = read(*((header, value) for value in values))[1]
     assert set(errors) == {(f"/{header}", "stands twice")}
+
+
+header_values = st.one_of(
+    st.binary(max_size=40),
+    st.text(max_size=40).map(lambda text: text.encode(errors="replace")),
+    st.ip_addresses().map(lambda address: str(address).encode()),
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([PRINCIPAL, CLIENT, IP, "X-Forwarded-For"]), header_values), max_size=5
+    ),
+    st.sampled_from([Sources(), Sources(trusted=TRUSTED)]),
+)
+def test_whatever_headers_hold_what_comes_of_them_can_be_asked(
+    headers: list[tuple[str, bytes]], sources: Sources
+):
+    found, errors = read(*headers, sources=sources)
+    if not errors:
+        assert found.principal is None or check_name(found.principal) is None
+        assert not found.client_id or check_name(found.client_id) is None
+        assert found.ip is None or normalise_ip(found.ip) == found.ip
 
 
 # From where, when proxies are trusted
