@@ -81,6 +81,27 @@ class Postgres:
             self._server.send_signal(how)
             self._server.wait(START_S)
 
+    def kill(self) -> None:
+        """End it as the kernel would for want of memory: the server and each of its programs, unheard."""
+        family = self.hold()
+        for pid in family:
+            os.kill(pid, signal.SIGKILL)
+        assert self._server is not None
+        self._server.wait(START_S)
+        until = time.monotonic() + START_S
+        while any(_lives(pid) for pid in family):
+            assert time.monotonic() < until, "PostgreSQL's programs outlive their kill"
+            time.sleep(0.01)  # between two looks at the condition that is waited for
+
+    def hold(self) -> list[int]:
+        """Let it hang, the server first, so that it starts no more programs; all that hang."""
+        os.kill(self.pid, signal.SIGSTOP)
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
+        family = [self.pid, *map(int, children)]
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        return family
+
     def remove(self) -> None:
         self.stop()
         shutil.rmtree(self.home, ignore_errors=True)
@@ -105,6 +126,14 @@ class Postgres:
         )
         if done.returncode:
             raise RuntimeError(f"{program} failed: {done.stderr.decode()}")
+
+
+def _lives(pid: int) -> bool:
+    """Whether a program still runs; one that ended and that nobody has asked after does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def started() -> Postgres:

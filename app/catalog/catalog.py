@@ -113,9 +113,9 @@ class Catalog:
             SecretRefused: the secret is not the one that its filters were made with.
         """
         try:
-            schema.check(await _within(self._sql.revision()))
-            self.hash_secret = await _within(self._agree())
-            await self._in_turn(self._catch_up)
+            schema.check(await _within(self._sql.revision(), _deadline()))
+            self.hash_secret = await _within(self._agree(), _deadline())
+            await self._in_turn(lambda _: self._catch_up())
         except BaseException:
             await self._sql.close()
             raise
@@ -127,7 +127,7 @@ class Catalog:
             self._follower.cancel()
             await asyncio.wait({self._follower}, timeout=1)
         with suppress(CatalogAway):
-            await self._in_turn(self._sql.close)
+            await self._in_turn(lambda _: self._sql.close())
 
     async def get(self, entity: Entity) -> QuotaSet | None:
         """What is set on an entity, from the database: a write on any node is seen at once.
@@ -135,7 +135,7 @@ class Catalog:
         Raises:
             CatalogAway: the database cannot be reached.
         """
-        return self._quota_set(entity, await _within(self._sql.of_entity(str(entity))))
+        return self._quota_set(entity, await _within(self._sql.of_entity(str(entity)), _deadline()))
 
     async def put(
         self, entity: Entity, values: Mapping[str, object], origin: Origin, conditions: Conditions = ALWAYS
@@ -195,23 +195,27 @@ class Catalog:
                 for key, new in edited.items()
             ]
 
-        async def write() -> Written:
+        async def write(until: float) -> Written:
             beside = [str(default) for default in broader(entity)]
-            before, after = await self._sql.write(str(entity), beside, decide, origin)
+            before, after = await self._sql.write(str(entity), beside, decide, origin, until)
             # The version waits for the follower, which may have other nodes' changes to read first.
             self.snapshot = self.snapshot.apply(self.snapshot.version, self._changes(after))
             return Written(self._quota_set(entity, before), self._quota_set(entity, after))
 
         return await self._in_turn(write)
 
-    async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do what changes the snapshot, one after the other; a turn ends when its work does, however late."""
+    async def _in_turn(self, work: Callable[[float], Coroutine[Any, Any, T]]) -> T:
+        """Do what changes the snapshot, one after the other; a turn ends when its work does, however late.
+
+        The wait for the turn is part of the time that an answer may take; the work is told when that ends.
+        """
+        until = _deadline()
         try:
-            async with asyncio.timeout(sql.ANSWER_S):
+            async with asyncio.timeout_at(until):
                 await self._turn.acquire()
         except TimeoutError as error:
-            raise CatalogAway(f"the catalog did not answer within {sql.ANSWER_S:g} s") from error
-        return await _within(work(), ended=lambda _: self._turn.release())
+            raise _late() from error
+        return await _within(work(until), until, ended=lambda _: self._turn.release())
 
     def _row(
         self,
@@ -242,7 +246,7 @@ class Catalog:
         while True:
             await asyncio.sleep(POLL_S)
             try:
-                await self._in_turn(self._catch_up)
+                await self._in_turn(lambda _: self._catch_up())
             except Exception as error:  # noqa: BLE001 - a follower that dies would go unnoticed
                 if self.reachable:
                     log.warning("catalog out of reach", catalog=self._sql.name, error=str(error))
@@ -319,16 +323,27 @@ def fingerprint(secret: bytes) -> str:
     return sha256(b"quotagate" + secret).hexdigest()
 
 
-async def _within(work: Coroutine[Any, Any, T], ended: Callable[[object], object] = lambda _: None) -> T:
-    """Await an answer of the database for so long.
+def _deadline() -> float:
+    """When an answer that is asked for now has taken too long, by the event loop's clock."""
+    return asyncio.get_running_loop().time() + sql.ANSWER_S
+
+
+def _late() -> CatalogAway:
+    return CatalogAway(f"the catalog did not answer within {sql.ANSWER_S:g} s")
+
+
+async def _within(
+    work: Coroutine[Any, Any, T], until: float, ended: Callable[[object], object] = lambda _: None
+) -> T:
+    """Await an answer of the database until then.
 
     Work that takes longer is left behind, not cancelled: a cancelled statement may keep its lock for ever. It
     ends by the database's own timeouts, and a write that ends too late is not committed.
     """
     task = asyncio.ensure_future(work)
     task.add_done_callback(ended)
-    done, _ = await asyncio.wait({task}, timeout=sql.ANSWER_S)
+    done, _ = await asyncio.wait({task}, timeout=until - asyncio.get_running_loop().time())
     if not done:
         task.add_done_callback(lambda late: late.cancelled() or late.exception())
-        raise CatalogAway(f"the catalog did not answer within {sql.ANSWER_S:g} s")
+        raise _late()
     return task.result()

@@ -103,7 +103,7 @@ class Sql:
         """
         offered = given or made
         nothing_yet = STATE.c.hash_secret_fingerprint.is_(None)
-        async with self._writing() as connection:
+        async with self._writing(_now() + ANSWER_S) as connection:
             await connection.execute(
                 update(STATE)
                 .where(nothing_yet)
@@ -134,6 +134,7 @@ class Sql:
         beside: Sequence[str],
         decide: Callable[[Sequence[Row], Sequence[Row], int], Sequence[Row]],
         origin: Origin,
+        until: float,
     ) -> tuple[list[Row], list[Row]]:
         """Change one entity in one transaction: its rows before and after.
 
@@ -142,8 +143,10 @@ class Sql:
             decide: is given the entity's rows, those of the others in their order, and the version that
                 this change makes, and answers with the rows to write; none leaves all as it was. What it
                 raises is raised, and nothing is written.
+            until: when its author is told that it failed, by the event loop's clock; it is made by then or
+                never.
         """
-        async with self._writing() as connection:
+        async with self._writing(until) as connection:
             version = (
                 await connection.execute(
                     update(STATE).values(version=STATE.c.version + 1).returning(STATE.c.version)
@@ -176,14 +179,12 @@ class Sql:
             raise CatalogAway(f"the catalog at {self.name} is out of reach: {_first_line(error)}") from error
 
     @asynccontextmanager
-    async def _writing(self) -> AsyncIterator[AsyncConnection]:
+    async def _writing(self, until: float) -> AsyncIterator[AsyncConnection]:
         """A transaction that commits in time or not at all: by then its author was told that it failed."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + ANSWER_S
         try:
             async with self.engine.begin() as connection:
                 yield connection
-                if clock() > until:
+                if _now() > until:
                     raise TimeoutError(f"no answer within {ANSWER_S:g} s")
         except AWAY as error:
             raise CatalogAway(f"the catalog at {self.name} is out of reach: {_first_line(error)}") from error
@@ -196,13 +197,24 @@ def _sqlite(url: URL) -> AsyncEngine:
 
 
 def _postgresql(url: URL) -> AsyncEngine:
-    """Nothing waits for ever; a connection that died with its server is noticed before it is used."""
+    """Nothing waits for ever; a connection that died with its server is noticed before it is used.
+
+    A host that vanished says nothing at all: its connections are given up, where the kernel would try for a
+    quarter of an hour, and the turn of whoever waits on one with it.
+    """
     connect_args = {
         "connect_timeout": CONNECT_TIMEOUT_S,
+        "tcp_user_timeout": int(ANSWER_S * 1000),
+        "keepalives_idle": CONNECT_TIMEOUT_S,
+        "keepalives_interval": 1,
         "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout={LOCK_TIMEOUT_MS}",
     }
     said = {name: value for name, value in connect_args.items() if name not in url.query}
     return create_async_engine(url, connect_args=said, pool_pre_ping=True)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _rows_of(connection: AsyncConnection, entity: str) -> list[Row]:

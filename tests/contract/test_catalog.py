@@ -465,6 +465,16 @@ async def test_a_frozen_database_is_noticed_and_thaws(mortal: Postgres, monkeypa
     await node.close()
 
 
+async def test_a_host_that_vanishes_is_given_up_by_the_kernel_too(postgres: Postgres):
+    """Without this, 25 s of silence cost 22 s more after it, as retransmissions grow rare; with it, 1 s."""
+    catalog = sql.Sql(postgres.database())
+    async with catalog.engine.connect() as connection:
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        said = driver.info.get_parameters()
+    await catalog.close()
+    assert (said["tcp_user_timeout"], said["keepalives_idle"]) == ("6000", "3")
+
+
 async def test_an_unreachable_database_is_refused_at_the_start():
     began = time.monotonic()
     with pytest.raises(CatalogAway, match="out of reach") as caught:
