@@ -1,0 +1,149 @@
+"""A node that has counted everything there is to count, and the expressions that are asked about it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import stores
+from tests.deploy.files import ROOT
+from tests.service import Service, eventually, running
+
+DASHBOARD: Final = ROOT / "examples/grafana/quotagate.json"
+ALERTS: Final = ROOT / "examples/prometheus/alerts.yml"
+
+ADDED_BY_PROMETHEUS: Final = {"job", "instance"}
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A node, and its store, which can be made to hang."""
+
+    node: Service
+    store: stores.Server
+
+    def load(self) -> None:
+        """Ask whatever moves a metric while the store is there."""
+        asks: list[dict[str, Any]] = [
+            {"principal": "alice", "usage": {"requests": 50}},
+            {"principal": "alice", "usage": {"mutations": 5}},
+            {"principal": "alice", "usage": {"producer_ids": [1, 2, 3, 4]}},
+            {"principal": "alice", "usage": {"producer_ids": [1, 2, 3]}},
+            {"principal": "alice", "usage": {"produce_bytes": 10**6}},
+            {"principal": "alice", "usage": {"requests": 1}, "cluster_action": True},
+            {"usage": {"connections": 1}, "ip": "10.0.0.7"},
+            {"usage": {"connections": 50}, "broker": "1", "listener": "EXTERNAL"},
+            {"usage": {"requests": 1}},
+        ]
+        self.node.batch(asks)
+
+    def load_without_the_store(self) -> None:
+        """Ask while the store hangs, until the circuit opens; then let it go on."""
+        self.store.hold()
+        try:
+            assert self.node.ask(principal="alice", usage={"requests": 1})["source"] == "fallback"
+            eventually(lambda: self.circuit_is_open() == 1)
+        finally:
+            self.store.go_on()
+        eventually(lambda: self.circuit_is_open() == 0)
+
+    def text(self) -> str:
+        """What a scrape is given."""
+        answer = self.node.http.get("/metrics")
+        assert answer.is_success, answer.text
+        return answer.text
+
+    def circuit_is_open(self) -> float:
+        found: float = next(s.value for s in samples(self.text()) if s.name == "quotagate_store_circuit_open")
+        return found
+
+
+@contextmanager
+def watched() -> Iterator[Watched]:
+    """A node that has counted some of everything; its store may evict, so that this fault is shown too."""
+    with (
+        stores.server("valkey", "--maxmemory-policy", "allkeys-lru") as store,
+        running(store_url=store.url, environment={"QUOTAGATE_STORE_BUDGET_MS": "1000"}) as node,
+    ):
+        tokens = {"limit": 1, "algorithm": "token_bucket", "burst": 5}
+        shadow = {"limit": 1, "shadow": True}
+        node.put(
+            "user=*",
+            request_rate=1,
+            controller_mutation_rate=tokens,
+            producer_ids_rate=3,
+            producer_byte_rate=shadow,
+        )
+        node.put("ip=*", connection_creation_rate=1)
+        for type_ in ("broker", "listener"):
+            node.put(f"{type_}=*", max_connection_creation_rate=1)
+        found = Watched(node, store)
+        found.load()
+        found.load()
+        found.load_without_the_store()
+        yield found
+
+
+def samples(text: str) -> Iterator[Any]:
+    """Every sample of a scrape."""
+    for family in text_string_to_metric_families(text):
+        yield from family.samples
+
+
+def labels_of(text: str) -> dict[str, set[str]]:
+    """The label names of each series that a scrape shows."""
+    found: dict[str, set[str]] = {}
+    for sample in samples(text):
+        found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    """The dashboard's panels, without its headings."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def dashboard_expressions() -> dict[str, str]:
+    """Every expression of the dashboard by its place, with Grafana's variables filled in."""
+    filled = {"$__rate_interval": "10s", "$instance": ".*", "$quota": ".*"}
+    found = {}
+    for panel in panels():
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for variable, value in filled.items():
+                expression = expression.replace(variable, value)
+            assert "$" not in expression, expression
+            found[f"{panel['title']} {target['refId']}"] = expression
+    return found
+
+
+def alert_expressions() -> dict[str, str]:
+    """Every expression of the alerts, by name."""
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+_SERIES: Final = re.compile(r"\b(quotagate_\w+)(?:\{([^}]*)\})?")
+_GROUPING: Final = re.compile(r"\b(?:by|on|ignoring|without)\s*\(([^)]*)\)")
+
+
+def strangers(expression: str, known: dict[str, set[str]]) -> list[str]:
+    """The metrics and labels of an expression that no scrape has."""
+    found, allowed = [], {"le", *ADDED_BY_PROMETHEUS}
+    for name, matchers in _SERIES.findall(expression):
+        if name not in known:
+            found.append(name)
+            continue
+        allowed |= known[name]
+        named = re.findall(r"(\w+)\s*[=!]~?", matchers)
+        found += [f"{name}{{{label}}}" for label in named if label not in known[name] | ADDED_BY_PROMETHEUS]
+    groups = [label.strip() for labels in _GROUPING.findall(expression) for label in labels.split(",")]
+    return found + [label for label in groups if label and label not in allowed]
