@@ -83,7 +83,7 @@ def test_its_parts_fit_together():
         ("valkey: {condition", "redis: {condition", "api depends on redis"),
         ("networks: [watch]", "networks: [watched]", "prometheus is in network watched"),
         ('"valkey:/data"', '"valkeys:/data"', "valkey mounts volume valkeys"),
-        ("compose/nginx.conf", "compose/nginx.cnf", "nginx mounts ./examples/compose/nginx.cnf"),
+        ("./examples/compose", "./examples/composed", "nginx mounts ./examples/composed/nginx.conf"),
         (
             "command: [quotagate, migrate]",
             "restart: always",
@@ -135,6 +135,7 @@ def test_the_commands_that_it_shows_make_the_secrets(tmp_path):
     assert len(set(made.values())) == len(made)
     assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in made.values())
     assert rest == ""
+    assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
 
 
 @pytest.fixture
