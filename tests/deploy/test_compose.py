@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from app.run import settings
+from app.run.serve import FINISH_WITHIN_S
 from tests.deploy.files import COMPOSE, ROOT, SECRETS, Missing, compose, image_command, image_environment
 
 BIN = Path(sys.prefix) / "bin"
@@ -182,8 +183,6 @@ def test_its_commands_exist(name):
 
 
 def test_a_stop_leaves_the_time_that_the_api_takes_to_finish():
-    from app.run.serve import FINISH_WITHIN_S  # noqa: PLC0415
-
     grace = compose()["services"]["api"]["stop_grace_period"]
     assert int(grace.removesuffix("s")) > FINISH_WITHIN_S
 

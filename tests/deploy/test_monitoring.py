@@ -45,6 +45,12 @@ def seen() -> Iterator[Watched]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def scrape(seen: Watched) -> str:
+    """What it showed when it had just counted; gauges of what is quiet go after two minutes."""
+    return seen.text()
+
+
 def promtool(*words: str | Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
     command: list[str | Path] = [need("promtool"), *words]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -53,9 +59,9 @@ def promtool(*words: str | Path, text: str | None = None) -> subprocess.Complete
 # What a node shows
 
 
-def test_the_node_has_shown_every_metric_that_there_is(seen):
+def test_the_node_has_shown_every_metric_that_there_is(scrape):
     """Otherwise the tests below would show less than they say."""
-    shown = labels_of(seen.text())
+    shown = labels_of(scrape)
     for family in Exposition(Counts()).collect():
         name = {"counter": f"{family.name}_total", "histogram": f"{family.name}_bucket"}.get(
             family.type, family.name
@@ -63,15 +69,15 @@ def test_the_node_has_shown_every_metric_that_there_is(seen):
         assert name in shown, f"{name} has no sample"
 
 
-def test_prometheus_has_nothing_to_say_about_the_metrics(seen):
-    checked = promtool("check", "metrics", text=seen.text())
+def test_prometheus_has_nothing_to_say_about_the_metrics(scrape):
+    checked = promtool("check", "metrics", text=scrape)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("place", [*dashboard_expressions(), *alert_expressions()])
-def test_an_expression_asks_for_metrics_and_labels_that_are_there(place, seen):
+def test_an_expression_asks_for_metrics_and_labels_that_are_there(place, scrape):
     expression = {**dashboard_expressions(), **alert_expressions()}[place]
-    assert strangers(expression, labels_of(seen.text())) == []
+    assert strangers(expression, labels_of(scrape)) == []
 
 
 @pytest.mark.parametrize(
@@ -82,13 +88,13 @@ def test_an_expression_asks_for_metrics_and_labels_that_are_there(place, seen):
         ("sum by (quota, user) (quotagate_rate)", ["user"]),
     ],
 )
-def test_a_metric_or_a_label_that_is_not_there_is_found(expression, unknown, seen):
-    assert strangers(expression, labels_of(seen.text())) == unknown
+def test_a_metric_or_a_label_that_is_not_there_is_found(expression, unknown, scrape):
+    assert strangers(expression, labels_of(scrape)) == unknown
 
 
-def test_the_dashboard_shows_every_metric(seen):
+def test_the_dashboard_shows_every_metric(scrape):
     asked = " ".join(dashboard_expressions().values())
-    families = {re.sub("_(bucket|sum|count)$", "", name) for name in labels_of(seen.text())}
+    families = {re.sub("_(bucket|sum|count)$", "", name) for name in labels_of(scrape)}
     assert {name for name in families if not re.search(rf"\b{name}(_bucket)?\b", asked)} == set()
 
 
