@@ -48,8 +48,8 @@ def policy(quota: Quota) -> tuple[int, int]:
 
 
 def retry_after_s(decision: Decision) -> int:
-    """The seconds after which a throttled request may be tried again, rounded up; else 0."""
-    return -(-decision.throttle_ms // 1000) if decision.decision == "throttle" else 0
+    """The seconds after which a throttled request may be tried again, rounded up; 0 for every other one."""
+    return -(-decision.throttle_ms // 1000)
 
 
 def _whole(amount: float) -> int:
