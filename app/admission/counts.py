@@ -49,6 +49,7 @@ class Gauge(Struct):
         at: when it was touched last, by the host's monotonic clock, which its processes share.
         activity: how often it was touched, halved every half-life.
         throttled, throttles: the sum in seconds and the number of throttle times above 0, halved likewise.
+        throttled_at: when the last of them was.
     """
 
     at: float = 0.0
@@ -56,6 +57,7 @@ class Gauge(Struct):
     value: float | None = None
     throttled: float = 0.0
     throttles: float = 0.0
+    throttled_at: float = 0.0
 
     def add(self, other: Gauge) -> None:
         """Take in what another process knows: a value is the whole bucket's, so the newest one counts."""
@@ -64,6 +66,7 @@ class Gauge(Struct):
         self.activity += other.activity
         self.throttled += other.throttled
         self.throttles += other.throttles
+        self.throttled_at = max(self.throttled_at, other.throttled_at)
 
 
 Gauges = dict[Labels, Gauge]
@@ -76,6 +79,7 @@ class Counts(Struct):
         examined_at: when it examined its store last, by the host's monotonic clock.
         stores_away: 1 while its circuit is open; of several processes, how many have it open.
         store_faults: what was wrong with the store's set-up then.
+        catalogs_away: 1 while it does not reach its catalog; of several processes, how many do not.
     """
 
     decisions: dict[Labels, float] = field(default_factory=dict)
@@ -98,6 +102,7 @@ class Counts(Struct):
     examined_at: float = 0.0
     stores_away: int = 0
     store_faults: set[str] = field(default_factory=set)
+    catalogs_away: int = 0
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:
@@ -114,6 +119,7 @@ class Counts(Struct):
         self.exempt += other.exempt
         self.corrections += other.corrections
         self.stores_away += other.stores_away
+        self.catalogs_away += other.catalogs_away
         self.store_faults |= other.store_faults
         self.decision_seconds.add(other.decision_seconds)
         self.store_seconds.add(other.store_seconds)
@@ -123,6 +129,7 @@ class Counts(Struct):
 
 
 def touch(gauges: Gauges, labels: Labels, now: float, value: float | None, throttled: float = 0.0) -> None:
+    """Note a value, where there is one, and a throttle time above 0; forgets the idle ones when too many."""
     gauge = gauges.get(labels)
     if gauge is None:
         if len(gauges) >= KEPT:
@@ -136,16 +143,20 @@ def touch(gauges: Gauges, labels: Labels, now: float, value: float | None, throt
     if throttled:
         gauge.throttled += throttled
         gauge.throttles += 1
+        gauge.throttled_at = now
 
 
 def by_activity(gauges: Gauges) -> list[Labels]:
+    """The label sets, the most active first."""
     return sorted(gauges, key=lambda labels: gauges[labels].activity, reverse=True)
 
 
 def take_in(known: Gauges, more: Gauges) -> None:
+    """Add gauges to others; those taken over as new are copies."""
     for labels, gauge in more.items():
         known.setdefault(labels, Gauge()).add(gauge)
 
 
 def bounded(counter: dict[Labels, float], labels: Labels) -> Labels:
+    """The label set to count under: its own, or ``other`` when there are too many."""
     return labels if labels in counter or len(counter) < SHOWN else (OTHER,)

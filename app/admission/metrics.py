@@ -30,7 +30,7 @@ from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREA
 HALF_LIFE_S: Final = 30.0
 """Activity, and the weight of old throttle times in their mean, halve this often."""
 QUIET_S: Final = 120.0
-"""What nothing touched for so long is gone."""
+"""What nothing touched for so long is gone, and so is a mean without a throttle time for so long."""
 STANDING_S: Final = 15.0
 """A process that has not examined its store for so long is gone: how the store was says nothing any more."""
 WRITE_EVERY_S: Final = 1.0
@@ -53,10 +53,17 @@ class Metrics:
         folder: where the processes of one deployment on one host leave their counts for each other; emptied
             by whoever starts them. None if there is only one.
         clock: the host's monotonic clock, in seconds.
+        catalog_away: says whether the catalog is out of reach.
     """
 
-    def __init__(self, folder: Path | None = None, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        clock: Callable[[], float] = monotonic,
+        catalog_away: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._counts = Counts()
+        self._catalog_away = catalog_away
         self._clock = clock
         self._halve_at = clock() + HALF_LIFE_S
         self._file = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.counts"
@@ -147,6 +154,7 @@ class Metrics:
 
     async def text(self) -> bytes:
         """Every metric, summed over the processes, as Prometheus reads it; put together beside the loop."""
+        self._counts.catalogs_away = int(self._catalog_away())
         total = Counts()
         total.add(self._counts)
         return await asyncio.to_thread(self._rendered, total)
@@ -154,6 +162,7 @@ class Metrics:
     def write(self) -> None:
         """Leave the counts for the other processes."""
         if self._file is not None:
+            self._counts.catalogs_away = int(self._catalog_away())
             fresh = self._file.with_suffix(".new")
             fresh.write_bytes(msgpack.encode(self._counts))
             fresh.replace(self._file)
@@ -186,12 +195,15 @@ class Metrics:
                 if file != self._file:
                     its = msgpack.decode(file.read_bytes(), type=Counts)
                     if its.examined_at < now - STANDING_S:
-                        its.stores_away, its.store_faults = 0, set()
+                        its.stores_away, its.store_faults, its.catalogs_away = 0, set(), 0
                     total.add(its)
         quiet = now - QUIET_S
         for gauges in total.gauges:
             for labels in [labels for labels, gauge in gauges.items() if gauge.at < quiet]:
                 del gauges[labels]
+            for gauge in gauges.values():
+                if gauge.throttled_at < quiet:
+                    gauge.throttled = gauge.throttles = 0.0
         registry = CollectorRegistry()
         registry.register(Exposition(total))
         return generate_latest(registry)

@@ -69,7 +69,7 @@ def build(
         max_ids=settings.max_ids_per_principal,
         timeout_s=max(CALL_TIMEOUT_S, 2 * budget_s),
     )
-    metrics = Metrics(counts)
+    metrics = Metrics(counts, catalog_away=lambda: not catalog.reachable)
     admission = Admission(
         store,
         lambda: catalog.snapshot,

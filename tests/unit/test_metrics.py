@@ -163,6 +163,15 @@ def test_old_throttle_times_weigh_less(metrics: Metrics, clock: Clock):
     assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") == 3.0
 
 
+def test_a_mean_ends_with_the_throttles(metrics: Metrics, clock: Clock):
+    count(metrics, verdict(outcome="delay", throttle_ms=1000))
+    for _ in range(13):
+        clock.now += QUIET_S / 12
+        count(metrics, verdict())
+    assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") is None
+    assert value(metrics, "rate", quota="request_rate", entity="user=alice") == 5
+
+
 def test_peeks_are_no_throttles(metrics: Metrics):
     count(metrics, verdict(outcome="delay", throttle_ms=9), ask=Ask(usage={"requests": 1}, mode="peek"))
     assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") is None
@@ -298,6 +307,14 @@ def test_the_store_as_it_stands(metrics: Metrics):
     metrics.store_is(away=False, faults=[])
     assert value(metrics, "store_circuit_open") == 0
     assert value(metrics, "store_faults", fault="maxmemory_policy") is None
+
+
+def test_a_catalog_out_of_reach(clock: Clock):
+    away = [True]
+    metrics = Metrics(clock=clock, catalog_away=lambda: away[0])
+    assert value(metrics, "catalog_away") == 1
+    away[0] = False
+    assert value(metrics, "catalog_away") == 0
 
 
 def test_a_dead_process_says_nothing_of_the_store(tmp_path: Path, clock: Clock):
