@@ -1,0 +1,35 @@
+"""What KIP-612 has an acceptor do with each answer, and what is no answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from examples.connections.proxy import Step, next_step
+
+
+@pytest.mark.parametrize(
+    ("decision", "throttle_ms", "rechecked", "step"),
+    [
+        ("admit", 0, False, Step("pipe", "admitted")),
+        ("admit", 0, True, Step("pipe", "admitted")),
+        ("delay", 250, False, Step("pipe", "delayed", 250)),
+        ("delay", 60_000, True, Step("pipe", "delayed", 60_000)),
+        ("throttle", 250, False, Step("hold", "throttled", 250)),
+        ("throttle", 1_001, False, Step("hold", "throttled", 1_000)),
+        ("throttle", 250, True, Step("close", "rejected")),
+        ("reject", 0, False, Step("close", "rejected")),
+        ("reject", 0, True, Step("close", "rejected")),
+    ],
+)
+def test_each_answer_has_its_step(decision, throttle_ms, rechecked, step) -> None:
+    """A delay is as long as it says, a hold is never above a second, and nothing is held twice."""
+    assert next_step(decision, throttle_ms, rechecked=rechecked) == step
+
+
+@pytest.mark.parametrize(
+    ("decision", "throttle_ms"),
+    [("allow", 0), (None, 0), ("delay", -1), ("delay", 1.5), ("delay", "1"), ("throttle", None)],
+)
+def test_what_is_no_answer_is_refused(decision, throttle_ms) -> None:
+    with pytest.raises(ValueError, match="is "):
+        next_step(decision, throttle_ms, rechecked=False)
