@@ -19,6 +19,8 @@ Permission = Literal["decide", "account", "read", "write", "admin"]
 EVERYTHING: Final[frozenset[Permission]] = frozenset(get_args(Permission))
 OPEN: Final[frozenset[Permission]] = frozenset({"decide"})
 NOTHING: Final[frozenset[Permission]] = frozenset()
+ADMIN: Final = "admin"
+"""What the history calls whoever sends the admin key."""
 CHALLENGE: Final = 'Bearer realm="quotagate"'
 REMEMBERED_ADDRESSES: Final = 4096
 
@@ -68,6 +70,15 @@ class Access:
         self.granted(scope)
         if not _credentials(scope):
             raise _key_needed("a key")
+
+    def who(self, scope: Scope) -> str:
+        """Who sends a request: ``admin`` with the admin key, else the name of the key.
+
+        Raises:
+            Problem: 401 without a valid key.
+        """
+        self.require_key(scope)
+        return ADMIN
 
     def _with_key(self, sent: list[bytes]) -> frozenset[Permission]:
         scheme, _, key = sent[0].partition(b" ")

@@ -88,6 +88,14 @@ def test_without_a_key_more_is_401_and_with_one_that_lacks_it_403(access: Access
     assert 'error="insufficient_scope", scope="console"' in problem.headers["WWW-Authenticate"]
 
 
+def test_who_asks_has_a_name_for_the_history(access: Access):
+    assert access.who(scope("127.0.0.1", KEY)) == "admin"
+    for nobody in (scope(), scope("127.0.0.1", "Bearer x")):
+        with pytest.raises(Problem) as raised:
+            access.who(nobody)
+        assert raised.value.status == 401
+
+
 # The paths of a node
 
 OPEN_PATHS = ["/health/live", "/health/ready", "/openapi.json", "/docs", "/redoc"]
