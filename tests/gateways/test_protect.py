@@ -127,9 +127,10 @@ def test_an_ipv6_address_is_limited(gateway: Gateway, limit: Limit):
 
 def test_forged_headers_and_queries_have_no_effect(gateway: Gateway, limit: Limit):
     kind = gateway.kind
-    for entity in (f"ip={FORGED}", "client-id=forged", kind.entity("bob")):
+    alice = kind.entity("alice")
+    for entity in (f"ip={FORGED}", f"{alice},client-id=forged", kind.entity("bob")):
         limit(entity, 0)
-    limit(kind.entity("alice"), burst(2))
+    limit(alice, burst(2))
     forged = [
         ("X-Quotagate-Principal", kind.principal.format("bob")),
         ("x-quotagate-principal", ""),
@@ -141,6 +142,8 @@ def test_forged_headers_and_queries_have_no_effect(gateway: Gateway, limit: Limi
         ("Forwarded", f"for={FORGED}"),
         ("RateLimit", '"forged";r=9;t=9'),
         ("X-Throttle-Ms", "9"),
+        # a header that Connection names goes no further than the first proxy (RFC 9110, 7.6.1)
+        ("Connection", "close, X-Quotagate-Principal, X-Quotagate-IP"),
     ]
     path = "/?requests=0&produce_bytes=0&deny_status=403&listener=forged"
     first, *more = [gateway.ask("alice", path, headers=forged) for _ in range(3)]
@@ -157,6 +160,11 @@ def test_hops_that_a_client_names_are_not_believed(gateway: Gateway, limit: Limi
     assert answer.status_code == 200
     assert seen(answer)["headers"]["x-forwarded-for"].endswith("127.0.0.2")
     assert is_throttled(gateway.ask("alice", source="127.0.0.2", headers=hops))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_the_site_is_told_the_address_once(gateway: Gateway, address: str):
+    assert seen(gateway.ask("alice", source=address))["headers"]["x-forwarded-for"] == address
 
 
 def test_credentials_are_the_sites_and_never_taken_for_a_key(gateway: Gateway, limit: Limit):
@@ -218,18 +226,27 @@ def test_a_large_body_reaches_the_site_whole(gateway: Gateway, limit: Limit):
     assert is_throttled(gateway.ask("alice", method="POST", content=content))
 
 
+def test_a_site_that_is_down_is_no_outage_of_quotagate(kind: Kind, node: Service):
+    closed = {kind.open_line: kind.closed_line}
+    with gateways.running(kind, node.address[1], gateways.free_port(), kind.patience, closed) as gateway:
+        answer = gateway.ask("alice", method="POST", content=b"posted")
+        assert answer.status_code == (503 if kind.name == "envoy" else 502)
+        assert "uota" not in answer.text
+
+
 # The line to Quotagate
 
 
-def test_checks_share_connections(gateway: Gateway, node: Service):
+def test_checks_share_a_connection(kind: Kind, node: Service, site: int):
     _, port = node.address
-    before = connections_to(port)
-    gateway.ask("alice")
-    kept = connections_to(port)
-    for _ in range(10):
-        assert gateway.ask("alice").status_code == 200
-    assert connections_to(port) == kept
-    assert kept == before or len(kept - before) == 1
+    others = connections_to(port)
+    with gateways.running(kind, port, site, kind.patience) as gateway:
+        gateway.ask("alice")
+        kept = connections_to(port) - others
+        assert len(kept) == 1
+        for _ in range(10):
+            assert gateway.ask("alice").status_code == 200
+        assert connections_to(port) - others == kept
 
 
 def connections_to(port: int) -> set[str]:
