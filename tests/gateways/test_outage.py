@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.gateways import gateway as gateways
-from tests.gateways.gateway import KINDS, Gateway
+from tests.gateways.gateway import KINDS, Gateway, Kind
 from tests.gateways.test_protect import burst, seen
 from tests.service import Service, eventually, running
 
@@ -105,6 +105,24 @@ def test_hung(outlet: Outlet, fragile_node: Service):
 def test_gone(outlet: Outlet, gone: None):
     follows_its_line(outlet)
     follows_its_line(outlet, b"posted" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_open", "met"),
+    [(500, True, {200}), (503, False, {503}), (404, True, {404, 503})],
+    ids=["500-open", "503-closed", "404-open"],
+)
+def test_answers_that_are_no_decision(kind: Kind, site: int, status: int, is_open: bool, met: set[int]):
+    """A 5xx is an outage; anything else, here the site asked in Quotagate's place, is no open door."""
+    changes = {
+        "/v1/check": f"/status/{status}",
+        kind.open_line: kind.open_line if is_open else kind.closed_line,
+    }
+    with gateways.running(kind, site, site, kind.patience, changes) as gateway:
+        answer = ask(gateway, "alice")
+        assert answer.status_code in met
+        if answer.status_code == 200:
+            assert seen(answer)["path"] == "/"
 
 
 def test_nobody_comes_in_without_a_name_even_then(outlet: Outlet, gone: None):
