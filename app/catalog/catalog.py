@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from secrets import token_bytes
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal
 
 import structlog
 
-from app.catalog import schema, sql
+from app.catalog import schema
 from app.catalog.port import EVERYTHING, CatalogAway, QuotaSource, Row
 from app.catalog.snapshot import Change, Snapshot
 from app.catalog.sql import Origin, Secret, Sql
+from app.catalog.turns import Turns, deadline, within
 from app.domain.entity import Entity
 from app.domain.ladder import broader
 from app.domain.quota import KEYS, Defaults, Quota
 from app.domain.quota_value import Definition, alter, check_all, resolve
 
-T = TypeVar("T")
 Edit = Callable[[Mapping[str, Definition]], Mapping[str, Definition | None]]
 """From what an entity has to the keys that change; None takes one away."""
 
@@ -101,8 +101,13 @@ class Catalog:
         self._given = hash_secret
         self._sql = Sql(database_url)
         self._source: QuotaSource = self._sql
-        self._turn = asyncio.Lock()
+        self._in_turn = Turns().take
         self._follower: asyncio.Task[None] | None = None
+
+    @property
+    def database(self) -> Sql:
+        """Where it is kept, for what else is kept there."""
+        return self._sql
 
     async def open(self) -> None:
         """Agree on the hash secret, load every quota and begin to follow.
@@ -113,8 +118,8 @@ class Catalog:
             SecretRefused: the secret is not the one that its filters were made with.
         """
         try:
-            schema.check(await _within(self._sql.revision(), _deadline()))
-            self.hash_secret = await _within(self._agree(), _deadline())
+            schema.check(await within(self._sql.revision(), deadline()))
+            self.hash_secret = await within(self._agree(), deadline())
             await self._in_turn(lambda _: self._catch_up())
         except BaseException:
             await self._sql.close()
@@ -135,7 +140,7 @@ class Catalog:
         Raises:
             CatalogAway: the database cannot be reached.
         """
-        return self._quota_set(entity, await _within(self._sql.of_entity(str(entity)), _deadline()))
+        return self._quota_set(entity, await within(self._sql.of_entity(str(entity)), deadline()))
 
     async def put(
         self, entity: Entity, values: Mapping[str, object], origin: Origin, conditions: Conditions = ALWAYS
@@ -203,19 +208,6 @@ class Catalog:
             return Written(self._quota_set(entity, before), self._quota_set(entity, after))
 
         return await self._in_turn(write)
-
-    async def _in_turn(self, work: Callable[[float], Coroutine[Any, Any, T]]) -> T:
-        """Do what changes the snapshot, one after the other; a turn ends when its work does, however late.
-
-        The wait for the turn is part of the time that an answer may take; the work is told when that ends.
-        """
-        until = _deadline()
-        try:
-            async with asyncio.timeout_at(until):
-                await self._turn.acquire()
-        except TimeoutError as error:
-            raise _late() from error
-        return await _within(work(until), until, ended=lambda _: self._turn.release())
 
     def _row(
         self,
@@ -321,29 +313,3 @@ class Catalog:
 def fingerprint(secret: bytes) -> str:
     """What the catalog keeps of a secret that is given by a setting."""
     return sha256(b"quotagate" + secret).hexdigest()
-
-
-def _deadline() -> float:
-    """When an answer that is asked for now has taken too long, by the event loop's clock."""
-    return asyncio.get_running_loop().time() + sql.ANSWER_S
-
-
-def _late() -> CatalogAway:
-    return CatalogAway(f"the catalog did not answer within {sql.ANSWER_S:g} s")
-
-
-async def _within(
-    work: Coroutine[Any, Any, T], until: float, ended: Callable[[object], object] = lambda _: None
-) -> T:
-    """Await an answer of the database until then.
-
-    Work that takes longer is left behind, not cancelled: a cancelled statement may keep its lock for ever. It
-    ends by the database's own timeouts, and a write that ends too late is not committed.
-    """
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(ended)
-    done, _ = await asyncio.wait({task}, timeout=until - asyncio.get_running_loop().time())
-    if not done:
-        task.add_done_callback(lambda late: late.cancelled() or late.exception())
-        raise _late()
-    return task.result()

@@ -90,7 +90,7 @@ class Sql:
         """The schema's revision; None when nothing was ever migrated, and SQLite's file is then not made."""
         if not self._is_there():
             return None
-        async with self._reading() as connection:
+        async with self.reading() as connection:
             if not await connection.run_sync(lambda sync: inspect(sync).has_table(_REVISIONS.name)):
                 return None
             revision: str | None = await connection.scalar(select(_REVISIONS.c.version_num))
@@ -103,7 +103,7 @@ class Sql:
         """
         offered = given or made
         nothing_yet = STATE.c.hash_secret_fingerprint.is_(None)
-        async with self._writing(_now() + ANSWER_S) as connection:
+        async with self.writing(_now() + ANSWER_S) as connection:
             await connection.execute(
                 update(STATE)
                 .where(nothing_yet)
@@ -119,13 +119,13 @@ class Sql:
         query = select(STATE.c.version.label("now"), QUOTAS).select_from(
             STATE.outerjoin(QUOTAS, QUOTAS.c.version > since)
         )
-        async with self._reading() as connection:
+        async with self.reading() as connection:
             found = (await connection.execute(query)).mappings().all()
         return Changes(found[0]["now"], [_row(row) for row in found if row["quota"] is not None])
 
     async def of_entity(self, entity: str) -> list[Row]:
         """Every row of one entity, tombstones too."""
-        async with self._reading() as connection:
+        async with self.reading() as connection:
             return await _rows_of(connection, entity)
 
     async def write(
@@ -146,7 +146,7 @@ class Sql:
             until: when its author is told that it failed, by the event loop's clock; it is made by then or
                 never.
         """
-        async with self._writing(until) as connection:
+        async with self.writing(until) as connection:
             version = (
                 await connection.execute(
                     update(STATE).values(version=STATE.c.version + 1).returning(STATE.c.version)
@@ -171,7 +171,8 @@ class Sql:
         return url.get_backend_name() != "sqlite" or Path(url.database or "").exists()
 
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """A connection to read by."""
         try:
             async with self.engine.connect() as connection:
                 yield connection
@@ -179,7 +180,7 @@ class Sql:
             raise CatalogAway(f"the catalog at {self.name} is out of reach: {_first_line(error)}") from error
 
     @asynccontextmanager
-    async def _writing(self, until: float) -> AsyncIterator[AsyncConnection]:
+    async def writing(self, until: float) -> AsyncIterator[AsyncConnection]:
         """A transaction that commits in time or not at all: by then its author was told that it failed."""
         try:
             async with self.engine.begin() as connection:
