@@ -3,7 +3,7 @@
 # is started, and root is not needed. `tests.tools.need` finds them there.
 set -eu
 
-packages="redis-server libfaketime nginx caddy prometheus"
+packages="redis-server libfaketime nginx caddy prometheus openssl"
 
 cd "$(dirname "$0")/.."
 home="$PWD/.tools/debian"

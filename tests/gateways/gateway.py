@@ -211,8 +211,9 @@ def configure(kind: Kind, folder: Path, *changes: Mapping[str, str]) -> None:
 
 def certificates(folder: Path) -> None:
     """An authority, a gateway's certificate and two people's, made by the example's own script."""
-    need("openssl")
-    subprocess.run(["sh", EXAMPLES / "envoy" / "certificates.sh", folder], check=True, capture_output=True)
+    path = f"{need('openssl').parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["sh", EXAMPLES / "envoy" / "certificates.sh", folder]
+    subprocess.run(command, env={**os.environ, "PATH": path}, check=True, capture_output=True)
 
 
 def placed(changes: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, str]:
