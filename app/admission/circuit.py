@@ -85,6 +85,20 @@ class Circuit:
         finally:
             self._counted.called(len(plans), loop.time() - began)
 
+    async def forget(self, keys: Sequence[bytes]) -> None:
+        """Remove the buckets of these keys, all of them or none.
+
+        Raises:
+            StoreError: the call failed, or none was made as the circuit is open.
+        """
+        if self.error is not None:
+            raise self.error
+        try:
+            await self._store.forget(keys)
+        except StoreError as error:
+            self._opens(error)
+            raise
+
     async def _watch(self) -> None:
         failures = 0
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -44,6 +45,17 @@ class EntityError(ValueError):
     """An entity that cannot be; its text says why and what would be right."""
 
 
+def read_name(type_: str, spelled: str) -> Name:
+    """The name that is spelled; a bare ``*`` is the default.
+
+    Raises:
+        EntityError: it is empty, over-long, wrongly escaped, or an ``ip`` that is no address.
+    """
+    if not spelled:
+        raise EntityError(f"empty name for {type_}: write {type_}=NAME, or {type_}=* for the default")
+    return ANY if spelled == "*" else _checked_name(type_, decode_name(type_, spelled))
+
+
 @dataclass(frozen=True, slots=True)
 class Entity:
     """One entity: (type, name) pairs in canonical order.
@@ -69,8 +81,11 @@ class Entity:
         return cls(tuple((type_, by_type[type_]) for type_ in TYPES if type_ in by_type))
 
     @classmethod
-    def parse(cls, text: str) -> Entity:
+    def parse(cls, text: str, read: Callable[[str, str], Name] = read_name) -> Entity:
         """Read a spelling such as ``user=alice,client-id=%2A``; each name is percent-decoded once.
+
+        Args:
+            read: reads a name of a type; those of buckets are a little different.
 
         Raises:
             EntityError: unknown type, empty or over-long name, a combination that is none,
@@ -81,11 +96,11 @@ class Entity:
             type_, equals, spelled = part.partition("=")
             if type_ not in TYPES:
                 raise EntityError(f"unknown entity type {type_!r}: use one of {', '.join(TYPES)}")
-            if not equals or not spelled:
+            if not equals:
                 raise EntityError(f"empty name for {type_}: write {type_}=NAME, or {type_}=* for the default")
             if type_ in names:
                 raise EntityError(f"{type_} is given twice")
-            names[type_] = ANY if spelled == "*" else _checked_name(type_, _decode(type_, spelled))
+            names[type_] = read(type_, spelled)
         parts = tuple((type_, names[type_]) for type_ in TYPES if type_ in names)
         combination = tuple(type_ for type_, _ in parts)
         if combination not in COMBINATIONS:
@@ -159,7 +174,12 @@ def network_of(address: str, ipv6_prefix: int) -> str:
     return str(ipaddress.ip_network((address, ipv6_prefix), strict=False))
 
 
-def _decode(type_: str, spelled: str) -> str:
+def decode_name(type_: str, spelled: str) -> str:
+    """A name percent-decoded once, not looked at further.
+
+    Raises:
+        EntityError: it is wrongly escaped, or not UTF-8.
+    """
     if _BAD_ESCAPE.search(spelled):
         raise EntityError(f"{type_}: a percent sign is written %25")
     try:

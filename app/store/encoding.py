@@ -17,6 +17,8 @@ _ASK: Final = struct.Struct("<BBdH")
 _QUOTA: Final = struct.Struct("<BBHdddddd")
 _SAID: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
+_LAYER: Final = 4
+"""A live layer in the byte of the clock correction, where it changes no length that a kept answer has."""
 
 _ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
 _MODES: Final = {mode: number for number, mode in enumerate(MODES)}
@@ -80,7 +82,7 @@ def _decode_said(packed: bytes) -> tuple[Said, ...]:
 def _said(
     outcome: int,
     reason: int,
-    correction: int,
+    correction_and_layers: int,
     throttle_ms: float,
     observed: float,
     remaining: float,
@@ -89,6 +91,7 @@ def _said(
     fill: float,
 ) -> Said:
     why = REASONS[reason]
+    layers, correction = divmod(correction_and_layers, _LAYER)
     return Said(
         OUTCOMES[outcome],
         int(throttle_ms),
@@ -99,6 +102,7 @@ def _said(
         largest if why == "too_large" else None,
         int(remembered),
         fill,
+        layers,
     )
 
 

@@ -71,6 +71,7 @@ class Said:
             more than a window, and the bucket moved back with it.
         observed, remaining: the bucket after the ask's effect.
         remembered, fill: of producer ids; 0 otherwise.
+        layers: how many layers of producer ids are live; 0 otherwise.
     """
 
     outcome: Outcome
@@ -82,6 +83,7 @@ class Said:
     largest: float | None
     remembered: int
     fill: float
+    layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,13 @@ class Store(Protocol):
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still be counted.
+        """
+
+    async def forget(self, keys: Sequence[bytes]) -> None:
+        """Remove the buckets of these keys at once: all of them, or on failure all or none.
+
+        Raises:
+            StoreError: no answer, or an error for one; a late call may still remove them.
         """
 
     async def examine(self) -> tuple[Fault, ...]:

@@ -108,6 +108,15 @@ class RedisStore:
         self.now_ms = int(reply[0])
         return [decode_answer(packed) for packed in reply[1:]]
 
+    async def forget(self, keys: Sequence[bytes]) -> None:
+        """Remove the buckets of these keys at once: all of them, or on failure all or none.
+
+        Raises:
+            StoreError: no answer, or an error for one; a late call may still remove them.
+        """
+        if keys:
+            await self._run("DEL", *keys)
+
     async def examine(self) -> tuple[Fault, ...]:
         """Prove that the store decides and takes writes; what is not as it should be all the same.
 

@@ -33,6 +33,9 @@ class InstantStore:
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         return [Answer((ADMIT,)) for _ in plans]
 
+    async def forget(self, keys: Sequence[bytes]) -> None:
+        raise AssertionError(f"nobody empties buckets here, not even {keys}")
+
     async def examine(self) -> tuple[Fault, ...]:
         return ()
 

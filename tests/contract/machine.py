@@ -267,7 +267,7 @@ class Machine(RuleBasedStateMachine):
             self._look_inside(ask, plan, answer, now)
 
     def _look_inside(self, ask: Ask, plan: Plan, answer: Answer, now: int) -> None:
-        """What the wire does not show: ids remembered, and clocks corrected."""
+        """What decisions do not show: ids remembered, live layers, and clocks corrected."""
         self.met["clock back by more than a window"] += any(said.correction == 2 for said in answer.said)
         for charge, said in zip(plan.charges, answer.said, strict=True):
             bucket = self._bucket(charge)
@@ -276,6 +276,9 @@ class Machine(RuleBasedStateMachine):
                 remembered = bucket.state.remembered(at, charge.applied.quota.layers)
                 if said.remembered != remembered:
                     raise Difference(f"{ask}\nstore remembers {said.remembered}, oracle {remembered}")
+                live = bucket.state.live_layers(at, charge.applied.quota.layers)
+                if said.layers != len(live):
+                    raise Difference(f"{ask}\nstore has {said.layers} live layers, oracle {live}")
                 if said.fill != bucket.state.fill():
                     raise Difference(f"{ask}\nstore is filled {said.fill}, oracle {bucket.state.fill()}")
 

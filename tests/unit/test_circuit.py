@@ -22,6 +22,7 @@ class Store:
         self.error: StoreError | None = None
         self.faults: tuple[Fault, ...] = ()
         self.calls = 0
+        self.forgotten: list[bytes] = []
         self.examined: asyncio.Queue[None] = asyncio.Queue()
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
@@ -29,6 +30,11 @@ class Store:
         if self.error is not None:
             raise self.error
         return [Answer(()) for _ in plans]
+
+    async def forget(self, keys: Sequence[bytes]) -> None:
+        self.forgotten += keys
+        if self.error is not None:
+            raise self.error
 
     async def examine(self) -> tuple[Fault, ...]:
         self.examined.put_nowait(None)
@@ -115,6 +121,16 @@ async def test_one_failed_call_opens_it_and_one_good_examination_closes_it(watch
     assert not watched.away()
     assert watched.counted.reasons == ["connection"]
     assert watched.counted.states == [(False, []), (True, []), (False, [])]
+
+
+async def test_buckets_are_forgotten_through_it_while_it_is_closed(watched: Watched):
+    await watched.circuit.forget([b"one", b"two"])
+    watched.store.error = StoreError("connection")
+    for key in (b"three", b"four"):  # the first failure opens it
+        with pytest.raises(StoreError, match="connection"):
+            await watched.circuit.forget([key])
+    assert watched.store.forgotten == [b"one", b"two", b"three"]
+    assert watched.counted.calls == []  # which are of asks
 
 
 async def test_while_it_is_open_no_call_is_made(watched: Watched):

@@ -93,8 +93,8 @@ end
 local function answer_of(parts)
   local said = {}
   for i, part in ipairs(parts) do
-    local observed, remaining, ids, fill = part.algorithm.shows(part)
-    said[i] = pack(SAID, part.outcome, part.reason or 0, part.correction, part.throttle_ms,
+    local observed, remaining, ids, fill, layers = part.algorithm.shows(part)
+    said[i] = pack(SAID, part.outcome, part.reason or 0, part.correction + 4 * (layers or 0), part.throttle_ms,
       observed, remaining, part.largest or 0, ids, fill)
   end
   return table.concat(said)

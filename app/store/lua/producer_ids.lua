@@ -112,12 +112,13 @@ local function remembered_by(part, number)
   return ids
 end
 
+-- How many ids the live layers hold, and how many layers these are.
 local function remembered(part)
-  local ids = 0
+  local ids, layers = 0, 0
   for number = max(part.number - LAYERS + 1, 1), part.number do
-    if is_live(part, number) then ids = ids + remembered_by(part, number) end
+    if is_live(part, number) then ids, layers = ids + remembered_by(part, number), layers + 1 end
   end
-  return ids
+  return ids, layers
 end
 
 local function block_of(s, id)
@@ -435,8 +436,8 @@ function producer_ids.charge(part)
 end
 
 function producer_ids.shows(part)
-  local alive, ids = charged(part), remembered(part)
+  local alive, ids, layers = charged(part), remembered(part)
   local newest, fill = part.segments[#part.segments], 0
   if newest then fill = newest.counts[part.number % LAYERS] / newest.ids end
-  return alive, min(part.limit - alive, max(max_ids - ids, 0)), ids, fill
+  return alive, min(part.limit - alive, max(max_ids - ids, 0)), ids, fill, layers
 end
