@@ -1,0 +1,117 @@
+"""`quotagate decide`: one ask, one decision."""
+# ruff: noqa: D301  a real backspace keeps the lines of examples apart
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from app.run.commands import show
+from app.run.commands.node import connected
+from app.run.commands.show import Out, Output
+from app.run.commands.target import ConfigFile, Key, Url
+
+
+class Mode(enum.StrEnum):
+    """What an ask does."""
+
+    admit = "admit"
+    peek = "peek"
+    record = "record"
+    refund = "refund"
+
+
+class Enforcement(enum.StrEnum):
+    """The one enforcement that an ask may demand."""
+
+    deny = "deny"
+
+
+def decide(
+    principal: Annotated[str | None, typer.Option(help="Who asks.")] = None,
+    client_id: Annotated[str | None, typer.Option(help="Its client-id.")] = None,
+    ip: Annotated[str | None, typer.Option(help="Its address.")] = None,
+    broker: Annotated[str | None, typer.Option(help="The broker that is asked.")] = None,
+    listener: Annotated[str | None, typer.Option(help="The listener that is asked.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Usage: requests.")] = None,
+    request_time_ms: Annotated[float | None, typer.Option(help="Usage: thread time in milliseconds.")] = None,
+    produce_bytes: Annotated[float | None, typer.Option(help="Usage: bytes written.")] = None,
+    fetch_bytes: Annotated[float | None, typer.Option(help="Usage: bytes read.")] = None,
+    mutations: Annotated[int | None, typer.Option(help="Usage: mutations.")] = None,
+    connections: Annotated[int | None, typer.Option(help="Usage: connections.")] = None,
+    producer_id: Annotated[
+        list[str] | None, typer.Option(help="Usage: a producer id; repeat for more.")
+    ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="Admit and charge, only look, record what is done, or give back.")
+    ] = (Mode.admit),
+    enforcement: Annotated[Enforcement | None, typer.Option(help="Decide every quota as deny.")] = None,
+    recheck: Annotated[bool, typer.Option("--recheck", help="The second ask for a held connection.")] = False,
+    cluster_action: Annotated[
+        bool, typer.Option("--cluster-action", help="Exempt from request quotas.")
+    ] = False,
+    at_ms: Annotated[int | None, typer.Option(help="The time, where the caller's clock decides.")] = None,
+    ask_id: Annotated[str | None, typer.Option("--id", help="Asked again with it, answers the same.")] = None,
+    detail: Annotated[bool, typer.Option("--detail", help="Show each quota that applied.")] = False,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Ask a running service for a decision.
+
+    Exit code 0 when the work may be done (admit, delay), 1 when not (throttle, reject).
+
+    \b
+    Examples:
+      quotagate decide --principal alice --producer-id 4711
+      quotagate decide --principal alice --client-id etl --requests 1 --mode peek --detail
+      quotagate decide --ip 10.0.0.7 --connections 1 -o json
+    """
+    usage = {
+        "requests": requests,
+        "request_time_ms": request_time_ms,
+        "produce_bytes": produce_bytes,
+        "fetch_bytes": fetch_bytes,
+        "mutations": mutations,
+        "connections": connections,
+        "producer_ids": producer_id or None,
+    }
+    ask = {
+        "principal": principal,
+        "client_id": client_id,
+        "ip": ip,
+        "broker": broker,
+        "listener": listener,
+        "usage": _given(usage),
+        "mode": mode.value,
+        "enforcement": enforcement and enforcement.value,
+        "recheck": recheck or None,
+        "cluster_action": cluster_action or None,
+        "at_ms": at_ms,
+        "id": ask_id,
+        "detail": detail or None,
+    }
+    if not ask["usage"]:
+        raise typer.BadParameter("name at least one usage, such as --requests 1 or --producer-id 4711")
+    with connected(url, key, config) as node:
+        decision = node.ask("POST", "/v1/decisions", _given(ask)).json()
+    _show(decision, output)
+    if decision["decision"] in {"throttle", "reject"}:
+        raise typer.Exit(1)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _show(decision: Mapping[str, Any], output: Output) -> None:
+    if show.document(decision, output):
+        return
+    show.fields((name, value) for name, value in decision.items() if name != "quotas")
+    if quotas := decision.get("quotas"):
+        typer.echo()
+        show.table(list(quotas[0]), [list(quota.values()) for quota in quotas])

@@ -1,0 +1,163 @@
+"""`quotagate quotas --alter` and `--describe`: Kafka's own spelling, against a running node."""
+# ruff: noqa: D301  a real backspace keeps the lines of examples apart
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from app.domain.quota_value import merge
+from app.run.commands import kafka_words, show
+from app.run.commands.kafka_words import Spelled
+from app.run.commands.node import Node, connected
+from app.run.commands.pages import one_version, pages
+from app.run.commands.quotas import Reason, written_headers
+from app.run.commands.show import Out, Output
+from app.run.commands.target import ConfigFile, Key, Url
+
+PANEL = "Kafka's spelling, in place of a command"
+
+
+def kafka(
+    ctx: typer.Context,
+    *,
+    alter: Annotated[
+        bool, typer.Option("--alter", rich_help_panel=PANEL, help="Change what --add-config ... say.")
+    ] = False,
+    describe: Annotated[
+        bool, typer.Option("--describe", rich_help_panel=PANEL, help="Show what is set.")
+    ] = False,
+    entity_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=PANEL, help="users, clients, ips or brokers; users and clients pair up."
+        ),
+    ] = None,
+    entity_name: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=PANEL, help="The name that goes with the type.")
+    ] = None,
+    entity_default: Annotated[
+        int,
+        typer.Option(
+            "--entity-default", count=True, rich_help_panel=PANEL, help="The default, in place of a name."
+        ),
+    ] = 0,
+    user: Annotated[str | None, typer.Option(rich_help_panel=PANEL, help="Short for a user.")] = None,
+    user_defaults: Annotated[
+        bool, typer.Option("--user-defaults", rich_help_panel=PANEL, help="Short for the default user.")
+    ] = False,
+    client: Annotated[str | None, typer.Option(rich_help_panel=PANEL, help="Short for a client-id.")] = None,
+    client_defaults: Annotated[
+        bool,
+        typer.Option("--client-defaults", rich_help_panel=PANEL, help="Short for the default client-id."),
+    ] = False,
+    ip: Annotated[str | None, typer.Option(rich_help_panel=PANEL, help="Short for an address.")] = None,
+    ip_defaults: Annotated[
+        bool, typer.Option("--ip-defaults", rich_help_panel=PANEL, help="Short for the default address.")
+    ] = False,
+    broker: Annotated[str | None, typer.Option(rich_help_panel=PANEL, help="Short for a broker.")] = None,
+    broker_defaults: Annotated[
+        bool, typer.Option("--broker-defaults", rich_help_panel=PANEL, help="Short for all brokers.")
+    ] = False,
+    add_config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=NUMBER,...", rich_help_panel=PANEL, help="Quotas to set; others stay."),
+    ] = None,
+    delete_config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY,...", rich_help_panel=PANEL, help="Quotas to take away."),
+    ] = None,
+    reason: Reason = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Quotas: set, look up, explain, and keep as files.
+
+    The options of kafka-configs.sh are understood too. The limits of brokers and listeners are named
+    max.connection.creation.rate and listener.name.NAME.max.connection.creation.rate there; NAME is taken as
+    it is written.
+
+    \b
+    Examples:
+      quotagate quotas set user=alice producer_ids_rate=50
+      quotagate quotas --alter --add-config 'producer_ids_rate=50,request_rate=100' \\
+          --entity-type users --entity-name alice
+      quotagate quotas --alter --delete-config request_rate --user alice --client-defaults
+      quotagate quotas --alter --add-config connection_creation_rate=5 --entity-type ips --entity-default
+      quotagate quotas --alter --add-config max.connection.creation.rate=100 --broker 1
+      quotagate quotas --describe --entity-type users
+    """
+    short = {"user": user, "client-id": client, "ip": ip, "broker": broker}
+    defaults = {
+        "user": user_defaults,
+        "client-id": client_defaults,
+        "ip": ip_defaults,
+        "broker": broker_defaults,
+    }
+    spelled = Spelled(
+        entity_type=entity_type or (),
+        entity_name=entity_name or (),
+        entity_default=entity_default,
+        short={type_: name for type_, name in short.items() if name is not None},
+        short_defaults=[type_ for type_, wanted in defaults.items() if wanted],
+        add_config=add_config or (),
+        delete_config=delete_config or (),
+    )
+    if ctx.invoked_subcommand is not None:
+        if order := kafka_words.order_of(ctx):
+            option = order[0].replace("_", "-")
+            ctx.fail(f"--{option} stands before {ctx.invoked_subcommand}: options go after the command")
+        return
+    if alter == describe:
+        ctx.fail("give --alter or --describe, or a command such as set or list")
+    names = kafka_words.named(spelled, kafka_words.order_of(ctx))
+    if describe:
+        if spelled.add_config or spelled.delete_config:
+            ctx.fail("--add-config and --delete-config go with --alter")
+        with connected(url, key, config) as node:
+            found = [
+                one
+                for match, strict in kafka_words.filters(names)
+                for one in pages(
+                    node, "/v1/quotas", "quotas", {"match": match, "strict": "true" if strict else None}
+                ).items
+            ]
+        if not show.document({"quotas": found}, output):
+            for line in kafka_words.described(found):
+                typer.echo(show.plain(line))
+        return
+    changes = kafka_words.changes(spelled, names)
+    with connected(url, key, config) as node:
+        answer = _change(node, changes, reason)
+    if not show.document(answer, output):
+        for entity in changes:
+            typer.echo(show.plain(f"Completed updating config for {kafka_words.title_of(entity)}."))
+
+
+def _change(node: Node, changes: Mapping[str, Mapping[str, Any]], reason: str | None) -> dict[str, Any]:
+    """Make changes, of several entities all or none."""
+    if len(changes) == 1:
+        [(entity, patch)] = changes.items()
+        answer = node.ask("PATCH", f"/v1/quotas/{entity}", patch, headers=written_headers(reason, None))
+        return {} if answer.status_code == 204 else answer.json()
+    listed = one_version(node, "/v1/quotas", "quotas")
+    now = {one["entity"]: one["quotas"] for one in listed.items}
+    alterations = [
+        {
+            "entity": entity,
+            "quotas": {
+                quota: None if new is None else merge(now.get(entity, {}).get(quota), new)
+                for quota, new in patch.items()
+            },
+        }
+        for entity, patch in changes.items()
+    ]
+    headers = {"X-Reason": reason, "If-Match": listed.etag}
+    applied: dict[str, Any] = node.ask(
+        "POST", "/v1/quotas:apply", {"alterations": alterations}, headers=headers
+    ).json()
+    return applied

@@ -1,0 +1,208 @@
+"""`quotagate quotas`: the quotas of one entity and of all, on a running node."""
+# ruff: noqa: D301  a real backspace keeps the lines of examples apart
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from app.run.commands import show, values
+from app.run.commands.kafka_words import KafkaWords
+from app.run.commands.node import connected
+from app.run.commands.pages import pages
+from app.run.commands.show import Out, Output
+from app.run.commands.target import ConfigFile, Key, Url
+
+group = typer.Typer(
+    cls=KafkaWords,
+    epilog="An entity is user=alice, client-id=etl, user=alice,client-id=etl, ip=10.0.0.7, broker=1, "
+    "listener=EXTERNAL or broker=1,listener=EXTERNAL; * is the default (user=*), %2A the name *.",
+)
+
+EntityArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENTITY",
+        help="Such as user=alice, 'user=*' or user=alice,client-id=etl.",
+        autocompletion=values.completed_types,
+    ),
+]
+Reason = Annotated[str | None, typer.Option(help="Why; kept in the history.")]
+IfMatch = Annotated[
+    int | None,
+    typer.Option(metavar="VERSION", help="Only if the entity is at this version still, as get shows it."),
+]
+ALL: Final = 1_000
+"""The longest page there is."""
+
+
+@group.command("set")
+def set_(
+    entity: EntityArgument,
+    assignments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...", help="Quotas and their values.", autocompletion=values.completed_keys
+        ),
+    ],
+    *,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace all quotas of the entity, instead of merging.")
+    ] = False,
+    reason: Reason = None,
+    if_match: IfMatch = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Set quotas of an entity; those that are not named stay as they are.
+
+    VALUE is a number, the limit; or fields, limit=100,samples=21,enforcement=deny; or JSON. Fields that are
+    not named stay too; the value null takes a field or a quota away.
+
+    \b
+    Examples:
+      quotagate quotas set 'user=*' producer_ids_rate=50
+      quotagate quotas set user=alice request_rate=limit=100,enforcement=deny --reason 'launch week'
+      quotagate quotas set user=alice request_rate=burst=500,algorithm=token_bucket
+      quotagate quotas set ip=10.0.0.7 'request_rate={"limit": 5, "shadow": true}'
+      quotagate quotas set user=alice producer_ids_rate=10 --replace --if-match 17
+    """
+    place = f"/v1/quotas/{values.entity(entity)}"
+    body = values.assignments(assignments)
+    headers = written_headers(reason, if_match)
+    with connected(url, key, config) as node:
+        answer = node.ask("PUT" if replace else "PATCH", place, body, headers=headers)
+        if answer.status_code == 204:
+            show.note(f"{values.entity(entity)} has no quotas left.")
+        else:
+            show_entity(answer.json(), output)
+
+
+@group.command()
+def get(
+    entity: EntityArgument,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Show the quotas of one entity, and what they promise.
+
+    \b
+    Examples:
+      quotagate quotas get user=alice
+      quotagate quotas get 'user=*' -o yaml
+    """
+    place = f"/v1/quotas/{values.entity(entity)}"
+    with connected(url, key, config) as node:
+        show_entity(node.get(place), output)
+
+
+@group.command("list")
+def list_(
+    match: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MATCH...]",
+            help="type=NAME exactly, 'type=*' the default, type alone any; several must all hold.",
+            autocompletion=values.completed_types,
+        ),
+    ] = None,
+    *,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Only entities of just the types that are named.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Show at most this many entities.")] = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """List quotas, all of them or those of some entities.
+
+    \b
+    Examples:
+      quotagate quotas list
+      quotagate quotas list user=alice
+      quotagate quotas list user client-id --strict
+      quotagate quotas list 'ip=*' -o json
+    """
+    query = {"match": match or None, "strict": "true" if strict else None}
+    with connected(url, key, config) as node:
+        found = pages(node, "/v1/quotas", "quotas", query, limit=limit).items
+    if not show.document({"quotas": found}, output):
+        show_rows(found)
+
+
+@group.command()
+def delete(
+    entity: EntityArgument,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY...]", help="Only these quotas.", autocompletion=values.completed_names),
+    ] = None,
+    reason: Reason = None,
+    if_match: IfMatch = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+) -> None:
+    """Take away quotas of an entity: all, or the ones that are named.
+
+    \b
+    Examples:
+      quotagate quotas delete user=alice
+      quotagate quotas delete user=alice request_rate --reason 'back to the default'
+    """
+    place = f"/v1/quotas/{values.entity(entity)}"
+    headers = written_headers(reason, if_match)
+    with connected(url, key, config) as node:
+        if keys:
+            node.ask("PATCH", place, dict.fromkeys(keys), headers=headers)
+        else:
+            node.ask("DELETE", place, headers=headers)
+
+
+def written_headers(reason: str | None, if_match: int | None) -> dict[str, str | None]:
+    """The headers of a change."""
+    return {"X-Reason": reason, "If-Match": None if if_match is None else f'"{if_match}"'}
+
+
+def show_entity(found: Mapping[str, Any], output: Output) -> None:
+    """One entity: its quotas, one on a line, and what each promises."""
+    if show.document(found, output):
+        return
+    bounds = found.get("bounds", {})
+    show.table(
+        ["QUOTA", "LIMIT", "SETTINGS", "PROMISE"],
+        [
+            (quota, said["limit"], settings_of(said), bounds.get(quota, {}).get("text"))
+            for quota, said in found["quotas"].items()
+        ],
+        right=["LIMIT"],
+    )
+    show.note(f"{found['entity']} is at version {found['version']}.")
+
+
+def show_rows(found: list[Any]) -> None:
+    """Many entities: one quota on a line, the entity named once."""
+    show.table(
+        ["ENTITY", "QUOTA", "LIMIT", "SETTINGS"],
+        [row for entity in found for row in _rows(entity)],
+        right=["LIMIT"],
+    )
+
+
+def settings_of(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a quota says beside its limit."""
+    return {field: setting for field, setting in said.items() if field != "limit"}
+
+
+def _rows(entity: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    name = entity["entity"]
+    for quota, said in entity["quotas"].items():
+        yield (name, quota, said["limit"], settings_of(said))

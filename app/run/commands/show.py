@@ -1,0 +1,114 @@
+"""How answers are shown: as a table, JSON or YAML; nothing that a terminal would obey reaches it."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+PIPE_COLUMNS: Final = 100_000
+"""In a pipe nothing wraps: a program reads rows."""
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+class Output(enum.StrEnum):
+    """How an answer is shown."""
+
+    table = "table"
+    json = "json"
+    yaml = "yaml"
+
+
+Out = Annotated[Output, typer.Option("--output", "-o", help="How to show the answer.")]
+
+
+def plain(text: str) -> str:
+    r"""Text without control characters, which could move a terminal's cursor or colour it.
+
+    >>> plain("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def document(answer: Any, output: Output) -> bool:
+    """Show an answer as JSON or YAML; False when a table is wanted, which only the command can lay out."""
+    if output is Output.json:
+        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+    elif output is Output.yaml:
+        typer.echo(yaml.safe_dump(answer, sort_keys=False, allow_unicode=True, width=100), nl=False)
+    return output is not Output.table
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[str] = ()) -> None:
+    """Rows under a header; columns named in ``right`` hold numbers."""
+    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in header:
+        grid.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(cell(value) for value in row))
+    _console().print(grid)
+
+
+def fields(pairs: Iterable[tuple[str, Any]]) -> None:
+    """Names and values, one pair on a line."""
+    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(plain(name), cell(value))
+    _console().print(grid)
+
+
+def cell(value: Any) -> str:
+    """One value in a table.
+
+    >>> cell(None), cell(True), cell(5.0), cell({"limit": 5, "shadow": False})
+    ('-', 'yes', '5', 'limit=5 shadow=no')
+    """
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float() if value.is_integer():
+            return str(int(value))
+        case Mapping():
+            return " ".join(f"{name}={cell(part)}" for name, part in value.items()) or "-"
+        case list():
+            return ", ".join(cell(part) for part in value) or "-"
+    return plain(str(value))
+
+
+def when(at_ms: int | None) -> str:
+    """An instant as people read it, in UTC.
+
+    >>> when(1_700_000_000_123)
+    '2023-11-14 22:13:20Z'
+    """
+    return "-" if at_ms is None else f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+def note(text: str) -> None:
+    """Say something beside the answer, where a pipe does not carry it."""
+    typer.echo(plain(text), err=True)
+
+
+def _console() -> Console:
+    return Console(
+        width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False, emoji=False, highlight=False
+    )
+
+
+def progress() -> Console:
+    """Where progress is shown: at a terminal, beside the answer."""
+    return Console(stderr=True, markup=False, emoji=False, highlight=False)

@@ -1,0 +1,131 @@
+"""Reading what is typed for entities and quotas; what is wrong with it is wrong use, exit code 2."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import typer
+
+from app.domain.entity import Entity, EntityError
+from app.domain.quota import KEYS
+from app.domain.quota_value import CHOICES, RANGES
+
+NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_WORDS: Final = {"true": True, "false": False, "null": None}
+
+
+def entity(text: str) -> Entity:
+    """An entity as it is typed, such as ``user=alice,client-id=etl``.
+
+    >>> str(entity("client-id=etl,user=a b"))
+    'user=a%20b,client-id=etl'
+    """
+    try:
+        return Entity.parse(text)
+    except EntityError as error:
+        raise typer.BadParameter(f"{text!r}: {error}") from None
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{text!r}: must be UTF-8") from None
+
+
+def assignments(words: Sequence[str]) -> dict[str, Any]:
+    """Quotas as they are typed: ``KEY=VALUE``, each key once.
+
+    >>> assignments(["producer_ids_rate=5", "request_rate=limit=100,enforcement=deny"])
+    {'producer_ids_rate': 5, 'request_rate': {'limit': 100, 'enforcement': 'deny'}}
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, spelled = word.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"{word!r}: write KEY=VALUE, such as request_rate=100")
+        if key in found:
+            raise typer.BadParameter(f"{key} is given twice")
+        found[key] = value(key, spelled)
+    return found
+
+
+def value(key: str, spelled: str) -> Any:
+    """A quota's value: a number, its limit; fields, ``limit=100,samples=21``; or JSON.
+
+    >>> value("producer_ids_rate", "limit=5,layers.interval_ms=1000,layers.ttl_ms=2000")
+    {'limit': 5, 'layers': {'interval_ms': 1000, 'ttl_ms': 2000}}
+    """
+    if spelled.startswith("{"):
+        return _json(key, spelled)
+    if "=" not in spelled:
+        if spelled == "null":
+            return None
+        if not NUMBER.fullmatch(spelled):
+            raise typer.BadParameter(
+                f"{key}: {spelled!r}: write a number, fields such as limit=100,samples=21, or JSON"
+            )
+        return _number(key, spelled)
+    fields: dict[str, Any] = {}
+    for part in spelled.split(","):
+        name, equals, said = part.partition("=")
+        if not equals or not name or not said:
+            raise typer.BadParameter(f"{key}: {part!r}: write FIELD=VALUE, such as limit=100")
+        *above, last = name.split(".")
+        inside = fields
+        for step in above:
+            inside = inside.setdefault(step, {})
+            if not isinstance(inside, dict):
+                raise typer.BadParameter(f"{key}: {step} is given twice")
+        if last in inside:
+            raise typer.BadParameter(f"{key}: {name} is given twice")
+        inside[last] = _WORDS[said] if said in _WORDS else _scalar(key, said)
+    return fields
+
+
+def completed_keys(incomplete: str) -> list[str]:
+    """What a shell offers for ``KEY=``."""
+    return [f"{key}=" for key in KEYS if key.startswith(incomplete)]
+
+
+def completed_names(incomplete: str) -> list[str]:
+    """What a shell offers for a quota key alone."""
+    return [key for key in KEYS if key.startswith(incomplete)]
+
+
+def completed_types(incomplete: str) -> list[str]:
+    """What a shell offers for the beginning of an entity."""
+    types = ("user=", "client-id=", "ip=", "broker=", "listener=")
+    return [type_ for type_ in types if type_.startswith(incomplete)]
+
+
+def fields_help() -> str:
+    """The fields of a quota, for the help."""
+    choices = [f"{field} ({', '.join(words)})" for field, words in CHOICES.items()]
+    ranges = [f"{field} ({low} to {high})" for field, (low, high) in RANGES.items()]
+    return "; ".join(["limit", "shadow (true, false)", *choices, *ranges, "burst", "layers"])
+
+
+def _scalar(key: str, said: str) -> int | float | str:
+    return _number(key, said) if NUMBER.fullmatch(said) else said
+
+
+def _number(key: str, spelled: str) -> int | float:
+    number: int | float = json.loads(spelled)
+    if number in {float("inf"), float("-inf")}:
+        raise typer.BadParameter(f"{key}: {spelled} is too large")
+    return number
+
+
+def _json(key: str, spelled: str) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name stands twice")
+        return found
+
+    def no_number(name: str) -> Any:
+        raise ValueError(f"{name} is no JSON number")
+
+    try:
+        return json.loads(spelled, object_pairs_hook=once, parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"{key}: {spelled!r} is not JSON: {error}") from None

@@ -1,0 +1,114 @@
+"""Running commands in this program, against a node that is there or one that only notes what it is asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import pytest
+
+from app.run import cli
+
+
+class Ran(NamedTuple):
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Asked(NamedTuple):
+    """One request: its path as it was sent, and its query decoded."""
+
+    method: str
+    path: str
+    query: list[tuple[str, str]]
+    body: Any
+    headers: Mapping[str, str]
+
+
+@dataclass
+class Gate:
+    """A node that is not there: it notes requests, and answers by method and path."""
+
+    url: str = ""
+    asked: list[Asked] = field(default_factory=list)
+    answers: dict[tuple[str, str], tuple[int, Any]] = field(default_factory=dict)
+    etag: str = '"7"'
+
+    def brief(self) -> list[tuple[Any, ...]]:
+        """The requests as method, path, query and body; what is empty is left out."""
+        return [
+            tuple(part for part in (one.method, one.path, one.query, one.body) if part) for one in self.asked
+        ]
+
+
+@contextmanager
+def noting() -> Iterator[Gate]:
+    """Such a node, on a free port."""
+    gate = Gate()
+
+    class Notes(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            path, _, query = self.path.partition("?")
+            gate.asked.append(Asked(self.command, path, parse_qsl(query), body, self.headers))
+            status, content = gate.answers.get((self.command, path), (404, {"detail": "Nothing laid out."}))
+            sent = b"" if content is None else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("ETag", gate.etag)
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        do_GET = do_PUT = do_PATCH = do_POST = do_DELETE = _answer  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Notes)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    gate.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield gate
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def quotagate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """The command line, with nothing of this machine's environment but what a test names."""
+    for name in ("QUOTAGATE_URL", "QUOTAGATE_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("QUOTAGATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.setattr("sys.argv", ["quotagate", *arguments])
+        capsys.readouterr()
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+        else:
+            code = 0
+        said = capsys.readouterr()
+        return Ran(code, said.out, said.err)
+
+    return run
