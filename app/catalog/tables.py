@@ -21,8 +21,10 @@ STATE: Final = Table(
     Column("version", BigInteger, nullable=False),
     Column("hash_secret", String(64)),
     Column("hash_secret_fingerprint", String(64)),
+    Column("keys_version", BigInteger, nullable=False, server_default="0"),
 )
-"""One row. Every writing transaction begins by adding 1 to its version, which makes writers take turns."""
+"""One row. Every transaction that writes quotas begins by adding 1 to its version, and one that writes keys
+to its keys_version, which makes writers take turns."""
 
 QUOTAS: Final = Table(
     "quotas",
@@ -54,3 +56,18 @@ CHANGES: Final = Table(
     Index(None, "entity_hash", "id"),
 )
 """Who changed what, when and why; NULL before is a creation, NULL after a removal."""
+
+KEYS: Final = Table(
+    "keys",
+    METADATA,
+    Column("name", String(64), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("scopes", Text, nullable=False),
+    Column("bound_to", Text, nullable=False),
+    Column("expires_ms", BigInteger),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("rotated_ms", BigInteger),
+    Column("former_digest", String(64)),
+    Column("former_until_ms", BigInteger),
+)
+"""One API key a row, as a SHA-256 of it, and of the one that it replaced. A revoked key's row is gone."""

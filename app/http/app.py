@@ -18,7 +18,7 @@ import app
 from app.admission.metrics import Metrics
 from app.domain.quota_value import pointer
 from app.http import check, decisions, health, openapi
-from app.http.access import Access
+from app.http.access import ADMINISTERED, Access, scope_of
 from app.http.check import Check, CheckRoute
 from app.http.check_question import Sources
 from app.http.decisions import CallerClock, Decider, Decisions, HotRoute, PlainRoute, failure, refuse
@@ -95,7 +95,9 @@ class Front:
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if scope["path"] in OPEN:
-                self._access.granted(scope)  # a key that is sent must be valid, also where none is needed
+                self._access.caller(scope)  # a key that is sent must be valid, also where none is needed
+            elif scope["path"].startswith(ADMINISTERED):
+                self._access.require(scope, scope_of(scope["method"], scope["path"]))
             else:
                 self._access.require_key(scope)
         except Problem as problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from starlette.types import Receive, Scope
@@ -38,11 +38,16 @@ class Check:
         self._callers = Callers(sources)
         self._now_ms = now_ms
 
-    async def answer(self, query: bytes, headers: Headers) -> Answer:
+    async def answer(
+        self, query: bytes, headers: Headers, allow: Callable[[Ask], None] | None = None
+    ) -> Answer:
         """Decide what a request asks for, every quota as deny.
 
+        Args:
+            allow: raises a problem for what this caller may not ask.
+
         Raises:
-            Problem: 400, naming each parameter and header that cannot be understood.
+            Problem: 400, naming each parameter and header that cannot be understood; what allow raises.
         """
         read = _read_remembered if len(query) <= MAX_REMEMBERED else read_query
         what = read(query, timed=self._now_ms is not None)
@@ -64,6 +69,8 @@ class Check:
             detail=True,
             at_ms=at_ms,
         )
+        if allow is not None:
+            allow(ask)
         decision, quotas = await self._admission.decide_in_full(ask)
         return said(decision, quotas, what.deny_status)
 
@@ -77,8 +84,9 @@ class CheckRoute(PlainRoute):
 
     async def answered(self, scope: Scope, receive: Receive) -> Answer:  # noqa: ARG002  nothing is received
         """The answer to the head of a request."""
-        self._access.require(scope, "decide")
-        answer = await self._check.answer(scope["query_string"], scope["headers"])
+        caller = self._access.require(scope, "decide")
+        allow = partial(self._access.confine, caller) if caller.bound_to else None
+        answer = await self._check.answer(scope["query_string"], scope["headers"], allow)
         if any(name == b"expect" for name, _ in scope["headers"]):
             # The body may or may not come now (RFC 9110, 10.1.1), and only closing ends the doubt.
             answer.headers.append((b"connection", b"close"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -11,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.domain.ask import Ask
 from app.domain.decision import Decision
+from app.domain.grant import Grant
 from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.problems import Problem
@@ -57,30 +59,32 @@ class CallerClock:
 
 
 class Decisions:
-    """Bodies of asks to bodies of decisions, whatever carries them; ``scope`` says who asks."""
+    """Bodies of asks to bodies of decisions, whatever carries them."""
 
     def __init__(self, admission: Decider, access: Access, clock: Clock) -> None:
         self._admission = admission
         self._access = access
         self._clock = clock
 
-    async def one(self, body: bytes, scope: Scope) -> bytes:
+    async def one(self, body: bytes, caller: Grant) -> bytes:
         """Decide one ask."""
         ask = decode_ask(body, self._clock)
-        self._may_ask(ask, scope)
+        self._allow(ask, caller, "")
         (decision,) = await self._admission.decide((ask,))
         return encode_decision(decision)
 
-    async def batch(self, body: bytes, scope: Scope) -> bytes:
-        """Decide a batch of them, in order."""
+    async def batch(self, body: bytes, caller: Grant) -> bytes:
+        """Decide a batch of them, in order, if all of them are allowed."""
         asks = decode_batch(body, self._clock)
-        for ask in asks:
-            self._may_ask(ask, scope)
+        for place, ask in enumerate(asks):
+            self._allow(ask, caller, f"/asks/{place}")
         return encode_decisions(await self._admission.decide(asks))
 
-    def _may_ask(self, ask: Ask, scope: Scope) -> None:
+    def _allow(self, ask: Ask, caller: Grant, field: str) -> None:
         if ask.cluster_action or ask.mode in ("record", "refund"):
-            self._access.require(scope, "account")
+            self._access.demand(caller, "account")
+        if caller.bound_to:
+            self._access.confine(caller, ask, field)
 
 
 class Answer(NamedTuple):
@@ -120,19 +124,19 @@ class PlainRoute(abc.ABC):
 class HotRoute(PlainRoute):
     """A path that takes POST and answers a body with a body."""
 
-    def __init__(self, answer: Callable[[bytes, Scope], Awaitable[bytes]], access: Access) -> None:
+    def __init__(self, answer: Callable[[bytes, Grant], Awaitable[bytes]], access: Access) -> None:
         self._answer = answer
         self._access = access
 
     async def answered(self, scope: Scope, receive: Receive) -> Answer | None:
         """The answer to the whole body."""
-        self._access.require(scope, "decide")
+        caller = self._access.require(scope, "decide")
         if scope["method"] != "POST":
             raise Problem(405, "This path takes POST.", headers={"Allow": "POST"})
         body = await _read(scope, receive)
         if body is None:
             return None
-        answer = await self._answer(body, scope)
+        answer = await self._answer(body, caller)
         length = b"%d" % len(answer)
         return Answer(200, [(b"content-type", b"application/json"), (b"content-length", length)], answer)
 
@@ -143,6 +147,8 @@ async def refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -
     The server throws away what still comes of that body, so the connection stays good; but a caller that
     waits for ``100 Continue`` may or may not send it now, and only closing ends the doubt.
     """
+    if problem.wait_s:
+        await asyncio.sleep(problem.wait_s)
     response = problem.response()
     if any(name == b"expect" for name, _ in scope["headers"]):
         response.headers["connection"] = "close"

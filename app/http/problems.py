@@ -24,7 +24,11 @@ class FieldError:
 
 
 class Problem(Exception):
-    """An answer that is an error; raised anywhere below a route, sent by whoever holds the connection."""
+    """An answer that is an error; raised anywhere below a route, sent by whoever holds the connection.
+
+    Args:
+        wait_s: how long the answer is held back, to slow down whoever tries.
+    """
 
     def __init__(
         self,
@@ -32,12 +36,14 @@ class Problem(Exception):
         detail: str,
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.errors = tuple(errors)
         self.headers: Mapping[str, str] = headers or {}
+        self.wait_s = wait_s
 
     def __str__(self) -> str:
         fields = "".join(f"; {error.field}: {error.message}" for error in self.errors)

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.http.access import EVERYTHING, NOTHING, OPEN, Access
+from app.domain.grant import EVERYTHING
+from app.http.access import NOBODY, OPEN, Access
 from app.http.health import Readiness
 from app.http.problems import Problem
 from tests.http.conftest import ADMIN, Node, serving
@@ -36,12 +37,13 @@ def refusal(access: Access, request: dict[str, Any], wanted: Any = "decide") -> 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "10.1.2.3", "::1", "::ffff:10.1.2.3"])
 def test_open_networks_may_decide(access: Access, address: str):
-    assert access.granted(scope(address)) == OPEN == {"decide"}
+    assert access.caller(scope(address)) == OPEN
+    assert OPEN.scopes == {"decide"}
 
 
 @pytest.mark.parametrize("address", ["10.2.0.1", "::2", "::ffff:10.2.0.1", "", "/run/quotagate.sock", None])
 def test_others_may_nothing(access: Access, address: str | None):
-    assert access.granted(scope(address)) == NOTHING
+    assert access.caller(scope(address)) == NOBODY
     assert refusal(access, scope(address)).status == 401
 
 
@@ -49,17 +51,17 @@ def test_no_header_changes_the_address(access: Access):
     forwarded = scope(
         "10.2.0.1", x_forwarded_for="127.0.0.1", forwarded="for=127.0.0.1", x_real_ip="127.0.0.1"
     )
-    assert access.granted(forwarded) == NOTHING
+    assert access.caller(forwarded) == NOBODY
 
 
 def test_no_network_is_open_when_none_is_named():
-    assert Access(ADMIN, []).granted(scope("127.0.0.1")) == NOTHING
+    assert Access(ADMIN, []).caller(scope("127.0.0.1")) == NOBODY
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer  "])
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.2.0.1", None])
 def test_the_admin_key_grants_everything_anywhere(access: Access, scheme: str, address: str | None):
-    assert access.granted(scope(address, f"{scheme} {ADMIN}")) == EVERYTHING
+    assert access.caller(scope(address, f"{scheme} {ADMIN}")).scopes == EVERYTHING
 
 
 @pytest.mark.parametrize(

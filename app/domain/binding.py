@@ -1,0 +1,73 @@
+"""Bindings: the entities that the holder of a key may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from app.domain.ask import Ask
+from app.domain.entity import Entity, EntityError, Name, check_name, decode_name, read_name, spell
+
+_FIELD_OF: Final = {
+    "user": "principal",
+    "client-id": "client_id",
+    "ip": "ip",
+    "broker": "broker",
+    "listener": "listener",
+}
+"""What an ask calls the name of each type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One entity; a ``*`` at the end of a name stands for any end of it, so ``user=*`` is every user.
+
+    >>> Binding.parse("user=acme-*").covers(Ask(principal="acme-etl"))
+    True
+    >>> Binding.parse("client-id=x,user=acme").covers(Ask(principal="acme"))
+    False
+    >>> Binding.parse("user=*").covers(Ask(client_id="x"))
+    False
+    >>> str(Binding.parse("client-id=*,user=a%2A*"))
+    'user=a%2A*,client-id=*'
+
+    Attributes:
+        parts: type, name, and whether the name is only the beginning of one; in canonical order.
+    """
+
+    parts: tuple[tuple[str, str, bool], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Binding:
+        """Read a spelling such as ``user=acme-*``; each name is percent-decoded once.
+
+        Raises:
+            EntityError: it is no entity, or has a ``*`` elsewhere.
+        """
+        open_ended: set[str] = set()
+
+        def read(type_: str, spelled: str) -> Name:
+            stem = spelled.removesuffix("*")
+            if "*" in stem:
+                raise EntityError(f"{type_}: a * stands at the end of a name; in a name it is written %2A")
+            if stem == spelled:
+                return read_name(type_, spelled)
+            open_ended.add(type_)
+            name = decode_name(type_, stem)
+            if name and (wrong := check_name(name)):
+                raise EntityError(f"{type_} {wrong}")
+            return name
+
+        names = Entity.parse(text, read).parts
+        return cls(tuple((type_, str(name), type_ in open_ended) for type_, name in names))
+
+    def covers(self, ask: Ask) -> bool:
+        """Whether an ask names an entity that this one stands for; one that names none is outside."""
+        for type_, name, is_beginning in self.parts:
+            asked: str | None = getattr(ask, _FIELD_OF[type_])
+            if asked is None or not (asked.startswith(name) if is_beginning else asked == name):
+                return False
+        return True
+
+    def __str__(self) -> str:
+        return ",".join(f"{type_}={spell(name)}{'*' * open_}" for type_, name, open_ in self.parts)

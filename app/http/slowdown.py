@@ -1,0 +1,52 @@
+"""Holding back, within bounds, the answers to those who send keys that are none."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Final
+
+from app.domain.entity import network_of, normalise_ip
+
+FREE: Final = 20.0
+"""So many wrong keys of an address are answered at once: a gateway with an old key is no attack."""
+RATE: Final = 10.0
+"""After that so many a second."""
+LONGEST_S: Final = 1.0
+"""No answer is held back longer: a connection that waits costs us as much as the one who waits."""
+REMEMBERED: Final = 4096
+"""Addresses; the one that has failed least recently is forgotten first."""
+SHARED_BITS: Final = 64
+"""An IPv6 network of this size is one caller: he may have any address in it."""
+
+
+class Slowdown:
+    """A bucket of tokens for each address that sent wrong keys; time is an argument."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def wait_s(self, address: str, now_s: float) -> float:
+        """Take down a wrong key of an address; how long its answer is to be held back.
+
+        >>> slowdown = Slowdown()
+        >>> [slowdown.wait_s("10.0.0.7", 5.0) for _ in range(22)][-3:]
+        [0.0, 0.1, 0.2]
+        >>> slowdown.wait_s("10.0.0.8", 5.0), slowdown.wait_s("10.0.0.7", 15.0)
+        (0.0, 0.0)
+        """
+        source = _source(address)
+        left, at = self._left.pop(source, (FREE, now_s))
+        left = min(FREE, left + (now_s - at) * RATE)
+        left = max(left - 1, -LONGEST_S * RATE)
+        self._left[source] = left, now_s
+        if len(self._left) > REMEMBERED:
+            del self._left[next(iter(self._left))]
+        return max(0.0, -left / RATE)
+
+
+def _source(address: str) -> str:
+    try:
+        ip_address(address)
+    except ValueError:  # a unix socket's path, or nothing
+        return address
+    return network_of(normalise_ip(address.partition("%")[0]), SHARED_BITS)
