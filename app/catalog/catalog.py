@@ -17,10 +17,11 @@ import structlog
 from app.catalog import schema
 from app.catalog.port import EVERYTHING, CatalogAway, QuotaSource, Row
 from app.catalog.snapshot import Change, Snapshot
-from app.catalog.sql import Origin, Secret, Sql
+from app.catalog.sql import ROWS_AT_ONCE, Origin, PastChange, Rows, Secret, Sql
 from app.catalog.turns import Turns, deadline, within
 from app.domain.entity import Entity
 from app.domain.ladder import broader
+from app.domain.matching import Filter
 from app.domain.quota import KEYS, Defaults, Quota
 from app.domain.quota_value import Definition, alter, check_all, resolve
 
@@ -28,9 +29,6 @@ Edit = Callable[[Mapping[str, Definition]], Mapping[str, Definition | None]]
 """From what an entity has to the keys that change; None takes one away."""
 
 POLL_S: Final = 0.25
-ROWS_AT_ONCE: Final = 200
-"""How many rows are read into the snapshot before decisions get their turn again."""
-
 log = structlog.get_logger()
 
 
@@ -77,6 +75,15 @@ class QuotaSet:
     version: int
     definitions: Mapping[str, Definition]
     quotas: Mapping[str, Quota]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of a list, as of a version of the whole catalog; ``last`` is its last entity if there are more."""
+
+    version: int
+    sets: Sequence[QuotaSet]
+    last: Entity | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +149,27 @@ class Catalog:
         """
         return self._quota_set(entity, await within(self._sql.of_entity(str(entity)), deadline()))
 
+    async def page(self, wanted: Filter, after: Entity | None, limit: int) -> Page:
+        """The first entities that a filter covers, past one of them, in the order of their spelling.
+
+        Raises:
+            CatalogAway: the database cannot be reached.
+        """
+        past = None if after is None else str(after)
+        version, found = await within(self._sql.page(wanted, past, limit + 1), deadline())
+        sets = [self._quota_set(Entity.parse(rows[0].entity), rows) for rows in found]
+        shown = [each for each in sets if each is not None]
+        return Page(version, shown[:limit], shown[limit - 1].entity if len(shown) > limit else None)
+
+    async def history(self, entity: Entity | None, before: int | None, limit: int) -> list[PastChange]:
+        """The newest changes, of an entity or of all, that are older than one.
+
+        Raises:
+            CatalogAway: the database cannot be reached.
+        """
+        name = None if entity is None else str(entity)
+        return await within(self._sql.history(name, before, limit), deadline())
+
     async def put(
         self, entity: Entity, values: Mapping[str, object], origin: Origin, conditions: Conditions = ALWAYS
     ) -> Written:
@@ -185,29 +213,41 @@ class Catalog:
     async def _write(
         self, entity: Entity, edit: Edit, origin: Origin, conditions: Conditions, *, must_exist: bool = False
     ) -> Written:
-        def decide(rows: Sequence[Row], defaults: Sequence[Row], version: int) -> list[Row]:
-            now = self._quota_set(entity, rows)
+        name = str(entity)
+
+        async def decide(rows: Rows, version: int) -> list[Row]:
+            now = self._quota_set(entity, rows.get(name, ()))
             if now is None and must_exist:
                 raise Absent(f"no quotas are set on {entity}")
             edited = edit(now.definitions if now else {})
             # RFC 9110 13.2.1: a condition is looked at last, when the write could go ahead without it.
             if not conditions.hold(now.version if now else None):
                 raise Stale(f"{entity} is at version {now.version}" if now else f"{entity} has no quotas")
-            by_key = {row.quota: row for row in rows}
-            shared = {row.quota: row for row in reversed(defaults) if row.definition is not None}
-            return [
-                self._row(entity, key, new, by_key.get(key), shared.get(key), version)
-                for key, new in edited.items()
-            ]
+            return self._rows(entity, edited, rows, version)
 
         async def write(until: float) -> Written:
             beside = [str(default) for default in broader(entity)]
-            before, after = await self._sql.write(str(entity), beside, decide, origin, until)
+            writing = await self._sql.write([name], beside, decide, origin, until)
             # The version waits for the follower, which may have other nodes' changes to read first.
-            self.snapshot = self.snapshot.apply(self.snapshot.version, self._changes(after))
+            self.snapshot = self.snapshot.apply(self.snapshot.version, self._changes(writing.written))
+            before, after = writing.before[name], writing.after[name]
             return Written(self._quota_set(entity, before), self._quota_set(entity, after))
 
         return await self._in_turn(write)
+
+    def _rows(
+        self, entity: Entity, edited: Mapping[str, Definition | None], rows: Rows, version: int
+    ) -> list[Row]:
+        """The rows that an edit of an entity writes, by the rows of it and of the defaults above it."""
+        old = {row.quota: row for row in rows.get(str(entity), ())}
+        shared: dict[str, Row] = {}
+        for default in broader(entity):
+            for row in rows.get(str(default), ()):
+                if row.definition is not None:
+                    shared.setdefault(row.quota, row)
+        return [
+            self._row(entity, key, new, old.get(key), shared.get(key), version) for key, new in edited.items()
+        ]
 
     def _row(
         self,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
     URL,
-    ColumnElement,
     RowMapping,
+    bindparam,
     column,
     delete,
     insert,
@@ -27,8 +28,10 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from app.catalog import lists
 from app.catalog.port import CatalogAway, Changes, Row
 from app.catalog.tables import CHANGES, QUOTAS, STATE
+from app.domain.matching import Filter
 from app.domain.quota_value import Definition
 
 STATEMENT_TIMEOUT_MS: Final = 5_000
@@ -39,7 +42,17 @@ ANSWER_S: Final = 6.0
 AWAY: Final = (SQLAlchemyError, OSError, TimeoutError)
 """What a database that is away, locked, full or broken raises."""
 
+ROWS_AT_ONCE: Final = 200
+"""How many rows are worked on before decisions get their turn again."""
+
+T = TypeVar("T")
+Rows = Mapping[str, Sequence[Row]]
+"""Rows by entity."""
+
 _REVISIONS: Final = table("alembic_version", column("version_num"))
+_FORGET: Final = delete(QUOTAS).where(
+    QUOTAS.c.entity_hash == bindparam("of_entity"), QUOTAS.c.quota == bindparam("of_quota")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,33 @@ class Secret:
 
     kept: str | None
     fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What a transaction wrote: which rows, and all of its entities' rows before and after.
+
+    Attributes:
+        version: the catalog's after it.
+    """
+
+    version: int
+    written: Sequence[Row]
+    before: Rows
+    after: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class PastChange:
+    """A change of one entity, as the history keeps it; None where the entity had nothing."""
+
+    id: int
+    at_ms: int
+    who: str
+    entity: str
+    before: Mapping[str, Definition] | None
+    after: Mapping[str, Definition] | None
+    reason: str | None
 
 
 def driver_url(database_url: str, *, asynchronous: bool) -> URL:
@@ -126,45 +166,63 @@ class Sql:
     async def of_entity(self, entity: str) -> list[Row]:
         """Every row of one entity, tombstones too."""
         async with self.reading() as connection:
-            return await _rows_of(connection, entity)
+            return (await _rows_of(connection, [entity])).get(entity, [])
+
+    async def page(self, wanted: Filter, after: str | None, limit: int) -> tuple[int, list[list[Row]]]:
+        """The catalog's version, and the rows of each of the first entities past one, in one statement."""
+        query = lists.page(wanted, None if after is None else (after, _hash(after)), limit)
+        async with self.reading() as connection:
+            found = (await connection.execute(query)).mappings().all()
+        rows = [_row(row) for row in found if row["quota"] is not None]
+        return found[0]["now"], [list(of_one) for _, of_one in groupby(rows, key=lambda row: row.entity)]
+
+    async def history(self, entity: str | None, before: int | None, limit: int) -> list[PastChange]:
+        """The newest changes, of one entity or of all, that are older than one."""
+        query = lists.history(None if entity is None else _hash(entity), before, limit)
+        async with self.reading() as connection:
+            return [_past(row) for row in (await connection.execute(query)).mappings()]
 
     async def write(
         self,
-        entity: str,
+        entities: Sequence[str],
         beside: Sequence[str],
-        decide: Callable[[Sequence[Row], Sequence[Row], int], Sequence[Row]],
+        decide: Callable[[Rows, int], Awaitable[Sequence[Row]]],
         origin: Origin,
         until: float,
-    ) -> tuple[list[Row], list[Row]]:
-        """Change one entity in one transaction: its rows before and after.
+        keep: bool = True,
+    ) -> Writing:
+        """Change entities in one transaction.
 
         Args:
             beside: other entities, whose rows the change looks at.
-            decide: is given the entity's rows, those of the others in their order, and the version that
-                this change makes, and answers with the rows to write; none leaves all as it was. What it
-                raises is raised, and nothing is written.
+            decide: is given the rows of all of them by entity, and the version that this change makes, and
+                answers with the rows to write; none leaves all as it was. What it raises is raised, and
+                nothing is written.
             until: when its author is told that it failed, by the event loop's clock; it is made by then or
                 never.
+            keep: false does everything and takes it back.
         """
         async with self.writing(until) as connection:
-            version = (
+            version: int = (
                 await connection.execute(
                     update(STATE).values(version=STATE.c.version + 1).returning(STATE.c.version)
                 )
             ).scalar_one()
-            before = await _rows_of(connection, entity)
-            others = [row for other in beside for row in await _rows_of(connection, other)]
-            written = decide(before, others, version)
-            if not written:
+            rows = await _rows_of(connection, [*entities, *beside])
+            written = await decide(rows, version)
+            before = {entity: rows.get(entity, []) for entity in entities}
+            after = _rewritten(before, written)
+            if written:
+                for some in _parts(written):
+                    await connection.execute(_FORGET, [_key(row) for row in some])
+                    await connection.execute(insert(QUOTAS), [_columns(row) for row in some])
+                for changed in _parts(list(dict.fromkeys(row.entity for row in written))):
+                    kept = [_change(each, before[each], after[each], origin) for each in changed]
+                    await connection.execute(insert(CHANGES), kept)
+            if not (written and keep):
                 await connection.rollback()
-                return before, before
-            after = [*({row.quota: row for row in before} | {row.quota: row for row in written}).values()]
-            await connection.execute(
-                delete(QUOTAS).where(_is(entity), QUOTAS.c.quota.in_([r.quota for r in written]))
-            )
-            await connection.execute(insert(QUOTAS), [_columns(row) for row in written])
-            await connection.execute(insert(CHANGES), _change(entity, before, after, origin))
-        return before, after
+                version -= 1
+        return Writing(version, written, before, after)
 
     def _is_there(self) -> bool:
         url = self.engine.url
@@ -218,12 +276,26 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _rows_of(connection: AsyncConnection, entity: str) -> list[Row]:
-    return [_row(row) for row in (await connection.execute(select(QUOTAS).where(_is(entity)))).mappings()]
+async def _rows_of(connection: AsyncConnection, entities: Sequence[str]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for some in _parts(entities):
+        query = select(QUOTAS).where(QUOTAS.c.entity_hash.in_([_hash(entity) for entity in some]))
+        for row in (await connection.execute(query)).mappings():
+            found.setdefault(row["entity"], []).append(_row(row))
+    return found
 
 
-def _is(entity: str) -> ColumnElement[bool]:
-    return QUOTAS.c.entity_hash == _hash(entity)
+def _rewritten(before: Rows, written: Sequence[Row]) -> Rows:
+    """The rows of entities with some of them written anew."""
+    after = {entity: {row.quota: row for row in rows} for entity, rows in before.items()}
+    for row in written:
+        after[row.entity][row.quota] = row
+    return {entity: [*rows.values()] for entity, rows in after.items()}
+
+
+def _parts(every: Sequence[T]) -> Iterator[Sequence[T]]:
+    """In parts that one statement takes, so that decisions get their turn between them."""
+    return (every[start : start + ROWS_AT_ONCE] for start in range(0, len(every), ROWS_AT_ONCE))
 
 
 def _hash(entity: str) -> str:
@@ -247,6 +319,10 @@ def _columns(row: Row) -> dict[str, Any]:
     }
 
 
+def _key(row: Row) -> dict[str, str]:
+    return {"of_entity": _hash(row.entity), "of_quota": row.quota}
+
+
 def _change(entity: str, before: Sequence[Row], after: Sequence[Row], origin: Origin) -> dict[str, Any]:
     return {
         "at_ms": origin.at_ms,
@@ -262,6 +338,11 @@ def _change(entity: str, before: Sequence[Row], after: Sequence[Row], origin: Or
 def _definitions(rows: Sequence[Row]) -> str | None:
     found: dict[str, Definition] = {row.quota: row.definition for row in rows if row.definition is not None}
     return json.dumps(found) if found else None
+
+
+def _past(row: RowMapping) -> PastChange:
+    before, after = (None if row[when] is None else json.loads(row[when]) for when in ("before", "after"))
+    return PastChange(row["id"], row["at_ms"], row["who"], row["entity"], before, after, row["reason"])
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from app.http import bodies, check, check_schema, decisions
 from app.http.check_question import Sources
 from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
-from app.http.quotas_schema import COMPONENTS
+from app.http.quotas_lists_schema import COMPONENTS
 from app.http.wire import MAX_BODY, Clock
 
 Schema = dict[str, Any]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app.domain.quota import KEYS, LAYER_POLICIES, MAX_EXACT, QuotaKey
 from app.domain.quota_value import CHOICES, FIELDS, MAX_LAYERS, MAX_WINDOW_MS, MIN_LAYER_MS, RANGES
-from app.http.problems import PROBLEM_JSON
+from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
 from app.http.strict import JSON, MERGE_PATCH
 
 Schema = dict[str, Any]
@@ -125,7 +125,8 @@ def _by_key(schemas: Mapping[str, Schema], **more: Any) -> Schema:
     return {"type": "object", "properties": dict(schemas), "additionalProperties": False, **more}
 
 
-def _ref(name: str) -> Schema:
+def ref(name: str) -> Schema:
+    """A reference to a component."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -161,7 +162,7 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         "required": ["entity", "quotas", "bounds", "version"],
         "properties": {
             "entity": {"type": "string", "description": "Its canonical spelling."},
-            "quotas": _by_key({key: _ref("Quota") for key in KEYS}, minProperties=1),
+            "quotas": _by_key({key: ref("Quota") for key in KEYS}, minProperties=1),
             "bounds": _by_key(dict.fromkeys(KEYS, _BOUND), minProperties=1),
             "version": {"type": "integer", "minimum": 1, "maximum": MAX_EXACT},
         },
@@ -225,32 +226,32 @@ _ENTITY: Final = {
         "listener of a broker": {"value": "broker=1,listener=EXTERNAL"},
     },
 }
-_IF_MATCH: Final = {
+IF_MATCH: Final = {
     "name": "If-Match",
     "in": "header",
     "description": "Go ahead only at one of these ETags, or with * only if there is something; else 412.",
     "schema": {"type": "string"},
     "example": '"17"',
 }
-_IF_NONE_MATCH: Final = {
+IF_NONE_MATCH: Final = {
     "name": "If-None-Match",
     "in": "header",
     "description": "With *, create only (412 otherwise). On GET, 304 at one of these ETags.",
     "schema": {"type": "string"},
     "example": "*",
 }
-_REASON: Final = {
+REASON: Final = {
     "name": "X-Reason",
     "in": "header",
     "description": "Why; kept in the history.",
     "schema": {"type": "string"},
     "example": "launch week",
 }
-_ETAG: Final = {"ETag": {"description": "Strong; from the version.", "schema": {"type": "string"}}}
+ETAG: Final = {"ETag": {"description": "Strong; from the version.", "schema": {"type": "string"}}}
 
 _EXAMPLE: Final = {"producer_ids_rate": 5, "request_rate": {"limit": 100, "enforcement": "deny"}}
 _PATCH_EXAMPLE: Final = {"request_rate": 200, "producer_ids_rate": None}
-_ANSWER_EXAMPLE: Final = {
+ANSWER_EXAMPLE: Final = {
     "entity": "user=alice",
     "quotas": {"producer_ids_rate": {"limit": 5}},
     "bounds": {
@@ -269,6 +270,35 @@ _PROBLEMS: Final = {
     422: "Something is wrong with the content; errors names each field.",
     503: "The catalog is out of reach.",
 }
+_TOLD: Final = {
+    400: "The body is not JSON: Expecting value: line 1 column 18 (char 17).",
+    401: "This needs a key: send Authorization: Bearer KEY.",
+    403: "The key lacks the scope write.",
+    404: "No quotas are set on user=alice.",
+    412: "A condition does not hold: user=alice is at version 18.",
+    413: "The body is larger than 1,048,576 bytes.",
+    415: "The body must be sent as Content-Type: application/json.",
+    503: "The catalog is out of reach; the last quotas read from it stay in force.",
+}
+"""What the examples of problems say."""
+
+
+def problem_responses(statuses: Sequence[int], *wrong: FieldError) -> dict[int | str, Any]:
+    """The problems a route may answer with, each with an example; ``wrong`` for the 422."""
+    return {
+        status: {
+            "description": _PROBLEMS[status],
+            "content": {
+                PROBLEM_JSON: {
+                    "schema": ref("Problem"),
+                    "example": (
+                        unprocessable(*wrong) if status == 422 else Problem(status, _TOLD[status])
+                    ).document(),
+                }
+            },
+        }
+        for status in statuses
+    }
 
 
 def _route(
@@ -279,47 +309,47 @@ def _route(
     body: Schema | None = None,
 ) -> dict[str, Any]:
     """The keyword arguments of a FastAPI route."""
-    content = {JSON: {"schema": _ref("EntityQuotas"), "example": _ANSWER_EXAMPLE}}
+    content = {JSON: {"schema": ref("EntityQuotas"), "example": ANSWER_EXAMPLE}}
     responses: dict[int | str, Any] = {
         status: {
             "description": said,
-            **({"headers": _ETAG, "content": content} if status in (200, 201) else {}),
+            **({"headers": ETAG, "content": content} if status in (200, 201) else {}),
         }
         for status, said in answers.items()
     }
-    for status in problems:
-        responses[status] = {
-            "description": _PROBLEMS[status],
-            "content": {PROBLEM_JSON: {"schema": _ref("Problem")}},
-        }
+    wrong = _NO_NUMBER if body else _NO_ENTITY
+    responses |= problem_responses(problems, wrong)
     extra: Schema = {"parameters": [_ENTITY, *parameters]} | ({"requestBody": body} if body else {})
     return {"summary": summary, "status_code": min(answers), "responses": responses, "openapi_extra": extra}
 
 
-def _body(name: str, example: object, *types: str) -> Schema:
-    return {"required": True, "content": {t: {"schema": _ref(name), "example": example} for t in types}}
+def body_of(name: str, example: object, *types: str) -> Schema:
+    """A request body of a named schema."""
+    return {"required": True, "content": {t: {"schema": ref(name), "example": example} for t in types}}
 
 
-_WRITE: Final = [_IF_MATCH, _IF_NONE_MATCH, _REASON]
+_NO_NUMBER: Final = FieldError("/request_rate", "must be from 0 to 9007199254740991")
+_NO_ENTITY: Final = FieldError("/entity", "empty name for user: write user=NAME, or user=* for the default")
+_WRITE: Final = [IF_MATCH, IF_NONE_MATCH, REASON]
 GET: Final = _route(
     "Read an entity's quotas",
     {200: "What is set on it.", 304: "Nothing newer than If-None-Match."},
     (400, 401, 403, 404, 412, 422, 503),
-    [_IF_MATCH, _IF_NONE_MATCH],
+    [IF_MATCH, IF_NONE_MATCH],
 )
 PUT: Final = _route(
     "Replace an entity's quotas",
     {200: "Replaced.", 201: "Created."},
     (400, 401, 403, 404, 412, 413, 415, 422, 503),
     _WRITE,
-    _body("QuotaSet", _EXAMPLE, JSON),
+    body_of("QuotaSet", _EXAMPLE, JSON),
 )
 PATCH: Final = _route(
     "Change some of an entity's quotas",
     {200: "Changed.", 201: "Created.", 204: "The last quota went, and the entity with it."},
     (400, 401, 403, 404, 412, 413, 415, 422, 503),
     _WRITE,
-    _body("QuotaPatch", _PATCH_EXAMPLE, MERGE_PATCH, JSON),
+    body_of("QuotaPatch", _PATCH_EXAMPLE, MERGE_PATCH, JSON),
 )
 DELETE: Final = _route(
     "Take away an entity's quotas",

@@ -6,13 +6,11 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient, Response
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,12 +23,11 @@ from app.catalog.tables import CHANGES
 from app.domain.entity import Entity
 from app.domain.quota import Defaults
 from app.http import strict
-from app.http.access import Access
 from app.http.problems import Problem
-from app.http.quotas import router
-from app.http.quotas_schema import COMPONENTS, ENTITY_PATTERN
+from app.http.quotas_lists_schema import COMPONENTS
+from app.http.quotas_schema import ENTITY_PATTERN
+from tests.http.quota_app import KEY, app_of, fields
 
-KEY = "open-sesame"
 PATCH = "application/merge-patch+json"
 MEBIBYTE = 1024 * 1024
 
@@ -43,17 +40,6 @@ async def catalog(tmp_path: Path) -> AsyncIterator[Catalog]:
     await catalog.open()
     yield catalog
     await catalog.close()
-
-
-def app_of(catalog: Catalog) -> FastAPI:
-    app = FastAPI()
-    app.include_router(router(catalog, Access(KEY, [ip_network("127.0.0.0/8")])))
-
-    @app.exception_handler(Problem)
-    async def answer(request: object, problem: Problem) -> Any:
-        return problem.response()
-
-    return app
 
 
 class Quotas:
@@ -89,16 +75,6 @@ async def quotas(catalog: Catalog) -> AsyncIterator[Quotas]:
     transport = ASGITransport(app_of(catalog))
     async with AsyncClient(transport=transport, base_url="http://quotagate") as client:
         yield Quotas(client)
-
-
-def fields(answer: Response, status: int = 422) -> list[str]:
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    problem = answer.json()
-    assert problem["status"] == status
-    assert all(error["message"] for error in problem.get("errors", []))
-    assert bool(problem.get("errors")) == (status == 422)
-    return [error["field"] for error in problem.get("errors", [])]
 
 
 # What is written is read

@@ -1,0 +1,75 @@
+"""The SQL of lists: a page of entities by a filter, and a page of history."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select, true, tuple_
+
+from app.catalog.tables import CHANGES, QUOTAS, STATE
+from app.domain.entity import spell
+from app.domain.matching import Filter
+
+_HEAD: Final = func.substr(QUOTAS.c.entity, 1, 512)
+"""What a list is ordered by; the rest of a very long spelling is told apart by its hash."""
+
+
+def page(wanted: Filter, after: tuple[str, str] | None, limit: int) -> Select[Any]:
+    """The catalog's version, and every row of the first entities past one (spelling, hash); one statement.
+
+    Tombstones come along: they are part of an entity's version.
+    """
+    keys = select(_HEAD.label("head"), QUOTAS.c.entity_hash)
+    keys = keys.where(QUOTAS.c.definition.is_not(None), _covers(wanted))
+    if after is not None:
+        keys = keys.where(tuple_(_HEAD, QUOTAS.c.entity_hash) > tuple_(after[0][:512], after[1]))
+    chosen = keys.distinct().order_by("head", QUOTAS.c.entity_hash).limit(limit).subquery()
+    rows = chosen.join(QUOTAS, QUOTAS.c.entity_hash == chosen.c.entity_hash)
+    return (
+        select(STATE.c.version.label("now"), QUOTAS)
+        .select_from(STATE.outerjoin(rows, true()))
+        .order_by(chosen.c.head, chosen.c.entity_hash)
+    )
+
+
+def history(entity_hash: str | None, before: int | None, limit: int) -> Select[Any]:
+    """The newest changes, of one entity or of all, that are older than one."""
+    found = select(CHANGES).order_by(CHANGES.c.id.desc()).limit(limit)
+    if entity_hash is not None:
+        found = found.where(CHANGES.c.entity_hash == entity_hash)
+    if before is not None:
+        found = found.where(CHANGES.c.id < before)
+    return found
+
+
+def _covers(wanted: Filter) -> ColumnElement[bool]:
+    """``Filter.covers`` of the canonical spelling, in which a comma only stands between two parts."""
+    if not wanted.matches and not wanted.strict:
+        return true()
+    names = {type_: name if name is None else spell(name) for type_, name in wanted.matches}
+    return or_(false(), *(_of_types(types, names) for types in wanted.combinations()))
+
+
+def _of_types(types: tuple[str, ...], names: dict[str, str | None]) -> ColumnElement[bool]:
+    entity = QUOTAS.c.entity
+    first, *second = types
+    name = names.get(first)
+    if not second:
+        if name is not None:
+            return entity == f"{first}={name}"
+        return and_(_begins(f"{first}="), ~entity.contains(","))
+    last = names.get(second[0])
+    if name is None:
+        begins, has = _begins(f"{first}="), entity.contains(f",{second[0]}=")
+    else:
+        begins = has = _begins(f"{first}={name},{second[0]}=")
+    return and_(begins, has if last is None else _ends(f",{second[0]}={last}"))
+
+
+def _begins(text: str) -> ColumnElement[bool]:
+    return func.substr(QUOTAS.c.entity, 1, len(text)) == text
+
+
+def _ends(text: str) -> ColumnElement[bool]:
+    entity = QUOTAS.c.entity
+    return func.substr(entity, func.length(entity) - len(text) + 1) == text

@@ -1,0 +1,111 @@
+"""Reading the query of an admin route strictly: every parameter known, in its place once, and understood."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Self, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from starlette.types import Scope
+
+from app.domain.quota_value import pointer
+from app.http.problems import FieldError, unprocessable
+
+T = TypeVar("T")
+
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_INTEGER: Final = re.compile("0|[1-9][0-9]{0,18}")
+
+
+class Query:
+    """The parameters of a request, and everything that is wrong with them.
+
+    >>> query = Query.of({"query_string": b"limit=5&entity=user%3Da"}, "limit", "entity")
+    >>> query.integer("limit", 1, 1000), query.one("entity", str.upper), query.one("cursor", str.upper)
+    (5, 'USER=A', None)
+    """
+
+    def __init__(self, sent: Sequence[tuple[str, str]], errors: Sequence[FieldError]) -> None:
+        self._sent = sent
+        self._errors = [*errors]
+
+    @classmethod
+    def of(cls, scope: Scope, *known: str) -> Self:
+        """Read the query of a request that knows these parameters."""
+        return cls(*_parameters(scope["query_string"], known))
+
+    def texts(self, name: str) -> list[str]:
+        """Every value of a parameter that may stand several times."""
+        return [text for known, text in self._sent if known == name]
+
+    def one(self, name: str, read: Callable[[str], T]) -> T | None:
+        """The value of a parameter that may stand once; None without it, or if it is wrong.
+
+        ``read`` raises ``ValueError`` with what would be right.
+        """
+        texts = self.texts(name)
+        if len(texts) > 1:
+            self.wrong(name, "stands twice")
+        elif texts:
+            try:
+                return read(texts[0])
+            except ValueError as error:
+                self.wrong(name, str(error))
+        return None
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """An integer in a range."""
+
+        def read(text: str) -> int:
+            if not _INTEGER.fullmatch(text) or not low <= int(text) <= high:
+                raise ValueError(f"must be an integer from {low} to {high}")
+            return int(text)
+
+        return self.one(name, read)
+
+    def flag(self, name: str) -> bool:
+        """``true`` or ``false``, which it is when nothing is said."""
+
+        def read(text: str) -> bool:
+            if text not in ("true", "false"):
+                raise ValueError("must be true or false")
+            return text == "true"
+
+        return bool(self.one(name, read))
+
+    def wrong(self, name: str, message: str) -> None:
+        """Remember what is wrong with a parameter."""
+        self._errors.append(FieldError(pointer(name), message))
+
+    def check(self) -> None:
+        """Refuse the request if anything is wrong with its query.
+
+        Raises:
+            Problem: 422 that names every fault.
+        """
+        if self._errors:
+            raise unprocessable(*self._errors)
+
+
+def _parameters(query: bytes, known: Collection[str]) -> tuple[list[tuple[str, str]], list[FieldError]]:
+    found: list[tuple[str, str]] = []
+    errors: list[FieldError] = []
+    for part in filter(None, query.decode("latin-1").replace("+", " ").split("&")):
+        spelled, _, text = part.partition("=")
+        try:
+            name, value = _unescaped(spelled), _unescaped(text)
+        except ValueError:
+            errors.append(FieldError(pointer(spelled), "must be percent-encoded UTF-8"))
+            continue
+        if name in known:
+            found.append((name, value))
+        else:
+            errors.append(FieldError(pointer(name), f"is unknown: use {', '.join(known)}"))
+    return found, errors
+
+
+def _unescaped(text: str) -> str:
+    if _BAD_ESCAPE.search(text):
+        raise ValueError("a percent sign is written %25")
+    return unquote_to_bytes(text.encode("latin-1")).decode()

@@ -1,0 +1,119 @@
+"""The routes that list: quotas by a filter, and the history of their changes."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import asdict
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.catalog.catalog import Catalog, Conditions
+from app.domain.entity import Entity, EntityError
+from app.domain.matching import Filter
+from app.http import quotas_lists_schema as schema
+from app.http.access import Access
+from app.http.query import Query
+from app.http.quotas_wire import conditions_of, document_of, etag, refusals, stale
+from app.http.strict import JSON
+
+MAX_LIMIT: Final = 1_000
+LIMIT: Final = 100
+
+
+def router(catalog: Catalog, access: Access) -> APIRouter:
+    """The routes; access is judged before anything else of a request is looked at."""
+    routes = APIRouter(tags=["Quotas"], default_response_class=Response)
+
+    @routes.get("/v1/quotas", **schema.LIST)
+    async def list_quotas(request: Request) -> Response:
+        access.require(request.scope, "read")
+        query = Query.of(request.scope, "match", "strict", "limit", "cursor")
+        wanted = _filter(query)
+        limit = query.integer("limit", 1, MAX_LIMIT) or LIMIT
+        after = query.one("cursor", _entity_at)
+        query.check()
+        async with refusals():
+            page = await catalog.page(wanted, after, limit)
+        conditions = conditions_of(request)
+        headers = {"ETag": etag(page.version)}
+        if not Conditions(match=conditions.match).hold(page.version):
+            raise stale(f"the catalog is at version {page.version}")
+        if not conditions.hold(page.version):
+            return Response(status_code=304, headers=headers)
+        answer = {
+            "quotas": [document_of(found) for found in page.sets],
+            "next_cursor": None if page.last is None else _cursor("entity", str(page.last)),
+        }
+        return Response(json.dumps(answer, separators=(",", ":")), 200, headers, JSON)
+
+    @routes.get("/v1/quotas:history", **schema.HISTORY)
+    async def quotas_history(request: Request) -> Response:
+        access.require(request.scope, "read")
+        query = Query.of(request.scope, "entity", "limit", "cursor")
+        entity = query.one("entity", Entity.parse)
+        limit = query.integer("limit", 1, MAX_LIMIT) or LIMIT
+        before = query.one("cursor", _change_at)
+        query.check()
+        async with refusals():
+            found = await catalog.history(entity, before, limit + 1)
+        shown = [asdict(change) for change in found[:limit]]
+        last = shown[-1]["id"] if len(found) > limit else None
+        for change in shown:
+            del change["id"]
+        answer = {"changes": shown, "next_cursor": None if last is None else _cursor("change", str(last))}
+        return Response(json.dumps(answer, separators=(",", ":")), 200, media_type=JSON)
+
+    return routes
+
+
+def _filter(query: Query) -> Filter:
+    strict = query.flag("strict")
+    try:
+        return Filter.parse(query.texts("match"), strict=strict)
+    except EntityError as error:
+        query.wrong("match", str(error))
+        return Filter()
+
+
+def _entity_at(cursor: str) -> Entity:
+    """The entity after which a page begins."""
+    try:
+        entity = Entity.parse(spelled := _opened("entity", cursor))
+    except EntityError:
+        raise _no_cursor() from None
+    if str(entity) != spelled:
+        raise _no_cursor()
+    return entity
+
+
+def _change_at(cursor: str) -> int:
+    """The change before which a page begins."""
+    number = _opened("change", cursor)
+    if not number.isdecimal() or len(number) > 18:
+        raise _no_cursor()
+    return int(number)
+
+
+def _cursor(of: str, place: str) -> str:
+    return urlsafe_b64encode(f"{of} {place}".encode()).decode().rstrip("=")
+
+
+def _opened(of: str, cursor: str) -> str:
+    """The place that a cursor stands for, if it is one of ours of this kind."""
+    try:
+        named, _, place = (
+            urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4)).decode().partition(" ")
+        )
+    except ValueError:
+        raise _no_cursor() from None
+    if named != of or _cursor(of, place) != cursor:
+        raise _no_cursor()
+    return place
+
+
+def _no_cursor() -> ValueError:
+    return ValueError("must be the next_cursor of an earlier answer")

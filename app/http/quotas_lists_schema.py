@@ -1,0 +1,141 @@
+"""What the OpenAPI document says about the routes that list and change many quotas at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from app.domain.entity import TYPES
+from app.http import quotas_schema
+from app.http.problems import FieldError
+from app.http.quotas_schema import (
+    ANSWER_EXAMPLE,
+    ENTITY_PATTERN,
+    ETAG,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    Schema,
+    problem_responses,
+    ref,
+)
+from app.http.strict import JSON
+
+_CURSOR: Final[Schema] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+COMPONENTS: Final[Mapping[str, Schema]] = {
+    **quotas_schema.COMPONENTS,
+    "QuotaPage": {
+        "type": "object",
+        "required": ["quotas", "next_cursor"],
+        "properties": {
+            "quotas": {"type": "array", "items": ref("EntityQuotas")},
+            "next_cursor": {**_CURSOR, "description": "For the next page; null after the last."},
+        },
+    },
+    "QuotaDefinitions": {
+        "description": "All that is set on an entity; null when nothing is.",
+        "anyOf": [{"type": "object", "additionalProperties": ref("Quota")}, {"type": "null"}],
+    },
+    "QuotaChange": {
+        "type": "object",
+        "required": ["at_ms", "who", "entity", "before", "after", "reason"],
+        "properties": {
+            "at_ms": {"type": "integer"},
+            "who": {"type": "string", "description": "The name of the key; admin for the admin key."},
+            "entity": {"type": "string"},
+            "before": ref("QuotaDefinitions"),
+            "after": ref("QuotaDefinitions"),
+            "reason": {
+                "anyOf": [{"type": "string"}, {"type": "null"}],
+                "description": "From X-Reason.",
+            },
+        },
+    },
+    "QuotaHistory": {
+        "type": "object",
+        "required": ["changes", "next_cursor"],
+        "properties": {
+            "changes": {"type": "array", "items": ref("QuotaChange")},
+            "next_cursor": {**_CURSOR, "description": "For older changes; null after the first one ever."},
+        },
+    },
+}
+
+CURSOR_EXAMPLE: Final = "ZW50aXR5IHVzZXI9YWxpY2U"
+_LIMIT: Final = {
+    "name": "limit",
+    "in": "query",
+    "description": "How many at most.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 1_000, "default": 100},
+}
+_NEXT: Final = {
+    "name": "cursor",
+    "in": "query",
+    "description": "The next_cursor of the page before. It stays good while quotas change.",
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"},
+}
+_MATCH: Final = {
+    "name": "match",
+    "in": "query",
+    "description": "TYPE=NAME that very one, TYPE=* the default, TYPE any, the default too. Several match "
+    "together: every one must. A name is percent-encoded as in a path, then all of it as part of a query.",
+    "schema": {
+        "type": "array",
+        "uniqueItems": True,
+        "items": {"type": "string", "pattern": f"^(?:{'|'.join(TYPES)})$|{ENTITY_PATTERN}"},
+    },
+    "examples": {
+        "one user's": {"value": ["user=alice"]},
+        "every client of a user": {"value": ["user=alice", "client-id"]},
+        "the default user": {"value": ["user=*"]},
+    },
+}
+_STRICT: Final = {
+    "name": "strict",
+    "in": "query",
+    "description": "Entities of exactly the types that are matched, no others beside them.",
+    "schema": {"type": "boolean", "default": False},
+}
+_READ: Final = (400, 401, 403, 412, 422, 503)
+
+
+def _answer(schema: str, example: object, headers: Schema | None = None) -> dict[int | str, Any]:
+    content = {JSON: {"schema": ref(schema), "example": example}}
+    return {200: {"description": "What was asked for.", "headers": headers or {}, "content": content}}
+
+
+LIST: Final[dict[str, Any]] = {
+    "summary": "List quotas",
+    "description": "Pages in the order of the entities' spelling. The ETag is the version of the whole "
+    "catalog, as of which the page is: `quotas:apply` takes it in If-Match.",
+    "responses": _answer("QuotaPage", {"quotas": [ANSWER_EXAMPLE], "next_cursor": CURSOR_EXAMPLE}, ETAG)
+    | {304: {"description": "Nothing newer than If-None-Match."}}
+    | problem_responses(_READ, FieldError("/match", "ip is matched twice")),
+    "openapi_extra": {"parameters": [_MATCH, _STRICT, _LIMIT, _NEXT, IF_MATCH, IF_NONE_MATCH]},
+}
+_CHANGE_EXAMPLE: Final = {
+    "at_ms": 1_764_000_000_000,
+    "who": "admin",
+    "entity": "user=alice",
+    "before": None,
+    "after": {"producer_ids_rate": {"limit": 5}},
+    "reason": "launch week",
+}
+HISTORY: Final[dict[str, Any]] = {
+    "summary": "Read who changed quotas, when and why",
+    "description": "Newest first; of one entity, or of all.",
+    "responses": _answer("QuotaHistory", {"changes": [_CHANGE_EXAMPLE], "next_cursor": None})
+    | problem_responses((400, 401, 403, 422, 503), FieldError("/limit", "must be an integer from 1 to 1000")),
+    "openapi_extra": {
+        "parameters": [
+            {
+                "name": "entity",
+                "in": "query",
+                "description": "Spelled as in a path, and then encoded as part of a query.",
+                "schema": {"type": "string", "pattern": ENTITY_PATTERN},
+                "example": "user=alice",
+            },
+            _LIMIT,
+            _NEXT,
+        ]
+    },
+}
