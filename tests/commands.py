@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ class Asked(NamedTuple):
     path: str
     query: list[tuple[str, str]]
     body: Any
-    headers: Mapping[str, str]
+    headers: Message
 
 
 @dataclass

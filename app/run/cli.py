@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import app
-from app.run.commands import kafka, quotas
+from app.run.commands import explain, files, kafka, quotas
 from app.run.commands.decide import decide
 from app.run.errors import CannotRun
 
@@ -96,6 +96,8 @@ def migrate(env_file: EnvFile = None) -> None:
 
 cli.command()(decide)
 quotas.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka.kafka)
+quotas.group.add_typer(explain.group)
+quotas.group.add_typer(files.group)
 cli.add_typer(quotas.group, name="quotas")
 
 

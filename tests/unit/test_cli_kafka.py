@@ -16,7 +16,7 @@ RATE = "max.connection.creation.rate"
 OWN_RATE = "max_connection_creation_rate"
 ONE = "--add-config request_rate=1"
 DONE = {"entity": "user=alice", "quotas": {}, "version": 8}
-NO_PAGE = {"quotas": [], "next_cursor": None}
+NO_PAGE: dict[str, object] = {"quotas": [], "next_cursor": None}
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_describe_prints_as_kafka_does(quotagate: Command, gate: Gate):
         {"entity": "user=alice,client-id=etl", "quotas": {"producer_byte_rate": {"limit": 1024}}},
         {
             "entity": "user=*",
-            "quotas": {"producer_ids_rate": {"limit": 5}, "request_rate": {"limit": 1.5, "samples": 21}},
+            "quotas": {"request_rate": {"limit": 1.5, "samples": 21}, "mutations": {"limit": 5}},
         },
         {"entity": "ip=*", "quotas": {"connection_creation_rate": {"limit": 7}}},
         {"entity": "broker=1", "quotas": {OWN_RATE: {"limit": 100}}},
@@ -147,7 +147,7 @@ def test_describe_prints_as_kafka_does(quotagate: Command, gate: Gate):
     ran = quotagate("quotas", "--describe", "--user", "alice", "--url", gate.url)
     assert ran.out.splitlines() == [
         "Quota configs for user-principal 'alice', client-id 'etl' are producer_byte_rate=1024.0",
-        "Quota configs for the default user-principal are producer_ids_rate=5.0, request_rate=1.5 (samples=21)",
+        "Quota configs for the default user-principal are request_rate=1.5 (samples=21), mutations=5.0",
         "Quota configs for the default ip are connection_creation_rate=7.0",
         "Dynamic configs for broker 1 are:",
         f"  {RATE}=100.0",

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from app.run.commands import target
-from app.run.commands.show import plain
+from app.run.commands.show import plain_lines
 from app.run.errors import CannotAsk
 
 TIMEOUT_S: Final = 10.0
@@ -87,7 +87,7 @@ class Node:
             lines.append(f"  The key is the one in {self._target.key_from}.")
         elif status == 401 and self._target.key is None:
             lines.append("  Give a key: --key, QUOTAGATE_KEY or a configuration file.")
-        return "\n".join(plain(line) for line in lines)
+        return plain_lines(lines)
 
 
 @contextmanager

@@ -40,6 +40,11 @@ def plain(text: str) -> str:
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
+def plain_lines(lines: Iterable[str]) -> str:
+    """Lines of such text."""
+    return "\n".join(map(plain, lines))
+
+
 def document(answer: Any, output: Output) -> bool:
     """Show an answer as JSON or YAML; False when a table is wanted, which only the command can lay out."""
     if output is Output.json:
@@ -87,6 +92,16 @@ def cell(value: Any) -> str:
         case list():
             return ", ".join(cell(part) for part in value) or "-"
     return plain(str(value))
+
+
+def brief(said: Mapping[str, Any]) -> str:
+    """A quota in few words: its limit, and what else it says.
+
+    >>> brief({"limit": 5, "samples": 21})
+    '5 samples=21'
+    """
+    more = {field: setting for field, setting in said.items() if field != "limit"}
+    return cell(said["limit"]) + (f" {cell(more)}" if more else "")
 
 
 def when(at_ms: int | None) -> str:

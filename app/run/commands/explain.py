@@ -1,0 +1,116 @@
+"""`quotagate quotas effective` and `history`: which limits hold for somebody, and how they came about."""
+# ruff: noqa: D301  a real backspace keeps the lines of examples apart
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from app.run.commands import show, values
+from app.run.commands.node import connected
+from app.run.commands.pages import pages
+from app.run.commands.show import Out, Output
+from app.run.commands.target import ConfigFile, Key, Url
+
+group = typer.Typer()
+
+
+@group.command()
+def effective(
+    principal: Annotated[str | None, typer.Option(help="Who would ask.")] = None,
+    client_id: Annotated[str | None, typer.Option(help="Its client-id.")] = None,
+    ip: Annotated[str | None, typer.Option(help="Its address.")] = None,
+    broker: Annotated[str | None, typer.Option(help="The broker that would be asked.")] = None,
+    listener: Annotated[str | None, typer.Option(help="The listener that would be asked.")] = None,
+    at_ms: Annotated[int | None, typer.Option(help="The time, where the caller's clock decides.")] = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Explain the limits that hold for somebody: which entity gives each, and what else was on its ladder.
+
+    \b
+    Examples:
+      quotagate quotas effective --principal alice --client-id etl
+      quotagate quotas effective --ip 10.0.0.7 --broker 1 --listener EXTERNAL -o json
+    """
+    asked = {
+        "principal": principal,
+        "client_id": client_id,
+        "ip": ip,
+        "broker": broker,
+        "listener": listener,
+    }
+    if all(name is None for name in asked.values()):
+        raise typer.BadParameter("name somebody, such as --principal alice or --ip 10.0.0.7")
+    with connected(url, key, config) as node:
+        found = node.get("/v1/quotas:effective", **asked, at_ms=at_ms)
+    if show.document(found, output):
+        return
+    if not found["quotas"]:
+        show.note("No quota applies: nothing is limited.")
+        return
+    show.table(
+        ["QUOTA", "LIMIT", "NOW", "FROM", "BUCKET"],
+        [row for one in found["quotas"] for row in _ladder(one)],
+        right=["LIMIT", "NOW"],
+    )
+
+
+@group.command()
+def history(
+    entity: Annotated[
+        str | None,
+        typer.Argument(help="Changes of this entity alone.", autocompletion=values.completed_types),
+    ] = None,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many changes.")] = 50,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Show who changed what, when and why; the newest change comes first.
+
+    \b
+    Examples:
+      quotagate quotas history
+      quotagate quotas history user=alice --limit 5
+    """
+    query = {"entity": str(values.entity(entity)) if entity is not None else None}
+    with connected(url, key, config) as node:
+        found = pages(node, "/v1/quotas:history", "changes", query, limit=limit).items
+    if not show.document({"changes": found}, output):
+        show.table(
+            ["WHEN", "WHO", "ENTITY", "CHANGE", "REASON"],
+            [
+                (show.when(one["at_ms"]), one["who"], one["entity"], _change(one), one["reason"])
+                for one in found
+            ],
+        )
+
+
+def _ladder(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """The limit that holds, and below it the ones of its ladder that do not."""
+    yield (one["quota"], one["limit"], one["limit_now"], one["entity"], one["bucket"])
+    for level in one["ladder"]:
+        if level["entity"] != one["entity"]:
+            yield ("", level["limit"], "", f"not {level['entity']}", "")
+
+
+def _change(one: Mapping[str, Any]) -> str:
+    """What a change did, quota by quota."""
+    before, after = one["before"] or {}, one["after"] or {}
+    parts = []
+    for quota in dict.fromkeys([*before, *after]):
+        old, new = before.get(quota), after.get(quota)
+        if old != new:
+            parts.append(f"{quota} {_brief(old)} -> {_brief(new)}")
+    return ", ".join(parts) or "-"
+
+
+def _brief(said: Mapping[str, Any] | None) -> str:
+    return "none" if said is None else show.brief(said)

@@ -1,0 +1,290 @@
+"""`quotagate quotas export`, `plan`, `apply`, `lint` and `schema`: the catalog as a file."""
+# ruff: noqa: D301  a real backspace keeps the lines of examples apart
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any, Final
+
+import typer
+
+from app.run.commands import quotas_file, quotas_schema, show
+from app.run.commands.node import Node, Refused, connected
+from app.run.commands.pages import one_version
+from app.run.commands.quotas import Reason
+from app.run.commands.show import Out, Output
+from app.run.commands.target import ConfigFile, Key, Url
+from app.run.errors import CannotAsk
+
+MAX_BODY: Final = 1_048_576
+"""What a node reads of one request."""
+APPLY_TIMEOUT_S: Final = 120.0
+
+group = typer.Typer()
+
+File = Annotated[
+    Path,
+    typer.Option(
+        "--file", "-f", exists=True, dir_okay=False, allow_dash=True, help="The file; - is standard input."
+    ),
+]
+OnlyNamed = Annotated[
+    bool, typer.Option("--only-named", help="Leave entities alone that the file does not name.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a file would change, at one version of the catalog."""
+
+    etag: str
+    alterations: list[dict[str, Any]]
+    changes: list[dict[str, Any]]
+
+    @property
+    def version(self) -> int:
+        """The version that it was made at."""
+        return int(self.etag.strip('"'))
+
+
+@group.command()
+def export(url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+    """Write the whole catalog as a file, in one canonical order.
+
+    \b
+    Examples:
+      quotagate quotas export > quotas.yaml
+    """
+    with connected(url, key, config) as node:
+        listed = one_version(node, "/v1/quotas", "quotas")
+    quotas = ((one["entity"], one["quotas"]) for one in listed.items)
+    for line in quotas_file.write(quotas, _etag(listed.etag).strip('"')):
+        typer.echo(line, nl=False)
+
+
+@group.command()
+def plan(
+    file: File,
+    *,
+    only_named: OnlyNamed = False,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Show what applying a file would change, and write nothing.
+
+    The file is the whole truth: what it does not hold is removed. A bucket that is emptied forgets what it
+    was charged.
+
+    \b
+    Examples:
+      quotagate quotas plan -f quotas.yaml
+      quotagate quotas plan -f team-a.yaml --only-named
+    """
+    wanted = _read(file)
+    with connected(url, key, config) as node:
+        found = _plan(node, wanted, only_named=only_named)
+    if not show.document({"version": found.version, "changes": found.changes}, output):
+        _show(found)
+        if found.changes:
+            options = (
+                f"--if-match {found.version}{' --only-named' if only_named else ''} -f {quote(str(file))}"
+            )
+            typer.echo(f"To apply just this: quotagate quotas apply {options}")
+
+
+@group.command()
+def apply(
+    file: File,
+    *,
+    only_named: OnlyNamed = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    if_match: Annotated[
+        int | None,
+        typer.Option(
+            metavar="VERSION", help="Only if the catalog is at this version still, as plan shows it."
+        ),
+    ] = None,
+    reason: Reason = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Make the catalog what a file says: all of it, or nothing.
+
+    Shows the plan and asks. Refuses if the catalog has changed since the plan.
+
+    \b
+    Examples:
+      quotagate quotas apply -f quotas.yaml
+      quotagate quotas apply -f quotas.yaml --yes --if-match 17 --reason 'launch week'
+    """
+    if not yes and (not sys.stdin.isatty() or str(file) == "-"):
+        raise typer.BadParameter("there is nobody to ask here: say --yes")
+    wanted = _read(file)
+    with connected(url, key, config) as node:
+        found = _plan(node, wanted, only_named=only_named)
+        if if_match is not None and if_match != found.version:
+            raise CannotAsk(
+                f"the catalog changed since the plan: it is at version {found.version}, not {if_match}. "
+                "Nothing was applied."
+            )
+        if output is Output.table:
+            _show(found)
+        if not found.changes:
+            show.document({"version": found.version, "changes": []}, output)
+            return
+        if not yes:
+            typer.confirm(
+                f"Apply {_count(len(found.changes), 'change', 'changes')} to {node.url}?",
+                abort=True,
+                err=True,
+            )
+        done = _apply(node, found, reason)
+    if not show.document(done, output):
+        typer.echo(f"Applied. The catalog is at version {done['version']}.")
+
+
+@group.command()
+def lint(
+    file: File,
+    output: Out = Output.table,
+) -> None:
+    """Check a file, without a node: every fault with its line.
+
+    \b
+    Examples:
+      quotagate quotas lint -f quotas.yaml
+    """
+    contents = quotas_file.read(_text(file))
+    faults = [{"line": fault.line, "message": fault.message} for fault in contents.faults]
+    if not show.document({"file": str(file), "faults": faults}, output):
+        for fault in contents.faults:
+            typer.echo(show.plain(f"{file}:{fault.line}: {fault.message}"))
+        if not faults:
+            typer.echo(f"{file}: good, with quotas of {_count(len(contents.quotas), 'entity', 'entities')}.")
+    if faults:
+        raise typer.Exit(1)
+
+
+@group.command()
+def schema() -> None:
+    """Print the JSON schema of the file, for editors.
+
+    \b
+    Examples:
+      quotagate quotas schema > quotas.schema.json
+    """
+    typer.echo(quotas_schema.text(), nl=False)
+
+
+def _text(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise CannotAsk(f"{file}: {error}") from None
+
+
+def _read(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    contents = quotas_file.read(_text(file))
+    if contents.faults:
+        lines = [f"{file}:{fault.line}: {fault.message}" for fault in contents.faults]
+        raise CannotAsk(show.plain_lines([f"{file} has faults; nothing was asked", *lines]))
+    return contents.quotas
+
+
+def _plan(node: Node, wanted: Mapping[str, Mapping[str, Any]], *, only_named: bool) -> Plan:
+    """What must change, said by the node itself, which alone knows which buckets are kept."""
+    listed = one_version(node, "/v1/quotas", "quotas")
+    now = {one["entity"]: one["quotas"] for one in listed.items}
+    etag = _etag(listed.etag)
+    alterations = []
+    for entity in [*wanted, *(entity for entity in now if entity not in wanted and not only_named)]:
+        said, stands = wanted.get(entity, {}), now.get(entity, {})
+        altered = {quota: new for quota, new in said.items() if stands.get(quota) != new}
+        altered |= dict.fromkeys(quota for quota in stands if quota not in said)
+        if altered:
+            alterations.append({"entity": entity, "quotas": altered})
+    found = Plan(etag, alterations, [])
+    if alterations:
+        found.changes.extend(_post(node, found, validate_only=True)["changes"])
+    return found
+
+
+def _apply(node: Node, found: Plan, reason: str | None) -> dict[str, Any]:
+    try:
+        return _post(node, found, reason=reason)
+    except Refused:
+        raise
+    except CannotAsk as error:
+        raise CannotAsk(
+            f"{error}\n  No answer came: either all of it was applied or nothing. `plan` shows which."
+        ) from None
+
+
+def _post(
+    node: Node, found: Plan, *, reason: str | None = None, validate_only: bool = False
+) -> dict[str, Any]:
+    body = {"alterations": found.alterations, "validate_only": validate_only}
+    if (size := len(json.dumps(body).encode())) > MAX_BODY:
+        raise CannotAsk(
+            f"{len(found.alterations):,} entities change, which makes a request of {size:,} bytes; one takes "
+            f"{MAX_BODY:,}. Split the file, and apply its parts with --only-named, each all or nothing."
+        )
+    headers = {"If-Match": found.etag, "X-Reason": reason}
+    with show.progress().status("planning ..." if validate_only else "applying ..."):
+        try:
+            answer = node.ask("POST", "/v1/quotas:apply", body, headers=headers, timeout=APPLY_TIMEOUT_S)
+        except Refused as refused:
+            if refused.status != 412:
+                raise
+            raise Refused(
+                412, "the catalog changed since the plan. Nothing was applied; plan again."
+            ) from None
+    applied: dict[str, Any] = answer.json()
+    return applied
+
+
+def _etag(etag: str | None) -> str:
+    if etag is None:
+        raise CannotAsk("the node does not say the catalog's version: it is older than this command")
+    return etag
+
+
+def _show(found: Plan) -> None:
+    if not found.changes:
+        typer.echo(f"Nothing changes: the catalog, at version {found.version}, is what the file says.")
+        return
+    show.table(
+        ["", "ENTITY", "QUOTA", "BEFORE", "AFTER", "BUCKETS"],
+        [
+            (
+                {"added": "+", "changed": "~", "removed": "-"}[one["change"]],
+                one["entity"],
+                one["quota"],
+                one["before"] and show.brief(one["before"]),
+                one["after"] and show.brief(one["after"]),
+                one["buckets"],
+            )
+            for one in found.changes
+        ],
+    )
+    kinds = Counter(one["change"] for one in found.changes)
+    emptied = sum(one["buckets"] == "emptied" for one in found.changes)
+    said = ", ".join(f"{kinds[kind]} {kind}" for kind in ("added", "changed", "removed"))
+    typer.echo(
+        f"Plan: {said}; {_count(emptied, 'quota empties its buckets', 'quotas empty their buckets')}. "
+        f"The catalog is at version {found.version}."
+    )
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"{number:,} {one if number == 1 else more}"

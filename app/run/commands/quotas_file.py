@@ -1,0 +1,228 @@
+"""A file of quotas: read with the line of every fault, and written in one canonical way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode
+
+from app.domain.entity import TYPES, Entity, EntityError
+from app.domain.quota import Defaults
+from app.domain.quota_value import Definition, ValueErrors, check_all, pointer
+from app.run.commands.quotas_schema import NAME as SCHEMA
+from app.run.commands.values import NUMBER
+
+MAX_KEY: Final = 1_000
+"""YAML takes a longer key only behind a question mark."""
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TAG: Final = "tag:yaml.org,2002:"
+
+
+class Fault(NamedTuple):
+    """What is wrong, and the line it stands on, from 1."""
+
+    line: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file says: normalised quotas by the canonical spelling of their entity."""
+
+    quotas: Mapping[str, Mapping[str, Definition]]
+    faults: Sequence[Fault]
+
+
+def read(text: str) -> Contents:
+    """The quotas of a file, and everything wrong with it."""
+    try:
+        root = yaml.compose(text, Loader=_LOADER)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        return Contents({}, [Fault(line, f"not YAML: {error.reason}")])
+    except RecursionError:
+        return Contents({}, [Fault(1, "is nested too deeply")])
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        return Contents({}, [Fault(mark.line + 1 if mark else 1, f"not YAML: {error.problem}")])
+    reading = _Reading()
+    quotas = reading.file(root)
+    return Contents(quotas, sorted(reading.faults))
+
+
+def write(quotas: Iterable[tuple[str, Mapping[str, Definition]]], version: str) -> Iterator[str]:
+    """The lines of a file: entities by type and name, a quota that is its limit alone as a number."""
+    yield f"# yaml-language-server: $schema={SCHEMA}\n"
+    yield f"# The whole catalog at version {version}. `quotagate quotas schema > {SCHEMA}` helps editors.\n"
+    found = sorted(quotas, key=lambda one: _place(one[0]))
+    yield "quotas:\n" if found else "quotas: {}\n"
+    for entity, said in found:
+        yield f"  {entity}:\n" if len(entity) <= MAX_KEY else f"  ? {entity}\n  :\n"
+        for key, definition in said.items():
+            limit_alone = definition.keys() == {"limit"}
+            yield f"    {key}: {_flow(definition['limit'] if limit_alone else definition)}\n"
+
+
+def _place(entity: str) -> tuple[list[int], str]:
+    return [TYPES.index(type_) for type_ in Entity.parse(entity).types], entity
+
+
+def _flow(value: object) -> str:
+    """A value on one line, as every reader of YAML takes it.
+
+    >>> _flow({"limit": 0.00001, "shadow": True, "enforcement": "deny"})
+    '{limit: 0.00001, shadow: true, enforcement: deny}'
+    """
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return f"{Decimal(repr(value)):f}"  # 1e-05 is text to YAML 1.1
+        case Mapping():
+            return "{" + ", ".join(f"{name}: {_flow(part)}" for name, part in value.items()) + "}"
+    return str(value)
+
+
+class _Reading:
+    """One reading of a file; faults gather, so that all are told at once."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+
+    def file(self, root: Node | None) -> dict[str, Mapping[str, Definition]]:
+        if root is None:
+            self._fault(None, "is empty: write quotas: {} for no quotas at all")
+            return {}
+        found: dict[str, Mapping[str, Definition]] = {}
+        for name, at, below in self._items(root, "the file must be a mapping with the key quotas"):
+            if name == "quotas":
+                found = self._quotas(below)
+            else:
+                self._fault(at, f"{name}: unknown; there is quotas alone")
+        if isinstance(root, MappingNode) and not any(key.value == "quotas" for key, _ in root.value):
+            self._fault(root, "quotas is missing")
+        return found
+
+    def _quotas(self, node: Node) -> dict[str, Mapping[str, Definition]]:
+        found: dict[str, Mapping[str, Definition]] = {}
+        what = "quotas must be a mapping of entities; write {} for none"
+        for name, at, below in self._items(node, what):
+            try:
+                entity = Entity.parse(name)
+            except (EntityError, UnicodeEncodeError) as error:
+                self._fault(at, f"{name}: {error}")
+                continue
+            spelled = str(entity)
+            if spelled != name:
+                self._fault(at, f"{name}: must be spelled {spelled}")
+            elif (said := self._set(below, entity)) is not None:
+                found[spelled] = said
+        return found
+
+    def _set(self, node: Node, entity: Entity) -> Mapping[str, Definition] | None:
+        """An entity's quotas; None when something is wrong with them."""
+        before = len(self.faults)
+        lines: dict[str, Node] = {"": node}
+        values = self._value(node, "", lines)
+        if len(self.faults) > before:
+            return None
+        if not isinstance(values, dict):
+            self._fault(node, f"{entity}: must be a mapping of quotas")
+            return None
+        try:
+            return check_all(values, entity, Defaults())
+        except ValueErrors as wrong:
+            for field, message in wrong.errors:
+                where = field
+                while where not in lines:
+                    where = where.rpartition("/")[0]
+                self._fault(lines[where], f"{entity}: {field.lstrip('/')} {message}".replace(":  ", ": "))
+            return None
+
+    def _value(self, node: Node, path: str, lines: dict[str, Node]) -> Any:
+        """What a node says; None where there is a fault, such as what readers of YAML disagree about."""
+        if isinstance(node, ScalarNode):
+            return self._scalar(node)
+        if not isinstance(node, MappingNode):
+            self._fault(node, "a list has no place here")
+            return None
+        if path.count("/") > 2:
+            self._fault(node, "is nested too deeply")
+            return None
+        found = {}
+        for name, at, below in self._items(node, ""):
+            here = path + pointer(name)
+            lines[here] = at
+            found[name] = self._value(below, here, lines)
+        return found
+
+    def _items(self, node: Node, what: str) -> Iterator[tuple[str, Node, Node]]:
+        """The names of a mapping, where each stands, and what is below it; no name twice."""
+        if not isinstance(node, MappingNode):
+            self._fault(node, what)
+            return
+        seen: dict[str, int] = {}
+        for key, below in node.value:
+            if key.tag == f"{_TAG}merge":
+                self._fault(key, "<< is not read: write the quotas out")
+            elif not isinstance(key, ScalarNode):
+                self._fault(key, "a name must be text")
+            elif key.tag != f"{_TAG}str":
+                self._fault(key, f"{key.value}: a name must be text: put it in quotes")
+            elif key.value in seen:
+                self._fault(key, f"{key.value}: stands twice, first on line {seen[key.value]}")
+            else:
+                seen[key.value] = key.start_mark.line + 1
+                yield key.value, key, below
+
+    def _scalar(self, node: ScalarNode) -> Any:
+        written: str = node.value
+        if node.style or node.tag not in {f"{_TAG}{kind}" for kind in _KINDS}:
+            if node.tag != f"{_TAG}str":
+                self._fault(node, f"{written!r}: the tag {node.tag} has no place here")
+                return None
+            return written
+        kind = node.tag.removeprefix(_TAG)
+        if kind == "null":
+            self._fault(node, "a value is missing: to take a quota away, remove its line")
+        elif kind == "bool" and written not in {"true", "false"}:
+            meant = "true" if written.lower() in _TRUE else "false"
+            self._fault(node, f"{written!r} is read as {meant} by YAML: write {meant}")
+        elif kind == "bool":
+            return written == "true"
+        elif kind in {"int", "float"} and NUMBER.fullmatch(written):
+            return self._number(node)
+        elif kind == "str" and (written[0].isalpha() or not any(sign in written for sign in "0123456789")):
+            return written
+        else:
+            read = _read_as(node)
+            self._fault(node, f"{written!r} is read as {read} by YAML: write a plain number, such as 1000")
+        return None
+
+    def _number(self, node: ScalarNode) -> int | float | None:
+        try:
+            number: int | float = json.loads(node.value)
+        except ValueError:  # thousands of digits
+            self._fault(node, "is too large")
+            return None
+        return number
+
+    def _fault(self, node: Node | None, message: str) -> None:
+        self.faults.append(Fault(node.start_mark.line + 1 if node else 1, message))
+
+
+_KINDS: Final = ("null", "bool", "int", "float", "str", "timestamp")
+_TRUE: Final = {"yes", "on", "true"}
+
+
+def _read_as(node: ScalarNode) -> str:
+    try:
+        read = yaml.SafeLoader("").construct_object(node)
+    except ValueError:  # a day that is none
+        return "a date"
+    return "text" if isinstance(read, str) else str(read)
