@@ -87,6 +87,7 @@ class Counts(Struct):
     fallbacks: dict[Labels, float] = field(default_factory=dict)
     failures: dict[Labels, float] = field(default_factory=dict)
     blocked: dict[Labels, float] = field(default_factory=dict)
+    access_failures: dict[Labels, float] = field(default_factory=dict)
     unmatched: int = 0
     exempt: float = 0
     corrections: int = 0
@@ -111,7 +112,7 @@ class Counts(Struct):
 
     def add(self, other: Counts) -> None:
         """Take in the counts of another process."""
-        for name in ("decisions", "shadows", "fallbacks", "failures", "blocked"):
+        for name in ("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures"):
             mine: dict[Labels, float] = getattr(self, name)
             for labels, count in getattr(other, name).items():
                 mine[labels] = mine.get(labels, 0) + count

@@ -142,6 +142,11 @@ class Metrics:
         failures = self._counts.failures
         failures[reason,] = failures.get((reason,), 0) + 1
 
+    def refused(self, reason: str) -> None:
+        """Count a request that was refused for want of access."""
+        failures = self._counts.access_failures
+        failures[reason,] = failures.get((reason,), 0) + 1
+
     def store_is(self, *, away: bool, faults: Sequence[str]) -> None:
         """Take down how the store is now."""
         counts = self._counts

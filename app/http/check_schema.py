@@ -79,7 +79,7 @@ def item(sources: Sources, clock: Clock) -> Schema:
             "tags": ["Decisions"],
             "summary": "Decide a request of a gateway",
             "operationId": f"check_by_{method}",
-            "security": [{"key": []}, {}],
+            "security": [{"key": ["decide"]}, {}],
             "responses": answers,
         }
         for method in METHODS

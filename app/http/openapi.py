@@ -12,7 +12,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app.http import bodies, check, check_schema, decisions
+from app.http import bodies, check, check_schema, decisions, keys_schema
+from app.http.access import scope_of
 from app.http.check_question import Sources
 from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
 from app.http.quotas_lists_schema import COMPONENTS
@@ -31,6 +32,7 @@ Errors are RFC 9457 problems; `errors` names each field by JSON pointer. Adminis
 TAGS: Final = {
     "Decisions": "The hot routes: may this work go ahead?",
     "Quotas": "What is limited, and for whom.",
+    "Keys": "Who may ask and administer.",
     "Health": "For whoever watches over the process.",
 }
 ABOUT: Final[Mapping[str, Any]] = {
@@ -43,6 +45,7 @@ ABOUT: Final[Mapping[str, Any]] = {
 """FastAPI's arguments that say what this is."""
 
 KEY: Final = "key"
+KEYS_SAID: Final = "The admin key, or one of POST /v1/keys; each operation names the scope that it needs."
 KEYLESS: Final = frozenset({"/health/live", "/health/ready"})
 
 _ASK: Final = {"principal": "alice", "client_id": "etl", "usage": {"requests": 1, "producer_ids": [4711]}}
@@ -92,16 +95,21 @@ class Document:
             routes=api.routes,
         )
         for path, operations in document["paths"].items():
-            for operation in operations.values():
-                operation["security"] = [] if path in KEYLESS else [{KEY: []}]
+            for method, operation in operations.items():
+                scope = scope_of(method.upper(), path)
+                operation["security"] = [] if path in KEYLESS else [{KEY: [scope]}]
         document["paths"]["/metrics"]["get"]["security"].append({})
         document["paths"]["/metrics"]["get"]["responses"] |= _problems(_access_problems("read"))
         its_check = {check.PATH: check_schema.item(self._sources, self._clock)}
         document["paths"] = _hot_paths() | its_check | document["paths"]
         components = document.setdefault("components", {})
-        components["schemas"] = {**_schemas(self._clock), **COMPONENTS} | components.get("schemas", {})
+        components["schemas"] = {
+            **_schemas(self._clock),
+            **COMPONENTS,
+            **keys_schema.COMPONENTS,
+        } | components.get("schemas", {})
         components["responses"] = check_schema.responses(_ADMITTED, *_access_problems("decide"))
-        scheme = {"type": "http", "scheme": "bearer", "description": "The admin key."}
+        scheme = {"type": "http", "scheme": "bearer", "description": KEYS_SAID}
         components["securitySchemes"] = {KEY: scheme}
         return document
 
@@ -146,7 +154,7 @@ def _hot(
         "summary": summary,
         "description": description,
         "operationId": summary.lower().replace(" ", "_"),
-        "security": [{KEY: []}, {}],
+        "security": [{KEY: ["decide"]}, {}],
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": _ref(ask[0]), "example": ask[1]}},
@@ -198,14 +206,17 @@ def main() -> None:
     """Write the document of the default settings to the file that is named, or to the standard output."""
     from app.admission.metrics import Metrics  # noqa: PLC0415  these import this file
     from app.catalog.catalog import Catalog  # noqa: PLC0415
+    from app.catalog.keys import Keys  # noqa: PLC0415
     from app.domain.quota import Defaults  # noqa: PLC0415
-    from app.http import health, quotas  # noqa: PLC0415
+    from app.http import health, keys, quotas  # noqa: PLC0415
     from app.http.access import Access  # noqa: PLC0415
     from app.http.app import administration  # noqa: PLC0415
 
     access = Access("", ())
+    catalog = Catalog("sqlite://", Defaults())
     routers = [
-        quotas.router(Catalog("sqlite://", Defaults()), access),
+        quotas.router(catalog, access),
+        keys.router(Keys(catalog.database), access),
         health.router(lambda: health.Readiness(snapshot=False), Metrics(), access),
     ]
     text = json.dumps(administration(routers, "store", Sources()).openapi(), indent=2) + "\n"

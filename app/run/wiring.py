@@ -15,12 +15,14 @@ from app.admission.circuit import Circuit
 from app.admission.metrics import Metrics
 from app.catalog import schema
 from app.catalog.catalog import Catalog
+from app.catalog.keys import Keys
 from app.domain.ladder import Rules
 from app.domain.quota import Defaults
 from app.http.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
 from app.http.health import Readiness
+from app.http.keys import router as keys_router
 from app.http.quotas import router
 from app.run.errors import CannotStart
 from app.run.settings import Settings
@@ -79,7 +81,10 @@ def build(
         budget_s=budget_s,
         metrics=metrics,
     )
-    access = Access(settings.admin_key.get_secret_value(), settings.open_to)
+    keys = Keys(catalog.database)
+    access = Access(
+        settings.admin_key.get_secret_value(), settings.open_to, lambda: keys.ring, failed=metrics.refused
+    )
 
     def ready() -> Readiness:
         return Readiness(
@@ -95,6 +100,8 @@ def build(
             stack.push_async_callback(store.close)
             await catalog.open()
             stack.push_async_callback(catalog.close)
+            await keys.open()
+            stack.push_async_callback(keys.close)
             await stack.enter_async_context(metrics.written())
             stack.push_async_callback(admission.close)
             await admission.open()
@@ -109,7 +116,7 @@ def build(
         access=access,
         clock=settings.clock,
         sources=_sources(settings),
-        routers=[router(catalog, access)],
+        routers=[router(catalog, access), keys_router(keys, access)],
         ready=ready,
         metrics=metrics,
         lifespan=lifespan,

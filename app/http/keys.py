@@ -1,0 +1,233 @@
+"""The routes of API keys: made, listed, revoked and rotated, by admins alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple
+
+import structlog
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.catalog.keys import Key, KeyExpired, Keys, NameTaken, NoSuchKey
+from app.catalog.port import CatalogAway
+from app.domain.binding import Binding
+from app.domain.entity import EntityError
+from app.domain.grant import BINDABLE, PERMISSIONS
+from app.domain.quota import MAX_EXACT
+from app.domain.quota_value import pointer
+from app.http import keys_schema as schema
+from app.http.access import ADMIN, Access
+from app.http.problems import FieldError, Problem, unprocessable
+from app.http.strict import JSON, read_json
+
+PATH: Final = "/v1/keys"
+ROTATE: Final = "/v1/keys/{name}:rotate"
+ONE: Final = "/v1/keys/{name}"
+METHODS: Final = {PATH: "GET, POST", ROTATE: "POST", ONE: "DELETE"}
+
+log = structlog.get_logger("quotagate.keys")
+
+
+class Wanted(NamedTuple):
+    """A key that is to be made."""
+
+    name: str
+    scopes: list[str]
+    bound_to: list[str]
+    expires_ms: int | None
+
+
+def router(keys: Keys, access: Access) -> APIRouter:
+    """The routes; no answer but the one that makes a key carries it, and none its hash."""
+    routes = APIRouter(tags=["Keys"], default_response_class=Response, route_class=_OneOfThree)
+
+    @routes.get(PATH, **schema.LIST)
+    async def get_keys(request: Request) -> Response:
+        access.require(request.scope, "admin")
+        async with _refusals():
+            found = await keys.all()
+        return _json({"keys": [_shown(key) for key in found]})
+
+    @routes.post(PATH, **schema.CREATE)
+    async def create_key(request: Request) -> Response:
+        access.require(request.scope, "admin")
+        now_ms = _now_ms()
+        wanted = wanted_of(await read_json(request, JSON), now_ms)
+        async with _refusals():
+            key, secret = await keys.create(*wanted, now_ms)
+        log.info("key created", key=key.name, scopes=key.scopes, who=access.who(request.scope))
+        return _json(_shown(key) | {"key": secret}, 201)
+
+    @routes.post(ROTATE, **schema.ROTATE)
+    async def rotate_key(request: Request, name: str) -> Response:
+        access.require(request.scope, "admin")
+        grace_ms = _grace_ms(await read_json(request, JSON) if _has_body(request) else {})
+        async with _refusals():
+            key, secret = await keys.rotate(name, grace_ms, _now_ms())
+        log.info("key rotated", key=name, grace_ms=grace_ms, who=access.who(request.scope))
+        return _json(_shown(key) | {"key": secret})
+
+    @routes.delete(ONE, **schema.REVOKE)
+    async def revoke_key(request: Request, name: str) -> Response:
+        access.require(request.scope, "admin")
+        who = access.who(request.scope)  # the key that is revoked may be the one that asks for it
+        async with _refusals():
+            await keys.revoke(name)
+        log.info("key revoked", key=name, who=who)
+        return Response(status_code=204)
+
+    return routes
+
+
+class _OneOfThree(APIRoute):
+    """A route that knows its path's methods: Starlette's own 405 allows those of one route only."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or say which methods this path takes."""
+        if scope["method"] not in (self.methods or ()):
+            raise HTTPException(405, headers={"Allow": METHODS[self.path]})
+        await super().handle(scope, receive, send)
+
+
+def wanted_of(body: Any, now_ms: int) -> Wanted:
+    """The key that a body asks for.
+
+    Raises:
+        Problem: 422 that names every fault.
+    """
+    if not isinstance(body, dict):
+        raise unprocessable(FieldError("", "must be an object with name and scopes"))
+    errors = [*_unknown(body, Wanted._fields)]
+    wanted = Wanted(
+        _name(body.get("name"), errors),
+        _scopes(body.get("scopes"), errors),
+        _bound_to(body.get("bound_to"), errors),
+        _expires_ms(body.get("expires_ms"), now_ms, errors),
+    )
+    if wanted.bound_to and not BINDABLE.issuperset(wanted.scopes):
+        allowed = " and ".join(scope for scope in PERMISSIONS if scope in BINDABLE)
+        errors.append(FieldError("/bound_to", f"goes with the scopes {allowed} only: others name no entity"))
+    if errors:
+        raise unprocessable(*errors)
+    return wanted
+
+
+def _unknown(body: dict[str, Any], known: Iterable[str]) -> list[FieldError]:
+    return [FieldError(pointer(field), "is unknown") for field in body if field not in known]
+
+
+def _name(name: object, errors: list[FieldError]) -> str:
+    if name is None:
+        errors.append(FieldError("/name", "is required"))
+    elif not isinstance(name, str) or not re.fullmatch(schema.NAME, name):
+        errors.append(FieldError("/name", schema.NAME_MUST))
+    elif name == ADMIN:
+        errors.append(FieldError("/name", "admin is the name of the admin key"))
+    return str(name)
+
+
+def _scopes(scopes: object, errors: list[FieldError]) -> list[str]:
+    if not isinstance(scopes, list) or not scopes:
+        message = "is required" if scopes is None else "must be a list of one scope or more"
+        errors.append(FieldError("/scopes", message))
+        return []
+    for place, scope in enumerate(scopes):
+        if scope not in PERMISSIONS:
+            errors.append(FieldError(f"/scopes/{place}", f"must be one of {', '.join(PERMISSIONS)}"))
+        elif scope in scopes[:place]:
+            errors.append(FieldError(f"/scopes/{place}", "stands twice"))
+    return [scope for scope in PERMISSIONS if scope in scopes]
+
+
+def _bound_to(entities: object, errors: list[FieldError]) -> list[str]:
+    if entities is None:
+        return []
+    if not isinstance(entities, list) or len(entities) > schema.MAX_BOUND_TO:
+        errors.append(FieldError("/bound_to", f"must be a list of up to {schema.MAX_BOUND_TO} entities"))
+        return []
+    found = []
+    for place, spelled in enumerate(entities):
+        try:
+            found.append(str(Binding.parse(spelled if isinstance(spelled, str) else "")))
+        except EntityError as error:
+            errors.append(FieldError(f"/bound_to/{place}", str(error)))
+    return list(dict.fromkeys(found))
+
+
+def _expires_ms(expires_ms: object, now_ms: int, errors: list[FieldError]) -> int | None:
+    if expires_ms is None:
+        return None
+    if not isinstance(expires_ms, int) or isinstance(expires_ms, bool):
+        errors.append(FieldError("/expires_ms", "must be an instant in milliseconds, an integer"))
+    elif not now_ms < expires_ms <= MAX_EXACT:
+        errors.append(FieldError("/expires_ms", "must be in the future, and at most 2^53 - 1"))
+    else:
+        return expires_ms
+    return None
+
+
+def _grace_ms(body: Any) -> int:
+    if not isinstance(body, dict):
+        raise unprocessable(FieldError("", "must be an object, perhaps with grace_ms"))
+    errors = _unknown(body, ("grace_ms",))
+    grace_ms = body.get("grace_ms", 0)
+    whole = isinstance(grace_ms, int) and not isinstance(grace_ms, bool)
+    if not whole or not 0 <= grace_ms <= schema.MAX_GRACE_MS:
+        errors.append(FieldError("/grace_ms", f"must be an integer from 0 to {schema.MAX_GRACE_MS}"))
+    if errors:
+        raise unprocessable(*errors)
+    return int(grace_ms)
+
+
+def _has_body(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@asynccontextmanager
+async def _refusals() -> AsyncIterator[None]:
+    """What the catalog refuses, as problems."""
+    try:
+        yield
+    except NameTaken as taken:
+        raise Problem(409, f"There is a key named {taken}: revoke or rotate it, or choose another.") from None
+    except NoSuchKey as missing:
+        raise Problem(404, f"There is no key named {missing}.") from None
+    except KeyExpired as expired:
+        raise Problem(409, f"The key {expired} has expired: revoke it and create another.") from None
+    except CatalogAway as away:
+        raise Problem(
+            503,
+            "The catalog is out of reach; the keys known last stay in force.",
+            headers={"Retry-After": "1"},
+        ) from away
+
+
+def _shown(key: Key) -> dict[str, object]:
+    return {
+        "name": key.name,
+        "scopes": key.scopes,
+        "bound_to": key.bound_to,
+        "expires_ms": key.expires_ms,
+        "created_ms": key.created_ms,
+        "rotated_ms": key.rotated_ms,
+        "former_until_ms": key.former_until_ms,
+    }
+
+
+def _json(document: object, status: int = 200) -> Response:
+    """An answer that nobody keeps on its way: it may carry a key."""
+    text = json.dumps(document, separators=(",", ":"))
+    return Response(text, status, {"Cache-Control": "no-store"}, JSON)
