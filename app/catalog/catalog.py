@@ -27,6 +27,8 @@ from app.domain.quota_value import Definition, alter, check_all, resolve
 
 Edit = Callable[[Mapping[str, Definition]], Mapping[str, Definition | None]]
 """From what an entity has to the keys that change; None takes one away."""
+Edits = Mapping[Entity, Mapping[str, Definition | None]]
+"""What quotas are to be, by entity and key; None takes one away."""
 
 POLL_S: Final = 0.25
 log = structlog.get_logger()
@@ -92,6 +94,25 @@ class Written:
 
     before: QuotaSet | None
     after: QuotaSet | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaChange:
+    """What became of one quota; ``emptied``: it counts in empty buckets from now on."""
+
+    entity: Entity
+    quota: str
+    before: Definition | None
+    after: Definition | None
+    emptied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a change of many quotas did, and the catalog's version after it."""
+
+    version: int
+    changes: Sequence[QuotaChange]
 
 
 class Catalog:
@@ -210,6 +231,65 @@ class Catalog:
         """
         return await self._write(entity, dict.fromkeys, origin, conditions, must_exist=True)
 
+    async def change(
+        self,
+        edits: Edits,
+        origin: Origin,
+        conditions: Conditions = ALWAYS,
+        *,
+        keep: bool = True,
+    ) -> Changed:
+        """Change many quotas in one transaction, all of them or none; what is so already is no change.
+
+        Args:
+            edits: whole, checked definitions.
+            conditions: on the version of the whole catalog.
+            keep: false writes nothing, and answers as if.
+
+        Raises:
+            Stale: the conditions do not hold.
+            CatalogAway: the database cannot be reached.
+        """
+        names = {str(entity): entity for entity in edits}
+
+        async def decide(rows: Rows, version: int) -> list[Row]:
+            if not conditions.hold(version - 1):
+                raise Stale(f"the catalog is at version {version - 1}")
+            written: list[Row] = []
+            for place, (name, entity) in enumerate(names.items()):
+                if place % ROWS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                now = {row.quota: row.definition for row in rows.get(name, ())}
+                edited = {key: new for key, new in edits[entity].items() if new != now.get(key)}
+                written += self._rows(entity, edited, rows, version)
+            return written
+
+        async def write(until: float) -> Changed:
+            beside = dict.fromkeys(str(default) for entity in edits for default in broader(entity))
+            others = [name for name in beside if name not in names]
+            writing = await self._sql.write([*names], others, decide, origin, until, keep)
+            if keep:
+                changes = await self._changes_in_parts(writing.written)
+                self.snapshot = self.snapshot.apply(self.snapshot.version, changes)
+            before = {
+                (row.entity, row.quota): row.definition for rows in writing.before.values() for row in rows
+            }
+            return Changed(
+                writing.version,
+                [
+                    QuotaChange(
+                        names[row.entity],
+                        row.quota,
+                        before.get((row.entity, row.quota)),
+                        row.definition,
+                        emptied=row.definition is not None and row.epoch == row.version,
+                    )
+                    for row in writing.written
+                ],
+            )
+
+        return await self._in_turn(write)
+
     async def _write(
         self, entity: Entity, edit: Edit, origin: Origin, conditions: Conditions, *, must_exist: bool = False
     ) -> Written:
@@ -289,15 +369,19 @@ class Catalog:
         found = await self._source.changed(base.version)
         if found.version < base.version:  # restored from a backup: what came later must go
             base, found = Snapshot(), await self._source.changed(EVERYTHING)
-        changes: list[Change] = []
-        for start in range(0, len(found.rows), ROWS_AT_ONCE):
-            changes += self._changes(found.rows[start : start + ROWS_AT_ONCE])
-            await asyncio.sleep(0)
+        changes = await self._changes_in_parts(found.rows)
         if changes or found.version != base.version:
             self.snapshot = base.apply(found.version, changes)
         if not self.reachable:
             log.info("catalog followed", catalog=self._sql.name, version=found.version)
         self.reachable = True
+
+    async def _changes_in_parts(self, rows: Sequence[Row]) -> list[Change]:
+        changes: list[Change] = []
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            changes += self._changes(rows[start : start + ROWS_AT_ONCE])
+            await asyncio.sleep(0)
+        return changes
 
     def _changes(self, rows: Iterable[Row]) -> list[Change]:
         changes: list[Change] = []

@@ -208,13 +208,16 @@ class Sql:
                     update(STATE).values(version=STATE.c.version + 1).returning(STATE.c.version)
                 )
             ).scalar_one()
-            rows = await _rows_of(connection, [*entities, *beside])
-            written = await decide(rows, version)
-            before = {entity: rows.get(entity, []) for entity in entities}
+            found = await _rows_of(connection, [*entities, *beside])
+            written = await decide(found, version)
+            before = {entity: found.get(entity, []) for entity in entities}
             after = _rewritten(before, written)
             if written:
-                for some in _parts(written):
+                there = {(row.entity, row.quota) for rows in before.values() for row in rows}
+                old = [row for row in written if (row.entity, row.quota) in there]
+                for some in _parts(old):
                     await connection.execute(_FORGET, [_key(row) for row in some])
+                for some in _parts(written):
                     await connection.execute(insert(QUOTAS), [_columns(row) for row in some])
                 for changed in _parts(list(dict.fromkeys(row.entity for row in written))):
                     kept = [_change(each, before[each], after[each], origin) for each in changed]

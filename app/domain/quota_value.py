@@ -140,6 +140,25 @@ def alter(
     return _each({key: partial(altered, key, new) for key, new in patch.items()})
 
 
+def replace(values: Mapping[str, object], entity: Entity, defaults: Defaults) -> dict[str, Definition | None]:
+    """What each key that is named is to be, whatever it was; None removes a key.
+
+    >>> replace({"request_rate": 7, "producer_ids_rate": None}, Entity.of(user="alice"), Defaults())
+    {'producer_ids_rate': None, 'request_rate': {'limit': 7}}
+
+    Raises:
+        ValueErrors: with pointers into ``values``.
+    """
+
+    def replaced(key: str, new: object) -> Definition | None:
+        if new is None:
+            check_key(key, entity)
+            return None
+        return check(key, new, entity, defaults)
+
+    return _each({key: partial(replaced, key, new) for key, new in values.items()})
+
+
 def check_key(key: str, entity: Entity) -> None:
     """Refuse a key that is none, or that cannot be set on such an entity.
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.catalog.catalog import Catalog, Conditions, QuotaSet, Written
 from app.domain.entity import Entity, EntityError
-from app.http import quotas_list
+from app.http import quotas_alter, quotas_list
 from app.http import quotas_schema as schema
 from app.http.access import Access
 from app.http.problems import FieldError, Problem, unprocessable
@@ -76,6 +76,7 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
         return _answer(written)
 
     routes.include_router(quotas_list.router(catalog, access))
+    routes.include_router(quotas_alter.router(catalog, access))
     return routes
 
 

@@ -6,19 +6,26 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from app.domain.entity import TYPES
+from app.domain.quota import KEYS
 from app.http import quotas_schema
-from app.http.problems import FieldError
+from app.http.problems import FieldError, unprocessable
 from app.http.quotas_schema import (
     ANSWER_EXAMPLE,
     ENTITY_PATTERN,
     ETAG,
     IF_MATCH,
     IF_NONE_MATCH,
+    REASON,
     Schema,
+    body_of,
     problem_responses,
     ref,
 )
 from app.http.strict import JSON
+
+MAX_ALTERED: Final = 1_000
+MAX_APPLIED: Final = 10_000
+"""What fits a body of 1 MiB; a catalog that is larger is applied in parts."""
 
 _CURSOR: Final[Schema] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 COMPONENTS: Final[Mapping[str, Schema]] = {
@@ -29,6 +36,86 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         "properties": {
             "quotas": {"type": "array", "items": ref("EntityQuotas")},
             "next_cursor": {**_CURSOR, "description": "For the next page; null after the last."},
+        },
+    },
+    "QuotaAlterations": {
+        "type": "object",
+        "required": ["alterations"],
+        "properties": {
+            "alterations": {"type": "array", "items": ref("QuotaAlteration"), "maxItems": MAX_APPLIED},
+            "validate_only": {
+                "type": "boolean",
+                "default": False,
+                "description": "Write nothing, and answer as if.",
+            },
+        },
+        "additionalProperties": False,
+    },
+    "QuotaAlteration": {
+        "type": "object",
+        "required": ["entity", "quotas"],
+        "properties": {
+            "entity": {"type": "string", "pattern": ENTITY_PATTERN, "description": "Spelled as in a path."},
+            "quotas": {
+                "type": "object",
+                "description": "A value replaces its key's whole quota, null takes it away; others stay.",
+                "properties": {
+                    key: {"anyOf": [*schema["anyOf"], {"type": "null"}]}
+                    for key, schema in quotas_schema.COMPONENTS["QuotaSet"]["properties"].items()
+                },
+                "additionalProperties": False,
+            },
+        },
+        "additionalProperties": False,
+    },
+    "QuotaResults": {
+        "type": "object",
+        "required": ["results"],
+        "properties": {
+            "results": {
+                "type": "array",
+                "description": "One for each alteration, in their order.",
+                "items": {
+                    "type": "object",
+                    "required": ["entity", "ok"],
+                    "properties": {
+                        "entity": {"type": "string", "description": "Its canonical spelling if it has one."},
+                        "ok": {"type": "boolean"},
+                        "problem": {**ref("Problem"), "description": "Why not; there when not ok."},
+                    },
+                },
+            }
+        },
+    },
+    "QuotaPlan": {
+        "type": "object",
+        "required": ["version", "changes"],
+        "properties": {
+            "version": {
+                "type": "integer",
+                "minimum": 0,
+                "description": "The catalog's after this; with validate_only the one planned for.",
+            },
+            "changes": {
+                "type": "array",
+                "description": "Real changes only: what is so already is none.",
+                "items": {
+                    "type": "object",
+                    "required": ["entity", "quota", "change", "before", "after", "buckets"],
+                    "properties": {
+                        "entity": {"type": "string"},
+                        "quota": {"type": "string", "enum": list(KEYS)},
+                        "change": {"type": "string", "enum": ["added", "changed", "removed"]},
+                        "before": {"anyOf": [ref("Quota"), {"type": "null"}]},
+                        "after": {"anyOf": [ref("Quota"), {"type": "null"}]},
+                        "buckets": {
+                            "type": "string",
+                            "enum": ["kept", "emptied"],
+                            "description": "What has been counted until now goes on counting, or does not.",
+                        },
+                    },
+                },
+            },
         },
     },
     "QuotaDefinitions": {
@@ -139,3 +226,67 @@ HISTORY: Final[dict[str, Any]] = {
         ]
     },
 }
+_ALTERATIONS: Final = {
+    "alterations": [
+        {"entity": "user=alice", "quotas": {"producer_ids_rate": 5, "request_rate": None}},
+        {"entity": "user=bob", "quotas": {"request_rate": {"limit": -1}}},
+    ],
+    "validate_only": False,
+}
+_BAD_LIMIT: Final = FieldError(
+    "/alterations/1/quotas/request_rate/limit", "must be from 0 to 9007199254740991"
+)
+_RESULTS: Final = {
+    "results": [
+        {"entity": "user=alice", "ok": True},
+        {"entity": "user=bob", "ok": False, "problem": unprocessable(_BAD_LIMIT).document()},
+    ]
+}
+_PLAN: Final = {
+    "version": 18,
+    "changes": [
+        {
+            "entity": "user=alice",
+            "quota": "producer_ids_rate",
+            "change": "changed",
+            "before": {"limit": 4},
+            "after": {"limit": 5},
+            "buckets": "kept",
+        }
+    ],
+}
+_CATALOG_IF_MATCH: Final = {
+    **IF_MATCH,
+    "description": "Go ahead only while the whole catalog is at this version, as the list's ETag has it.",
+}
+_WRITE: Final = (400, 401, 403, 412, 413, 415, 422, 503)
+
+
+def _write(summary: str, description: str, schema: str, answer: object, wrong: FieldError) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "description": description,
+        "responses": _answer(schema, answer) | problem_responses(_WRITE, wrong),
+        "openapi_extra": {
+            "parameters": [_CATALOG_IF_MATCH, REASON],
+            "requestBody": body_of("QuotaAlterations", _ALTERATIONS, JSON),
+        },
+    }
+
+
+ALTER: Final = _write(
+    "Alter the quotas of many entities, each by itself",
+    f"At most {MAX_ALTERED:,} of them. Each is altered whole or not at all, and a bad one hinders no other; "
+    "an entity that is given twice fails in all its places.",
+    "QuotaResults",
+    _RESULTS,
+    FieldError("/alterations", "is required"),
+)
+APPLY: Final = _write(
+    "Apply a set of quotas, all or nothing",
+    f"At most {MAX_APPLIED:,} alterations, in one transaction. With `validate_only` the answer is the plan, "
+    "and its version in If-Match makes sure that it is this plan that is applied.",
+    "QuotaPlan",
+    _PLAN,
+    _BAD_LIMIT,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from app.http.wire import MAX_BODY
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
+LARGE: Final = 32 * 1024
 MAX_DIGITS: Final = 400
 """An integer longer than this is out of every range, and slow to convert."""
 
@@ -29,7 +31,9 @@ async def read_json(request: Request, *types: str) -> Any:
     sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if sent not in types:
         raise Problem(415, f"The body must be sent as Content-Type: {' or '.join(types)}.")
-    return parse(await _read(request))
+    body = await _read(request)
+    # A large one would hold up decisions for as long as it takes.
+    return parse(body) if len(body) < LARGE else await asyncio.to_thread(parse, body)
 
 
 def parse(body: bytes) -> Any:

@@ -5,24 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
+from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
 from fastapi import APIRouter
+from httpx import ASGITransport, AsyncClient
 
 from app.admission.metrics import Metrics
+from app.catalog import schema
+from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
 from app.domain.decision import Decision
-from app.domain.quota import Quota
+from app.domain.quota import Defaults, Quota
 from app.http.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
+from app.http.decisions import CallerClock
 from app.http.health import Readiness
 from app.http.wire import Clock
+from tests.http.quota_app import KEY, app_of
+from tests.postgres import Postgres, started
 
 ADMIN = "the-admin-key"
 OPEN_TO = "127.0.0.0/8"
@@ -96,7 +103,7 @@ async def serving(
         admission, metrics = Admission(), Metrics()
         client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
         app = create_app(
-            admission=admission,
+            admission=CallerClock(admission) if clock == "caller" else admission,
             access=Access(ADMIN, [ip_network(open_to)] if open_to else []),
             clock=clock,
             sources=sources,
@@ -128,3 +135,36 @@ async def serving(
 async def node() -> AsyncIterator[Node]:
     async with serving() as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One PostgreSQL for the whole run; each test makes its own database in it."""
+    server = started()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Catalog]:
+    """An empty catalog in each kind of database."""
+    url = f"sqlite:///{tmp_path / 'catalog.db'}"
+    if request.param == "postgresql":
+        server: Postgres = request.getfixturevalue("postgres")
+        url = server.database()
+    schema.upgrade(url)
+    catalog = Catalog(url, Defaults())
+    await catalog.open()
+    yield catalog
+    await catalog.close()
+
+
+@pytest.fixture
+async def http(catalog: Catalog) -> AsyncIterator[AsyncClient]:
+    """A client of that catalog's routes, with the admin key."""
+    async with AsyncClient(
+        transport=ASGITransport(app_of(catalog)),
+        base_url="http://quotagate",
+        headers={"authorization": f"Bearer {KEY}"},
+    ) as client:
+        yield client

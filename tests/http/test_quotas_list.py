@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
-from httpx import ASGITransport, AsyncClient, Response
+from httpx import AsyncClient, Response
 
 from app.catalog import schema
 from app.catalog.catalog import Catalog
@@ -18,8 +16,7 @@ from app.catalog.sql import Origin
 from app.domain.entity import ANY, Entity
 from app.domain.matching import Filter
 from app.domain.quota import Defaults
-from tests.http.quota_app import KEY, app_of, fields
-from tests.postgres import Postgres, started
+from tests.http.quota_app import fields
 
 ENTITIES = [
     "broker=1",
@@ -42,36 +39,6 @@ ENTITIES = [
 ]
 KEY_OF = {"broker": "max_connection_creation_rate", "listener": "max_connection_creation_rate"}
 BY = Origin("admin", 1)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Any:
-    server = started()
-    yield server
-    server.remove()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Catalog]:
-    url = f"sqlite:///{tmp_path / 'catalog.db'}"
-    if request.param == "postgresql":
-        server: Postgres = request.getfixturevalue("postgres")
-        url = server.database()
-    schema.upgrade(url)
-    catalog = Catalog(url, Defaults())
-    await catalog.open()
-    yield catalog
-    await catalog.close()
-
-
-@pytest.fixture
-async def http(catalog: Catalog) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(
-        transport=ASGITransport(app_of(catalog)),
-        base_url="http://quotagate",
-        headers={"authorization": f"Bearer {KEY}"},
-    ) as client:
-        yield client
 
 
 async def fill(catalog: Catalog, entities: list[str] = ENTITIES) -> None:

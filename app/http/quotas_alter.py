@@ -1,0 +1,167 @@
+"""The routes that change many quotas at once: `alter`, each entity by itself, and `apply`, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.catalog.catalog import Catalog, Changed, Conditions, QuotaChange
+from app.domain.entity import Entity, EntityError
+from app.domain.quota import Defaults
+from app.domain.quota_value import Definition, ValueErrors, pointer, replace
+from app.http import quotas_lists_schema as schema
+from app.http.access import Access
+from app.http.problems import FieldError, unprocessable
+from app.http.quotas_lists_schema import MAX_ALTERED, MAX_APPLIED
+from app.http.quotas_wire import conditions_of, origin_of, refusals
+from app.http.strict import JSON, read_json
+
+AT_ONCE: Final = 100
+"""How many alterations are read before decisions get their turn again."""
+
+
+@dataclass(slots=True)
+class Alteration:
+    """What one entity's quotas are to be, or what is wrong with it."""
+
+    sent: str
+    entity: Entity | None = None
+    edits: Mapping[str, Definition | None] = field(default_factory=dict)
+    errors: list[FieldError] = field(default_factory=list)
+
+
+def router(catalog: Catalog, access: Access) -> APIRouter:
+    """The routes; access is judged before anything else of a request is looked at."""
+    routes = APIRouter(tags=["Quotas"], default_response_class=Response)
+
+    async def change(request: Request, good: list[Alteration], *, keep: bool) -> Changed:
+        edits = {each.entity: each.edits for each in good if each.entity is not None}
+        conditions = Conditions(match=conditions_of(request).match)
+        async with refusals():
+            return await catalog.change(edits, origin_of(request, access), conditions, keep=keep)
+
+    @routes.post("/v1/quotas:alter", **schema.ALTER)
+    async def alter_quotas(request: Request) -> Response:
+        access.require(request.scope, "write")
+        sent, validate_only = _structure(await read_json(request, JSON), MAX_ALTERED)
+        alterations = await _read(sent, catalog.defaults)
+        await change(request, [each for each in alterations if not each.errors], keep=not validate_only)
+        return _answer({"results": [_result(each) for each in alterations]})
+
+    @routes.post("/v1/quotas:apply", **schema.APPLY)
+    async def apply_quotas(request: Request) -> Response:
+        access.require(request.scope, "write")
+        sent, validate_only = _structure(await read_json(request, JSON), MAX_APPLIED)
+        alterations = await _read(sent, catalog.defaults)
+        if errors := [error for each in alterations for error in each.errors]:
+            raise unprocessable(*errors)
+        changed = await change(request, alterations, keep=not validate_only)
+        return _answer({"version": changed.version, "changes": [_shown(each) for each in changed.changes]})
+
+    return routes
+
+
+def _structure(body: Any, most: int) -> tuple[list[dict[str, Any]], bool]:
+    """The alterations of a body, and whether it is only to be validated.
+
+    Raises:
+        Problem: 422 for a body that is not made as it should be.
+    """
+    if not isinstance(body, dict):
+        raise unprocessable(FieldError("", "must be an object with alterations"))
+    errors = _unknown(body, ("alterations", "validate_only"))
+    alterations, validate_only = body.get("alterations"), body.get("validate_only", False)
+    if not isinstance(validate_only, bool):
+        errors.append(FieldError("/validate_only", "must be true or false"))
+    if not isinstance(alterations, list):
+        wrong = "must be a list" if "alterations" in body else "is required"
+        errors.append(FieldError("/alterations", wrong))
+    elif len(alterations) > most:
+        errors.append(FieldError("/alterations", f"must have at most {most:,} entries"))
+    else:
+        for place, each in enumerate(alterations):
+            errors += _misshapen(each, "alterations", place)
+    if errors:
+        raise unprocessable(*errors)
+    return alterations or [], validate_only is True
+
+
+def _misshapen(alteration: Any, *at: str | int) -> list[FieldError]:
+    if not isinstance(alteration, dict):
+        return [FieldError(pointer(*at), "must be an object with entity and quotas")]
+    errors = _unknown(alteration, ("entity", "quotas"), *at)
+    for name, type_, kind in (("entity", str, "a string"), ("quotas", dict, "an object of quotas by key")):
+        if name not in alteration:
+            errors.append(FieldError(pointer(*at, name), "is required"))
+        elif not isinstance(alteration[name], type_):
+            errors.append(FieldError(pointer(*at, name), f"must be {kind}"))
+    return errors
+
+
+def _unknown(sent: Mapping[str, Any], known: tuple[str, ...], *at: str | int) -> list[FieldError]:
+    return [
+        FieldError(pointer(*at, name), f"is unknown: use {', '.join(known)}")
+        for name in sent
+        if name not in known
+    ]
+
+
+async def _read(sent: list[dict[str, Any]], defaults: Defaults) -> list[Alteration]:
+    """Every alteration, with all that is wrong with it by itself or beside the others."""
+    found: list[Alteration] = []
+    for place, each in enumerate(sent):
+        if place % AT_ONCE == 0:
+            await asyncio.sleep(0)
+        found.append(_alteration(each["entity"], each["quotas"], defaults, "alterations", place))
+    times = Counter(alteration.entity for alteration in found)
+    for place, alteration in enumerate(found):
+        entity = alteration.entity
+        if entity is not None and times[entity] > 1:
+            where = pointer("alterations", place, "entity")
+            alteration.errors.insert(0, FieldError(where, f"{entity} is given {times[entity]} times"))
+    return found
+
+
+def _alteration(spelled: str, quotas: dict[str, object], defaults: Defaults, *at: str | int) -> Alteration:
+    found = Alteration(spelled)
+    try:
+        found.entity = Entity.parse(spelled)
+        found.edits = replace(quotas, found.entity, defaults)
+    except EntityError as error:
+        found.errors = [FieldError(pointer(*at, "entity"), str(error))]
+    except ValueErrors as wrong:
+        found.errors = [
+            FieldError(pointer(*at, "quotas") + below, message) for below, message in wrong.errors
+        ]
+    return found
+
+
+def _result(alteration: Alteration) -> dict[str, object]:
+    spelled = alteration.sent if alteration.entity is None else str(alteration.entity)
+    if not alteration.errors:
+        return {"entity": spelled, "ok": True}
+    return {"entity": spelled, "ok": False, "problem": unprocessable(*alteration.errors).document()}
+
+
+def _shown(change: QuotaChange) -> dict[str, object]:
+    kind = "added" if change.before is None else "removed" if change.after is None else "changed"
+    return {
+        "entity": str(change.entity),
+        "quota": change.quota,
+        "change": kind,
+        "before": change.before,
+        "after": change.after,
+        "buckets": "emptied" if change.emptied else "kept",
+    }
+
+
+def _answer(document: dict[str, object]) -> Response:
+    return Response(json.dumps(document, separators=(",", ":")), 200, media_type=JSON)
