@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import app
-from app.run.commands import explain, files, kafka, quotas
+from app.run.commands import buckets, explain, files, kafka, keys, quotas
 from app.run.commands.decide import decide
 from app.run.errors import CannotRun
 
@@ -99,6 +99,8 @@ quotas.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka.k
 quotas.group.add_typer(explain.group)
 quotas.group.add_typer(files.group)
 cli.add_typer(quotas.group, name="quotas")
+cli.add_typer(buckets.group, name="buckets")
+cli.add_typer(keys.group, name="keys")
 
 
 def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:

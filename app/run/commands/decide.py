@@ -68,7 +68,7 @@ def decide(
     \b
     Examples:
       quotagate decide --principal alice --producer-id 4711
-      quotagate decide --principal alice --client-id etl --requests 1 --mode peek --detail
+      quotagate decide --principal alice --requests 1 --mode peek --detail
       quotagate decide --ip 10.0.0.7 --connections 1 -o json
     """
     usage = {
@@ -114,4 +114,4 @@ def _show(decision: Mapping[str, Any], output: Output) -> None:
     show.fields((name, value) for name, value in decision.items() if name != "quotas")
     if quotas := decision.get("quotas"):
         typer.echo()
-        show.table(list(quotas[0]), [list(quota.values()) for quota in quotas])
+        show.records(quotas, right=["limit", "throttle_ms", "observed", "remaining"])

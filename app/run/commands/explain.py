@@ -35,7 +35,7 @@ def effective(
     \b
     Examples:
       quotagate quotas effective --principal alice --client-id etl
-      quotagate quotas effective --ip 10.0.0.7 --broker 1 --listener EXTERNAL -o json
+      quotagate quotas effective --ip 10.0.0.7 --listener EXTERNAL -o json
     """
     asked = {
         "principal": principal,
@@ -85,11 +85,7 @@ def history(
         found = pages(node, "/v1/quotas:history", "changes", query, limit=limit).items
     if not show.document({"changes": found}, output):
         show.table(
-            ["WHEN", "WHO", "ENTITY", "CHANGE", "REASON"],
-            [
-                (show.when(one["at_ms"]), one["who"], one["entity"], _change(one), one["reason"])
-                for one in found
-            ],
+            ["WHEN", "WHO", "ENTITY", "CHANGE", "REASON"], [row for one in found for row in _changes(one)]
         )
 
 
@@ -101,15 +97,16 @@ def _ladder(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             yield ("", level["limit"], "", f"not {level['entity']}", "")
 
 
-def _change(one: Mapping[str, Any]) -> str:
-    """What a change did, quota by quota."""
+def _changes(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """What a change did, one quota on a line; who did it, when and why stands on the first."""
     before, after = one["before"] or {}, one["after"] or {}
-    parts = []
+    common = (show.when(one["at_ms"]), one["who"], one["entity"])
+    reason = one["reason"]
     for quota in dict.fromkeys([*before, *after]):
         old, new = before.get(quota), after.get(quota)
         if old != new:
-            parts.append(f"{quota} {_brief(old)} -> {_brief(new)}")
-    return ", ".join(parts) or "-"
+            yield (*common, f"{quota} {_brief(old)} -> {_brief(new)}", reason)
+            common, reason = ("", "", ""), ""
 
 
 def _brief(said: Mapping[str, Any] | None) -> str:

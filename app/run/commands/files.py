@@ -23,7 +23,8 @@ from app.run.commands.target import ConfigFile, Key, Url
 from app.run.errors import CannotAsk
 
 MAX_BODY: Final = 1_048_576
-"""What a node reads of one request."""
+MAX_ALTERATIONS: Final = 10_000
+"""What a node takes in one request."""
 APPLY_TIMEOUT_S: Final = 120.0
 
 group = typer.Typer()
@@ -97,7 +98,7 @@ def plan(
             options = (
                 f"--if-match {found.version}{' --only-named' if only_named else ''} -f {quote(str(file))}"
             )
-            typer.echo(f"To apply just this: quotagate quotas apply {options}")
+            show.note(f"To apply just this: quotagate quotas apply {options}")
 
 
 @group.command()
@@ -125,7 +126,7 @@ def apply(
     \b
     Examples:
       quotagate quotas apply -f quotas.yaml
-      quotagate quotas apply -f quotas.yaml --yes --if-match 17 --reason 'launch week'
+      quotagate quotas apply -f quotas.yaml --yes --if-match 17 --reason launch
     """
     if not yes and (not sys.stdin.isatty() or str(file) == "-"):
         raise typer.BadParameter("there is nobody to ask here: say --yes")
@@ -234,10 +235,12 @@ def _post(
     node: Node, found: Plan, *, reason: str | None = None, validate_only: bool = False
 ) -> dict[str, Any]:
     body = {"alterations": found.alterations, "validate_only": validate_only}
-    if (size := len(json.dumps(body).encode())) > MAX_BODY:
+    size = len(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode())
+    if size > MAX_BODY or len(found.alterations) > MAX_ALTERATIONS:
         raise CannotAsk(
-            f"{len(found.alterations):,} entities change, which makes a request of {size:,} bytes; one takes "
-            f"{MAX_BODY:,}. Split the file, and apply its parts with --only-named, each all or nothing."
+            f"{len(found.alterations):,} entities change, {size:,} bytes; {MAX_ALTERATIONS:,} entities and "
+            f"{MAX_BODY:,} bytes go into one change that is made whole or not at all. "
+            "Split the file, and apply its parts with --only-named."
         )
     headers = {"If-Match": found.etag, "X-Reason": reason}
     with show.progress().status("planning ..." if validate_only else "applying ..."):
@@ -280,8 +283,9 @@ def _show(found: Plan) -> None:
     kinds = Counter(one["change"] for one in found.changes)
     emptied = sum(one["buckets"] == "emptied" for one in found.changes)
     said = ", ".join(f"{kinds[kind]} {kind}" for kind in ("added", "changed", "removed"))
+    buckets = _count(emptied, "quota empties its buckets", "quotas empty their buckets")
     typer.echo(
-        f"Plan: {said}; {_count(emptied, 'quota empties its buckets', 'quotas empty their buckets')}. "
+        f"Plan: {said}; {buckets if emptied else 'every bucket is kept'}. "
         f"The catalog is at version {found.version}."
     )
 

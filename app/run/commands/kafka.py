@@ -84,11 +84,11 @@ def kafka(
     \b
     Examples:
       quotagate quotas set user=alice producer_ids_rate=50
-      quotagate quotas --alter --add-config 'producer_ids_rate=50,request_rate=100' \\
+      quotagate quotas --alter --add-config 'producer_ids_rate=50,request_rate=9' \\
           --entity-type users --entity-name alice
-      quotagate quotas --alter --delete-config request_rate --user alice --client-defaults
-      quotagate quotas --alter --add-config connection_creation_rate=5 --entity-type ips --entity-default
-      quotagate quotas --alter --add-config max.connection.creation.rate=100 --broker 1
+      quotagate quotas --alter --delete-config request_rate --user-defaults
+      quotagate quotas --alter --add-config request_rate=9 --ip-defaults
+      quotagate quotas --alter --add-config max.connection.creation.rate=9 --broker 1
       quotagate quotas --describe --entity-type users
     """
     short = {"user": user, "client-id": client, "ip": ip, "broker": broker}

@@ -66,10 +66,10 @@ def set_(
     \b
     Examples:
       quotagate quotas set 'user=*' producer_ids_rate=50
-      quotagate quotas set user=alice request_rate=limit=100,enforcement=deny --reason 'launch week'
-      quotagate quotas set user=alice request_rate=burst=500,algorithm=token_bucket
+      quotagate quotas set user=alice request_rate=limit=100,enforcement=deny
+      quotagate quotas set user=alice request_rate=shadow=true --reason trial
       quotagate quotas set ip=10.0.0.7 'request_rate={"limit": 5, "shadow": true}'
-      quotagate quotas set user=alice producer_ids_rate=10 --replace --if-match 17
+      quotagate quotas set user=alice request_rate=10 --replace --if-match 17
     """
     place = f"/v1/quotas/{values.entity(entity)}"
     body = values.assignments(assignments)
@@ -156,7 +156,7 @@ def delete(
     \b
     Examples:
       quotagate quotas delete user=alice
-      quotagate quotas delete user=alice request_rate --reason 'back to the default'
+      quotagate quotas delete user=alice request_rate --reason 'launch is over'
     """
     place = f"/v1/quotas/{values.entity(entity)}"
     headers = written_headers(reason, if_match)

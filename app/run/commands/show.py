@@ -17,6 +17,8 @@ from rich.table import Table
 
 PIPE_COLUMNS: Final = 100_000
 """In a pipe nothing wraps: a program reads rows."""
+WHOLE: Final = frozenset({"QUOTA", "WHEN", "WHO", "BUCKETS"})
+"""Columns that stay on one line: what gives way in a narrow terminal are entities and settings."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -58,10 +60,24 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[
     """Rows under a header; columns named in ``right`` hold numbers."""
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in header:
-        grid.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        whole = name in right or name in WHOLE
+        grid.add_column(name, justify="right" if name in right else "left", no_wrap=whole, overflow="fold")
     for row in rows:
         grid.add_row(*(cell(value) for value in row))
-    _console().print(grid)
+    _print(grid)
+
+
+def records(rows: Sequence[Mapping[str, Any]], right: Iterable[str] = ()) -> None:
+    """Rows of the same fields: as a table where it fits, else one field on a line."""
+    cells = [[cell(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(list(rows[0]), *cells, strict=True)]
+    if sum(widths) + 2 * len(widths) - 2 <= _console().width:
+        table(list(rows[0]), cells, right)
+        return
+    for place, row in enumerate(rows):
+        if place:
+            typer.echo()
+        fields(row.items())
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> None:
@@ -71,7 +87,7 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> None:
     grid.add_column(overflow="fold")
     for name, value in pairs:
         grid.add_row(plain(name), cell(value))
-    _console().print(grid)
+    _print(grid)
 
 
 def cell(value: Any) -> str:
@@ -116,6 +132,17 @@ def when(at_ms: int | None) -> str:
 def note(text: str) -> None:
     """Say something beside the answer, where a pipe does not carry it."""
     typer.echo(plain(text), err=True)
+
+
+def _print(grid: Table) -> None:
+    console = _console()
+    if sys.stdout.isatty():
+        console.print(grid)
+        return
+    with console.capture() as captured:
+        console.print(grid)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
 
 
 def _console() -> Console:

@@ -1,0 +1,78 @@
+"""`quotagate buckets`: how counters stand, and emptying one."""
+# ruff: noqa: D301  a real backspace keeps the lines of examples apart
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app.run.commands import show, values
+from app.run.commands.node import connected
+from app.run.commands.show import Out, Output
+from app.run.commands.target import ConfigFile, Key, Url
+
+group = typer.Typer(help="Buckets, the counters that requests are charged to.", no_args_is_help=True)
+
+Bucket = Annotated[
+    str,
+    typer.Argument(
+        metavar="BUCKET",
+        help="As decisions name it: user=alice, or 'listener=EXTERNAL;broker=1'.",
+        autocompletion=values.completed_types,
+    ),
+]
+Quota = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", help="This quota alone.", autocompletion=values.completed_names),
+]
+
+
+@group.command("show")
+def show_(
+    bucket: Bucket,
+    quota: Quota = None,
+    at_ms: Annotated[int | None, typer.Option(help="The time, where the caller's clock decides.")] = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Show how a bucket stands; looking changes nothing.
+
+    \b
+    Examples:
+      quotagate buckets show user=alice
+      quotagate buckets show user=alice,client-id=etl --quota request_rate -o json
+    """
+    with connected(url, key, config) as node:
+        found = node.get("/v1/buckets", bucket=bucket, quota=quota, at_ms=at_ms)
+    if show.document(found, output):
+        return
+    if not found["buckets"]:
+        show.note("No quota charges this bucket.")
+        return
+    # A column that fits none of the rows says nothing.
+    columns = [
+        name
+        for name in found["buckets"][0]
+        if name != "bucket" and any(one[name] is not None for one in found["buckets"])
+    ]
+    rows = [{name.upper(): one[name] for name in columns} for one in found["buckets"]]
+    show.records(rows, right=[name.upper() for name in columns if name != "quota"])
+
+
+@group.command()
+def reset(
+    bucket: Bucket, quota: Quota = None, url: Url = None, key: Key = None, config: ConfigFile = None
+) -> None:
+    """Empty a bucket: what was charged to it is forgotten, and so are the producer ids it remembers.
+
+    \b
+    Examples:
+      quotagate buckets reset user=alice
+      quotagate buckets reset user=alice --quota producer_ids_rate
+    """
+    body = {"bucket": bucket} | ({} if quota is None else {"quota": quota})
+    with connected(url, key, config) as node:
+        node.ask("POST", "/v1/buckets:reset", body)

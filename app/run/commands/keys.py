@@ -1,0 +1,158 @@
+"""`quotagate keys`: who may ask what."""
+# ruff: noqa: D301  a real backspace keeps the lines of examples apart
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from app.run.commands import show
+from app.run.commands.node import connected, segment
+from app.run.commands.show import Out, Output
+from app.run.commands.target import ConfigFile, Key, Url
+
+group = typer.Typer(help="API keys: make, list, replace and revoke.", no_args_is_help=True)
+
+SCOPES: Final = ("decide", "account", "read", "write", "admin")
+_UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SPAN: Final = re.compile(r"([0-9]{1,12})([smhd])")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The key's name.")]
+
+
+@group.command()
+def create(
+    name: Name,
+    *,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"What it may do: {', '.join(SCOPES)}; repeat for more.  [default: decide]",
+            autocompletion=lambda: list(SCOPES),
+        ),
+    ] = None,
+    bound_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENTITY",
+            help="Asks for this entity alone, such as user=acme or 'user=acme-*'; repeat for more.",
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="In 90m, 12h or 30d; or at 2027-01-31T12:00:00Z.")
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Make a key. It is shown once, here, and kept nowhere in clear.
+
+    \b
+    Examples:
+      quotagate keys create gateway
+      quotagate keys create acme --bound-to 'user=acme-*' --expires 30d
+      quotagate keys create ci --scope read --scope write -o json
+    """
+    body: dict[str, Any] = {"name": name, "scopes": scope or ["decide"]}
+    if bound_to:
+        body["bound_to"] = bound_to
+    if expires is not None:
+        body["expires_ms"] = _instant(expires)
+    with connected(url, key, config) as node:
+        _show_secret(node.ask("POST", "/v1/keys", body).json(), output)
+
+
+@group.command("list")
+def list_(url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.table) -> None:
+    """List keys: their names and what they may do, never the keys themselves.
+
+    \b
+    Examples:
+      quotagate keys list
+      quotagate keys list -o json
+    """
+    with connected(url, key, config) as node:
+        found = node.get("/v1/keys")
+    if not show.document(found, output):
+        show.table(
+            ["NAME", "SCOPES", "BOUND TO", "EXPIRES"],
+            [
+                (one["name"], one["scopes"], one.get("bound_to"), show.when(one.get("expires_ms")))
+                for one in found["keys"]
+            ],
+        )
+
+
+@group.command()
+def revoke(name: Name, url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+    """Revoke a key: within a second no node takes it any more.
+
+    \b
+    Examples:
+      quotagate keys revoke gateway
+    """
+    with connected(url, key, config) as node:
+        node.ask("DELETE", f"/v1/keys/{segment(name)}")
+
+
+@group.command()
+def rotate(
+    name: Name,
+    *,
+    grace: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="How long the old key lives on: 90s, 15m, 24h or 7d.")
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
+) -> None:
+    """Give a key a new secret, shown once; the old one lives on for a grace, if one is given.
+
+    \b
+    Examples:
+      quotagate keys rotate gateway
+      quotagate keys rotate gateway --grace 24h
+    """
+    body = {} if grace is None else {"grace_ms": _span(grace)}
+    with connected(url, key, config) as node:
+        _show_secret(node.ask("POST", f"/v1/keys/{segment(name)}:rotate", body).json(), output)
+
+
+def _show_secret(made: Mapping[str, Any], output: Output) -> None:
+    """A new key: alone on standard output, so that it can be stored without being seen."""
+    if not show.document(made, output):
+        typer.echo(made["key"])
+        show.note(f"This is the key {made['name']}. It is not shown again.")
+
+
+def _span(text: str) -> int:
+    """A span of time in milliseconds.
+
+    >>> _span("90s"), _span("7d")
+    (90000, 604800000)
+    """
+    if found := _SPAN.fullmatch(text):
+        return int(found[1]) * _UNITS[found[2]]
+    raise typer.BadParameter(f"{text!r}: write 90s, 15m, 24h or 7d")
+
+
+def _instant(text: str) -> int:
+    """An instant in milliseconds: a span from now, or a date and time.
+
+    >>> _instant("2027-01-31T12:00:00Z"), _instant("2027-01-31")
+    (1801396800000, 1801353600000)
+    """
+    if _SPAN.fullmatch(text):
+        return time.time_ns() // 1_000_000 + _span(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: write 12h, 30d or 2027-01-31T12:00:00Z") from None
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
