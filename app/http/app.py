@@ -46,10 +46,10 @@ def create_app(
     metrics: Metrics,
     lifespan: Lifespan | None = None,
 ) -> ASGIApp:
-    """The ASGI application of one process."""
-    callers = CallerClock(admission) if clock == "caller" else None
-    hot = Decisions(callers or admission, access, clock)
-    gateways = Check(callers or admission, sources, callers.now_ms if callers else None)
+    """The ASGI application of one process; under the caller's clock ``admission`` is a ``CallerClock``."""
+    hot = Decisions(admission, access, clock)
+    now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
+    gateways = Check(admission, sources, now_ms)
     return Front(
         {
             decisions.ONE: HotRoute(hot.one, access),

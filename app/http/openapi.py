@@ -12,7 +12,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app.http import bodies, check, check_schema, decisions, keys_schema
+from app.http import bodies, buckets_schema, check, check_schema, decisions, keys_schema
 from app.http.access import scope_of
 from app.http.check_question import Sources
 from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
@@ -32,6 +32,7 @@ Errors are RFC 9457 problems; `errors` names each field by JSON pointer. Adminis
 TAGS: Final = {
     "Decisions": "The hot routes: may this work go ahead?",
     "Quotas": "What is limited, and for whom.",
+    "Buckets": "What has been counted, as it stands now.",
     "Keys": "Who may ask and administer.",
     "Health": "For whoever watches over the process.",
 }
@@ -103,11 +104,8 @@ class Document:
         its_check = {check.PATH: check_schema.item(self._sources, self._clock)}
         document["paths"] = _hot_paths() | its_check | document["paths"]
         components = document.setdefault("components", {})
-        components["schemas"] = {
-            **_schemas(self._clock),
-            **COMPONENTS,
-            **keys_schema.COMPONENTS,
-        } | components.get("schemas", {})
+        ours = {**_schemas(self._clock), **COMPONENTS, **buckets_schema.COMPONENTS, **keys_schema.COMPONENTS}
+        components["schemas"] = ours | components.get("schemas", {})
         components["responses"] = check_schema.responses(_ADMITTED, *_access_problems("decide"))
         scheme = {"type": "http", "scheme": "bearer", "description": KEYS_SAID}
         components["securitySchemes"] = {KEY: scheme}
@@ -204,20 +202,27 @@ def _ref(name: str) -> Schema:
 
 def main() -> None:
     """Write the document of the default settings to the file that is named, or to the standard output."""
-    from app.admission.metrics import Metrics  # noqa: PLC0415  these import this file
+    from app.admission.buckets import Buckets  # noqa: PLC0415  these import this file
+    from app.admission.circuit import Circuit  # noqa: PLC0415
+    from app.admission.metrics import Metrics  # noqa: PLC0415
     from app.catalog.catalog import Catalog  # noqa: PLC0415
     from app.catalog.keys import Keys  # noqa: PLC0415
+    from app.catalog.snapshot import Snapshot  # noqa: PLC0415
+    from app.domain.ladder import Rules  # noqa: PLC0415
     from app.domain.quota import Defaults  # noqa: PLC0415
-    from app.http import health, keys, quotas  # noqa: PLC0415
+    from app.http import buckets, health, keys, quotas  # noqa: PLC0415
     from app.http.access import Access  # noqa: PLC0415
     from app.http.app import administration  # noqa: PLC0415
+    from app.store.redis import RedisStore  # noqa: PLC0415
 
-    access = Access("", ())
+    access, metrics = Access("", ()), Metrics()
+    circuit = Circuit(RedisStore("redis://"), metrics)
     catalog = Catalog("sqlite://", Defaults())
     routers = [
         quotas.router(catalog, access),
         keys.router(Keys(catalog.database), access),
-        health.router(lambda: health.Readiness(snapshot=False), Metrics(), access),
+        buckets.router(Buckets(circuit, Snapshot, Rules()), access, None),
+        health.router(lambda: health.Readiness(snapshot=False), metrics, access),
     ]
     text = json.dumps(administration(routers, "store", Sources()).openapi(), indent=2) + "\n"
     if sys.argv[1:]:

@@ -11,6 +11,7 @@ import structlog
 from starlette.types import ASGIApp
 
 from app.admission.admission import Admission
+from app.admission.buckets import Buckets
 from app.admission.circuit import Circuit
 from app.admission.metrics import Metrics
 from app.catalog import schema
@@ -18,9 +19,11 @@ from app.catalog.catalog import Catalog
 from app.catalog.keys import Keys
 from app.domain.ladder import Rules
 from app.domain.quota import Defaults
+from app.http import buckets
 from app.http.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
+from app.http.decisions import CallerClock
 from app.http.health import Readiness
 from app.http.keys import router as keys_router
 from app.http.quotas import router
@@ -72,15 +75,18 @@ def build(
         timeout_s=max(CALL_TIMEOUT_S, 2 * budget_s),
     )
     metrics = Metrics(counts, catalog_away=lambda: not catalog.reachable)
+    rules = Rules(settings.inter_broker_listener, settings.ipv6_prefix)
     admission = Admission(
         store,
         lambda: catalog.snapshot,
-        rules=Rules(settings.inter_broker_listener, settings.ipv6_prefix),
+        rules=rules,
         secret=lambda: catalog.hash_secret,
         sequential=sequential,
         budget_s=budget_s,
         metrics=metrics,
     )
+    callers = CallerClock(admission) if settings.clock == "caller" else None
+    now_ms = callers.now_ms if callers else None
     keys = Keys(catalog.database)
     access = Access(
         settings.admin_key.get_secret_value(), settings.open_to, lambda: keys.ring, failed=metrics.refused
@@ -112,11 +118,15 @@ def build(
         log.info("closed")
 
     return create_app(
-        admission=admission,
+        admission=callers or admission,
         access=access,
         clock=settings.clock,
         sources=_sources(settings),
-        routers=[router(catalog, access), keys_router(keys, access)],
+        routers=[
+            router(catalog, access),
+            keys_router(keys, access),
+            buckets.router(Buckets(admission.circuit, lambda: catalog.snapshot, rules), access, now_ms),
+        ],
         ready=ready,
         metrics=metrics,
         lifespan=lifespan,

@@ -1,0 +1,124 @@
+"""The routes of buckets: how one stands, which looking does not change, and emptied at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any, Final, TypeVar
+
+import structlog
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.admission.buckets import Buckets
+from app.domain.bucket import BucketName
+from app.domain.quota import KEYS, MAX_EXACT
+from app.domain.quota_value import pointer
+from app.http import buckets_schema as schema
+from app.http.access import Access
+from app.http.problems import FieldError, Problem, unprocessable
+from app.http.query import Query
+from app.http.strict import JSON, read_json
+from app.store.port import StoreError
+
+T = TypeVar("T")
+
+PATH: Final = "/v1/buckets"
+RESET: Final = "/v1/buckets:reset"
+FIELDS: Final = ("bucket", "quota")
+MISSING: Final = "is required: name a bucket, such as user=alice"
+
+log = structlog.get_logger("quotagate.http")
+
+
+def router(buckets: Buckets, access: Access, now_ms: Callable[[], int] | None) -> APIRouter:
+    """The routes.
+
+    Args:
+        now_ms: the newest time seen, under the caller's clock; None under the store's, where none may say.
+    """
+    routes = APIRouter(tags=["Buckets"], default_response_class=Response)
+
+    @routes.get(PATH, **schema.show(timed=now_ms is not None))
+    async def get_buckets(request: Request) -> Response:
+        access.require(request.scope, "read")
+        query = Query.of(request.scope, *FIELDS, *(["at_ms"] if now_ms else []))
+        if not query.texts("bucket"):
+            query.wrong("bucket", MISSING)
+        bucket, quota = query.one("bucket", buckets.named), query.one("quota", _key)
+        at_ms = query.integer("at_ms", 0, MAX_EXACT) if now_ms else None
+        query.check()
+        assert bucket is not None
+        if at_ms is None and now_ms:
+            at_ms = now_ms()
+        async with _refusals():
+            found = await buckets.standing(bucket, quota, at_ms)
+        text = json.dumps({"buckets": [asdict(one) for one in found]}, separators=(",", ":"))
+        return Response(text, headers={"Cache-Control": "no-store"}, media_type=JSON)
+
+    @routes.post(RESET, **schema.RESET)
+    async def reset_bucket(request: Request) -> Response:
+        access.require(request.scope, "write")
+        bucket, quota = _wanted(await read_json(request, JSON), buckets)
+        async with _refusals():
+            emptied = await buckets.empty(bucket, quota)
+        log.info("a bucket was reset", bucket=str(bucket), quotas=emptied, who=access.who(request.scope))
+        return Response(status_code=204)
+
+    return routes
+
+
+def _wanted(body: Any, buckets: Buckets) -> tuple[BucketName, str | None]:
+    """The bucket and the quota key that a body names; null is no quota.
+
+    Raises:
+        Problem: 422 that names every fault.
+    """
+    if not isinstance(body, dict):
+        raise unprocessable(FieldError("", 'must be an object: {"bucket": NAME, "quota": KEY}'))
+    errors = [
+        FieldError(pointer(name), f"is unknown: use {', '.join(FIELDS)}")
+        for name in body
+        if name not in FIELDS
+    ]
+    if "bucket" not in body:
+        errors.append(FieldError("/bucket", MISSING))
+    bucket = _named(body["bucket"], "/bucket", buckets.named, errors) if "bucket" in body else None
+    quota = None if body.get("quota") is None else _named(body["quota"], "/quota", _key, errors)
+    if errors or bucket is None:
+        raise unprocessable(*errors)
+    return bucket, quota
+
+
+def _named(name: object, field: str, read: Callable[[str], T], errors: list[FieldError]) -> T | None:
+    """What a name means; None, with what is wrong added to the errors, if it cannot be."""
+    try:
+        if isinstance(name, str):
+            return read(name)
+        errors.append(FieldError(field, "must be a string"))
+    except ValueError as wrong:
+        errors.append(FieldError(field, str(wrong)))
+    return None
+
+
+def _key(text: str) -> str:
+    """A quota key.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if text not in KEYS:
+        raise ValueError(f"is unknown: use {', '.join(KEYS)}")
+    return text
+
+
+@asynccontextmanager
+async def _refusals() -> AsyncIterator[None]:
+    """A store that is away, as a problem."""
+    try:
+        yield
+    except StoreError as away:
+        raise Problem(503, schema.AWAY, headers={"Retry-After": "1"}) from away

@@ -1,0 +1,155 @@
+"""What is shown of a bucket is what a peek says, looking writes nothing, and a reset leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from app.admission.buckets import Buckets, Standing
+from app.admission.plan import decided, matches_of, plan_of
+from app.catalog.snapshot import Snapshot
+from app.domain.ask import Ask
+from app.domain.bucket import NOTHING
+from app.domain.ladder import Applied, Quotas, Rules, applied
+from app.domain.oracle import IdsBucket, Oracle
+from app.domain.quota import KEYS
+from app.store.redis import RedisStore
+from tests.contract.histories import asks, entities_of, quotas
+from tests.stores import KINDS, running
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+RULES = Rules(inter_broker_listener="REPLICATION")
+MAX_IDS = 160
+PAUSES_MS = (0, 0, 1, 99, 200, 334, 500, 1_001, 1_334, 6_001)
+
+
+class Both:
+    """A store and the oracle, which are asked the same, and the buckets of the store."""
+
+    def __init__(self, store: RedisStore, its: Quotas, *, timed: bool) -> None:
+        self.store, self.quotas, self.timed = store, its, timed
+        self.oracle = Oracle(SECRET, max_ids=MAX_IDS)
+        self.buckets = Buckets(store, lambda: Snapshot(1, its), RULES)
+        self.now = 1_000_000
+
+    async def ask(self, ask: Ask) -> None:
+        """Have both decide, and compare."""
+        ask = replace(ask, at_ms=None if self.timed else self.now)
+        plan = plan_of(ask, matches_of(ask, self.quotas, RULES), SECRET)
+        if plan is None:
+            return
+        (answer,) = await self.store.decide([plan])
+        got, _ = decided(ask, plan, answer, sequential=False)
+        assert got == self.oracle.decide(ask, self.quotas, RULES, self._time())
+
+    async def look(self, found: Applied, ask: Ask) -> None:
+        """What is shown of a bucket, by the name that a decision gave it, is what the oracle says."""
+        name = self.buckets.named(found.bucket)
+        (shown,) = await self.buckets.standing(name, found.quota.key, None if self.timed else self.now)
+        assert shown == self._expected(found, ask)
+
+    async def reset(self, found: Applied) -> None:
+        """A bucket of one quota is emptied; of the oracle too."""
+        emptied = await self.buckets.empty(self.buckets.named(found.bucket), found.quota.key)
+        assert emptied == [found.quota.key]
+        quota = found.quota
+        self.oracle.buckets.pop((quota.key, found.bucket, quota.identity, quota.epoch), None)
+
+    def _expected(self, found: Applied, ask: Ask) -> Standing:
+        """By a peek of the oracle, and by what it remembers of ids."""
+        quota, now = found.quota, self._time()
+        verdicts = self.oracle.decide(ask, self.quotas, RULES, now).quotas or ()
+        (verdict,) = [v for v in verdicts if (v.quota, v.bucket) == (quota.key, found.bucket)]
+        assert verdict.observed is not None
+        assert verdict.remaining is not None
+        shown = (found.bucket, quota.key, verdict.observed, verdict.remaining)
+        if quota.algorithm != "producer_ids":
+            tokens = verdict.remaining if quota.algorithm == "token_bucket" else None
+            return Standing(*shown, tokens, None, None, None, None)
+        bucket = self.oracle.buckets[quota.key, found.bucket, quota.identity, quota.epoch]
+        assert isinstance(bucket, IdsBucket)
+        ids, layers = bucket.state, bucket.state.live_layers(now, quota.layers)
+        fill = ids.fill() if layers else 0
+        return Standing(
+            *shown,
+            None,
+            len(layers),
+            fill,
+            ids.remembered(now, quota.layers),
+            ids.charged(now, quota.window_ms),
+        )
+
+    def _time(self) -> int:
+        return self.store.now_ms if self.timed else self.now
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["by the caller's clock", "by the store's clock"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_shown_is_what_a_peek_says(kind: str, timed: bool):
+    looked: Counter[str] = Counter()
+
+    async def history(data: st.DataObject, url: str, server: redis.Redis) -> None:
+        its: Any = {}
+        for key in KEYS:
+            chosen = data.draw(
+                st.lists(st.sampled_from(entities_of(key)), min_size=1, max_size=2, unique=True)
+            )
+            its[key] = {entity: data.draw(quotas(key, MAX_IDS)) for entity in chosen}
+        store = RedisStore(url, caller_clock=not timed, max_ids=MAX_IDS)
+        both = Both(store, its, timed=timed)
+        try:
+            for ask in data.draw(st.lists(asks(), min_size=5, max_size=15)):
+                both.now += data.draw(st.sampled_from(PAUSES_MS))
+                await both.ask(ask)
+                peek = replace(
+                    ask, usage=NOTHING, producer_ids=(), mode="peek", deny=False, cluster_action=False
+                )
+                found = applied(peek, its, RULES)
+                before = stored(server)
+                for one in found:
+                    await both.look(one, peek)
+                    looked[one.quota.key] += 1
+                assert stored(server) == before
+                if found and data.draw(st.integers(0, 3)) == 0:
+                    await both.reset(data.draw(st.sampled_from(found)))
+        finally:
+            await store.close()
+
+    with running(kind) as url, redis.Redis.from_url(url) as server, asyncio.Runner() as runner:
+
+        @settings(
+            max_examples=25,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.data())
+        def histories(data: st.DataObject) -> None:
+            server.flushall()
+            runner.run(history(data, url, server))
+
+        histories()
+    assert all(looked[key] > 30 for key in KEYS), looked
+
+
+def stored(server: Any) -> dict[Any, Any]:
+    """Every key: what it holds, and the instant at which it ends."""
+    return {key: (server.dump(key), server.pexpiretime(key)) for key in server.keys("*")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_bucket_that_was_never_charged_is_shown_as_it_would_begin(kind: str):
+    with running(kind) as url:
+        store = RedisStore(url, caller_clock=True)
+        both = Both(store, {key: {} for key in KEYS}, timed=False)
+        assert await both.buckets.standing(both.buckets.named("user=a"), None, 0) == []
+        assert await both.buckets.empty(both.buckets.named("user=a"), None) == []
+        await store.close()
