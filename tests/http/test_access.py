@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
+from dataclasses import dataclass, field
+from hashlib import sha256
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import httpx
 import pytest
 
-from app.domain.grant import EVERYTHING
+from app.domain.ask import Ask
+from app.domain.binding import Binding
+from app.domain.entity import EntityError
+from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http.access import NOBODY, OPEN, Access
 from app.http.health import Readiness
 from app.http.problems import Problem
+from app.http.slowdown import REMEMBERED, Slowdown
 from tests.http.conftest import ADMIN, Node, serving
 
 KEY = f"Bearer {ADMIN}"
@@ -96,6 +102,130 @@ def test_who_asks_has_a_name_for_the_history(access: Access):
         with pytest.raises(Problem) as raised:
             access.who(nobody)
         assert raised.value.status == 401
+
+
+# Keys beside the admin key
+
+
+def a_key(
+    name: str, *scopes: Permission, key: str = "", bound_to: str = "", until_ms: int | None = None
+) -> Any:
+    bounds = tuple(Binding.parse(text) for text in bound_to.split())
+    return sha256((key or name).encode()).digest(), Grant(name, frozenset(scopes), bounds, until_ms)
+
+
+RING = dict(
+    [
+        a_key("gateway", "decide"),
+        a_key("reader", "read"),
+        a_key("brief", "decide", until_ms=1_000),
+        a_key("acme", "decide", "account", bound_to="user=acme user=a-*,client-id=x ip=10.0.*"),
+    ]
+)
+
+
+@dataclass
+class Judge:
+    """Access with the keys above, at a time, and why it was refused so far."""
+
+    now_ms: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.access = Access(ADMIN, (), lambda: RING, failed=self.reasons.append, now_ms=lambda: self.now_ms)
+
+    def refused(self, key: str, wanted: Permission = "decide") -> Problem:
+        return refusal(self.access, scope("127.0.0.1", f"Bearer {key}"), wanted)
+
+    def caller(self, key: str) -> Grant:
+        return self.access.caller(scope("127.0.0.1", f"Bearer {key}"))
+
+
+def test_a_key_has_its_own_scopes_and_its_name_in_the_history():
+    judge = Judge()
+    assert judge.caller("gateway").scopes == {"decide"}
+    assert judge.access.who(scope("127.0.0.1", "Bearer reader")) == "reader"
+    assert judge.refused("reader").status == 403
+    assert judge.refused("gateway", "admin").status == 403
+    assert judge.refused("nobodys").status == 401
+    assert judge.reasons == ["scope", "scope", "unknown"]
+
+
+def test_a_key_ends_at_its_instant_and_its_caller_is_told_no_more_than_a_stranger():
+    judge = Judge(now_ms=999)
+    assert judge.caller("brief").scopes == {"decide"}
+    judge.now_ms = 1_000
+    expired, unknown = judge.refused("brief"), judge.refused("nobodys")
+    assert (expired.document(), expired.headers) == (unknown.document(), unknown.headers)
+    assert judge.reasons == ["expired", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "allowed"),
+    [
+        (Ask(principal="acme"), True),
+        (Ask(principal="acme", client_id="any", ip="192.0.2.1"), True),
+        (Ask(principal="acme2"), False),
+        (Ask(principal="Acme"), False),
+        (Ask(principal="a-b", client_id="x"), True),
+        (Ask(principal="a-", client_id="x"), True),
+        (Ask(principal="a-b", client_id="y"), False),
+        (Ask(principal="a-b"), False),
+        (Ask(client_id="x"), False),
+        (Ask(principal="other", ip="10.0.3.4"), True),
+        (Ask(ip="10.1.0.1"), False),
+        (Ask(), False),
+    ],
+)
+def test_a_bound_caller_is_confined_to_any_of_its_entities(ask: Ask, allowed: bool):
+    judge = Judge()
+    caller = judge.caller("acme")
+    assert caller.covers(ask) == allowed
+    if allowed:
+        judge.access.confine(caller, ask)
+    else:
+        with pytest.raises(Problem, match="403 The key is bound") as refused:
+            judge.access.confine(caller, ask, "/asks/3")
+        assert refused.value.errors[0].field == "/asks/3"
+    assert judge.reasons == ([] if allowed else ["bound"])
+
+
+@pytest.mark.parametrize(
+    "text", ["user=a*b", "user=**", "user=", "acme", "ip=host", "user=a,ip=10.*", "user=%"]
+)
+def test_what_no_key_can_be_bound_to(text: str):
+    with pytest.raises(EntityError):
+        Binding.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["user=acme", "user=*", "user=%2A", "user=a%2A*,client-id=*", "broker=1*,listener=E*"]
+)
+def test_a_binding_reads_as_it_is_spelled(text: str):
+    assert str(Binding.parse(text)) == text
+
+
+def test_wrong_keys_are_slowed_within_bounds_and_valid_ones_from_there_are_not():
+    judge = Judge()
+    waits = [judge.refused(f"guess-{n}").wait_s for n in range(100)]
+    assert waits[:20] == [0.0] * 20
+    assert 0 < waits[25] < waits[-1] <= 1
+    assert judge.caller("gateway").scopes == {"decide"}, "whose address it is does not matter"
+    assert judge.refused("reader").wait_s == 0, "nor is a valid key slowed that lacks a scope"
+    elsewhere = refusal(judge.access, scope("127.0.0.2", "Bearer guess"))
+    assert elsewhere.wait_s == 0
+
+
+def test_the_slowdown_knows_networks_of_ipv6_and_forgets_what_is_too_much():
+    slowdown = Slowdown()
+    for n in range(40):
+        slowdown.wait_s(f"2001:db8::{n:x}", 0.0)
+    assert slowdown.wait_s("2001:db8::ffff", 0.0) > 0
+    assert slowdown.wait_s("2001:db8:0:1::1", 0.0) == 0
+    assert slowdown.wait_s("/run/socket", 0.0) == slowdown.wait_s("", 0.0) == 0
+    for n in range(2 * REMEMBERED):
+        slowdown.wait_s(str(ip_address(n)), 0.0)
+    assert len(slowdown._left) == REMEMBERED
 
 
 # The paths of a node

@@ -20,8 +20,8 @@ from app.http.keys import router
 from app.http.problems import Problem
 
 ADMIN = "open-sesame"
-GATEWAY = {"name": "gateway", "scopes": ["decide"]}
-FOR_EVER = {"expires_ms": None, "bound_to": [], "rotated_ms": None, "former_until_ms": None}
+GATEWAY: dict[str, Any] = {"name": "gateway", "scopes": ["decide"]}
+FOR_EVER: dict[str, Any] = {"expires_ms": None, "bound_to": [], "rotated_ms": None, "former_until_ms": None}
 
 
 @pytest.fixture

@@ -1,0 +1,257 @@
+"""Keys on real nodes: every route of the OpenAPI document with every kind of key, bounds, and revocation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from app.domain.grant import PERMISSIONS
+from tests.service import Service, eventually, running
+
+PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
+CLOSED = {**PATIENT, "QUOTAGATE_OPEN_TO": ""}
+OPEN_PATHS = {"/health/live", "/health/ready"}
+"""Those of section 5 of the wire that stand in the document; /metrics is open to open networks, here none."""
+METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
+HARDLY_REFILLED = {"algorithm": "token_bucket", "limit": 0.001, "burst": 1_000, "enforcement": "deny"}
+ASK = {"principal": "alice", "usage": {"requests": 1}}
+
+
+Calling = Callable[..., "Caller"]
+
+
+def created(node: Service, name: str, *scopes: str, **more: Any) -> str:
+    """A new key."""
+    answer = node.http.post("/v1/keys", json={"name": name, "scopes": scopes, **more})
+    assert answer.status_code == 201, answer.text
+    key: str = answer.json()["key"]
+    return key
+
+
+class Caller:
+    """Sends one key, or none."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self.http = http
+
+    def status(self, method: str, path: str, body: Any = None) -> int:
+        return self.http.request(method, path, json=body).status_code
+
+    def decision(self, path: str, body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+
+@pytest.fixture
+def calling() -> Iterator[Calling]:
+    """Makes callers; with an address of their own, wrong keys of others do not slow them down."""
+    with ExitStack() as stack:
+
+        def call(node: Service, key: str | None, address: str = "127.0.0.1") -> Caller:
+            transport = httpx.HTTPTransport(local_address=address)
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            return Caller(
+                stack.enter_context(
+                    httpx.Client(base_url=node.url, headers=headers, timeout=60, transport=transport)
+                )
+            )
+
+        yield call
+
+
+@pytest.fixture(scope="module")
+def closed() -> Iterator[Service]:
+    """A node that no network may ask without a key."""
+    with running(environment=CLOSED) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def operations(closed: Service) -> list[tuple[str, str, set[str]]]:
+    """Method, path and scopes of every operation that the node's own document has."""
+    document = closed.http.get("/openapi.json").json()
+    found = []
+    for template, item in document["paths"].items():
+        path = template.replace("{entity}", "user=nobody").replace("{name}", "nobody")
+        assert "{" not in path, f"say here what {template} is to be asked with"
+        for method in item.keys() & set(METHODS):
+            security = item[method]["security"]
+            scopes = {scope for way in security for scope in way.get("key", [])}
+            assert bool(scopes) == (template not in OPEN_PATHS), template
+            found.append((method.upper(), path, scopes))
+    assert len(found) > 20
+    return found
+
+
+def test_without_a_valid_key_each_route_but_the_open_ones_is_401(
+    closed: Service, operations: list[tuple[str, str, set[str]]], calling: Calling
+):
+    everything = [*PERMISSIONS]
+    revoked = created(closed, "revoked", *everything)
+    expired = created(closed, "expired", *everything, expires_ms=_soon())
+    rotated = created(closed, "rotated", *everything)
+    assert closed.http.delete("/v1/keys/revoked").status_code == 204
+    assert closed.http.post("/v1/keys/rotated:rotate").status_code == 200
+    until_expired = calling(closed, expired, "127.0.0.9")
+    eventually(lambda: until_expired.status("GET", "/v1/quotas") == 401)
+    kinds = {
+        "none": None,
+        "unknown": "qg_" + "x" * 43,
+        "expired": expired,
+        "revoked": revoked,
+        "rotated": rotated,
+    }
+    for place, (kind, key) in enumerate(kinds.items()):
+        caller = calling(closed, key, f"127.0.0.{place + 2}")
+        for method, path, scopes in operations:
+            answer = caller.http.request(method, path, json={})
+            expected = 401 if scopes or key else 200
+            assert answer.status_code == expected, f"{method} {path} with the {kind} key"
+            if expected == 401 and method != "HEAD":
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_a_key_with_another_scope_is_403_and_with_the_right_one_passes(
+    closed: Service, operations: list[tuple[str, str, set[str]]], calling: Calling
+):
+    callers = {scope: calling(closed, created(closed, f"only-{scope}", scope)) for scope in PERMISSIONS}
+    for method, path, scopes in operations:
+        for scope, caller in callers.items():
+            status = caller.status(method, path, {})
+            if scope in scopes or scope == "admin" or not scopes:
+                assert status not in (401, 403), f"{method} {path} with the scope {scope}: {status}"
+            else:
+                assert status == 403, f"{method} {path} with the scope {scope}: {status}"
+
+
+def test_a_bound_key_is_403_everywhere_but_for_its_own_entities(
+    closed: Service, operations: list[tuple[str, str, set[str]]], calling: Calling
+):
+    caller = calling(closed, created(closed, "bound", "decide", "account", bound_to=["user=acme"]))
+    asks = {"/v1/decisions": ASK, "/v1/decisions:batch": {"asks": [ASK]}}
+    for method, path, scopes in operations:
+        if scopes:
+            assert caller.status(method, path, asks.get(path, {})) == 403, f"{method} {path}"
+    assert caller.status("POST", "/v1/decisions", {**ASK, "principal": "acme"}) == 200
+
+
+def test_a_bound_caller_that_asks_for_another_tenant_is_403_and_nothing_is_charged(
+    closed: Service, calling: Calling
+):
+    for user in ("acme", "other"):
+        closed.put(f"user={user}", request_rate=HARDLY_REFILLED)
+    caller = calling(closed, created(closed, "acme", "decide", "account", bound_to=["user=acme", "user=a-*"]))
+    acme, other = ({"principal": name, "usage": {"requests": 1}} for name in ("acme", "other"))
+    nobody = {"usage": {"requests": 1}}
+
+    refused = caller.decision("/v1/decisions", other)
+    assert refused.status_code == 403
+    assert refused.json()["detail"] == "The key is bound, and may not ask for this."
+    batch = caller.decision("/v1/decisions:batch", {"asks": [acme, acme, other]})
+    assert batch.status_code == 403
+    assert [error["field"] for error in batch.json()["errors"]] == ["/asks/2"]
+    for ask in (
+        nobody,
+        {**other, "mode": "record"},
+        {**other, "client_id": "acme"},
+        {**other, "mode": "peek"},
+    ):
+        assert caller.decision("/v1/decisions", ask).status_code == 403, ask
+    for headers in ({"X-Quotagate-Principal": "other"}, {}, {"X-Quotagate-Client-Id": "acme"}):
+        assert caller.http.get("/v1/check", headers=headers).status_code == 403, headers
+    assert caller.decision("/v1/decisions", {**other, "usage": {}}).status_code == 422, "first it is decoded"
+    assert (_used(closed, "acme"), _used(closed, "other")) == (0, 0)
+
+    assert caller.decision("/v1/decisions", acme).json()["decision"] == "admit"
+    assert caller.decision("/v1/decisions:batch", {"asks": [acme, acme]}).status_code == 200
+    assert caller.http.get("/v1/check", headers={"X-Quotagate-Principal": "acme"}).status_code == 200
+    assert caller.decision("/v1/decisions", {**acme, "mode": "record"}).status_code == 200
+    assert caller.decision("/v1/decisions", {**acme, "principal": "a-b"}).status_code == 200
+    assert (_used(closed, "acme"), _used(closed, "other")) == (5, 0)
+
+
+def test_record_and_refund_need_the_scope_account(closed: Service, calling: Calling):
+    plain = calling(closed, created(closed, "plain", "decide"))
+    for more in ({"mode": "record"}, {"mode": "refund"}, {"cluster_action": True}):
+        refused = plain.decision("/v1/decisions", ASK | more)
+        assert refused.status_code == 403, more
+        assert 'scope="account"' in refused.headers["www-authenticate"]
+    both = calling(closed, created(closed, "both", "decide", "account"))
+    assert both.status("POST", "/v1/decisions", ASK | {"mode": "record"}) == 200
+
+
+def test_a_wrong_key_is_refused_where_none_is_needed_and_slowed_and_a_valid_one_beside_it_is_not(
+    calling: Calling,
+):
+    with running(environment=PATIENT) as node:
+        valid, wrong = calling(node, created(node, "valid", "decide")), calling(node, "qg_wrong")
+        assert calling(node, None).status("POST", "/v1/decisions", ASK) == 200
+        for path in ("/v1/decisions", "/v1/check", "/health/live", "/openapi.json", "/metrics"):
+            assert wrong.status("POST", path, ASK) == 401, path
+        slow = 0.0
+        for _ in range(60):
+            began = time.monotonic()
+            assert wrong.status("POST", "/v1/decisions", ASK) == 401
+            slow += time.monotonic() - began
+        assert slow > 1, "65 wrong keys, of which 20 are free and 10 a second more"
+        assert valid.status("POST", "/v1/decisions", ASK) == 200
+        metrics = node.http.get("/metrics").text
+        assert 'quotagate_access_failures_total{reason="unknown"} 65.0' in metrics
+
+
+def test_no_secret_is_logged_or_told(closed: Service, calling: Calling):
+    key = created(closed, "secret", "decide")
+    mistyped = key[:-1]
+    caller = calling(closed, mistyped)
+    assert mistyped not in caller.http.get("/v1/quotas").text
+    assert key not in closed.http.get("/v1/keys").text
+    assert key not in closed.http.get("/metrics").text
+    said = closed.said()
+    assert '"key": "secret"' in said, "that it was made is logged"
+    assert mistyped not in said
+    assert closed.admin_key not in said
+
+
+def test_keys_travel_to_another_node_within_a_second(capsys: pytest.CaptureFixture[str], calling: Calling):
+    with ExitStack() as stack:
+        one = stack.enter_context(running(environment=CLOSED))
+        other = stack.enter_context(
+            running(environment=CLOSED, store_url=one.store_url, database_url=one.database_url)
+        )
+        slowest = {"made": 0.0, "rotated": 0.0, "revoked": 0.0}
+        for turn in range(5):
+            key = created(one, f"key-{turn}", "decide")
+            caller = calling(other, key, f"127.0.1.{turn + 1}")
+            slowest["made"] = max(slowest["made"], _seconds_until(caller, 200))
+            again = one.http.post(f"/v1/keys/key-{turn}:rotate", json={"grace_ms": 0}).json()["key"]
+            slowest["rotated"] = max(slowest["rotated"], _seconds_until(caller, 401))
+            renewed = calling(other, again, f"127.0.2.{turn + 1}")
+            assert renewed.status("POST", "/v1/decisions", ASK) == 200
+            assert one.http.delete(f"/v1/keys/key-{turn}").status_code == 204
+            slowest["revoked"] = max(slowest["revoked"], _seconds_until(renewed, 401))
+        with capsys.disabled():
+            print(f"\nkeys on another node, slowest of 5: {slowest}")
+        assert max(slowest.values()) < 1
+
+
+def _seconds_until(caller: Caller, status: int) -> float:
+    began = time.monotonic()
+    eventually(lambda: caller.status("POST", "/v1/decisions", ASK) == status)
+    return time.monotonic() - began
+
+
+def _soon() -> int:
+    """An instant that is still in the future when a request arrives, also on a slow machine."""
+    return time.time_ns() // 1_000_000 + 2_000
+
+
+def _used(node: Service, user: str) -> int:
+    """How many requests of its bucket's 1,000 were charged."""
+    ask = {"principal": user, "usage": {"requests": 0}, "mode": "peek", "detail": True}
+    (quota,) = node.ask(**ask)["quotas"]
+    return round(1_000 - float(quota["remaining"]))
