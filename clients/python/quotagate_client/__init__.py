@@ -1,0 +1,43 @@
+"""Asks Quotagate: may this work go ahead, or must it wait N milliseconds?"""
+
+from __future__ import annotations
+
+from quotagate_client.aio import AsyncClient
+from quotagate_client.asks import Ask, Usage
+from quotagate_client.check import Check, CheckHeaders
+from quotagate_client.client import Client
+from quotagate_client.errors import (
+    BatchCutShort,
+    DeadlinePassed,
+    FieldError,
+    NotAdmitted,
+    NotUnderstood,
+    Problem,
+    QuotagateError,
+    Rejected,
+    Unreachable,
+)
+from quotagate_client.results import Decision, LimitedBy, Verdict
+from quotagate_client.retries import Retries
+
+__all__ = [
+    "Ask",
+    "AsyncClient",
+    "BatchCutShort",
+    "Check",
+    "CheckHeaders",
+    "Client",
+    "DeadlinePassed",
+    "Decision",
+    "FieldError",
+    "LimitedBy",
+    "NotAdmitted",
+    "NotUnderstood",
+    "Problem",
+    "QuotagateError",
+    "Rejected",
+    "Retries",
+    "Unreachable",
+    "Usage",
+    "Verdict",
+]

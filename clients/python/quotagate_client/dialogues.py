@@ -1,0 +1,184 @@
+"""What is said to Quotagate, step by step, with no I/O: both clients carry out the same steps.
+
+A dialogue is a generator. It yields a request to send or a time to sleep, is sent what came of it, and
+returns its result.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import httpx
+
+from quotagate_client import asks, check, results, retries
+from quotagate_client.asks import Ask
+from quotagate_client.check import Check, CheckHeaders
+from quotagate_client.errors import (
+    BatchCutShort,
+    DeadlinePassed,
+    QuotagateError,
+    Rejected,
+    Unreachable,
+    problem,
+)
+from quotagate_client.results import Decision
+from quotagate_client.retries import Retries
+from quotagate_client.throttle_times import ThrottleTimes
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A request to send; the answer is a response, or the error in its place."""
+
+    method: str
+    path: str
+    content: bytes | None = None
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A time to let pass."""
+
+    seconds: float
+
+
+Outcome = httpx.Response | httpx.RequestError
+Dialogue = Generator[Send | Sleep, Outcome | None, T]
+
+JSON: Final = {b"Content-Type": b"application/json"}
+
+
+class Dialogues:
+    """The dialogues of one client, and what it remembers of them."""
+
+    def __init__(
+        self,
+        retry: Retries,
+        jitter: float,
+        check_headers: CheckHeaders,
+        clock: Callable[[], float],
+        dice: random.Random,
+    ) -> None:
+        if jitter < 0 or not math.isfinite(jitter):
+            raise ValueError("jitter must be 0 or more: who asks too early is refused again")
+        self.clock = clock
+        self.throttle_times = ThrottleTimes(clock)
+        self._retry = retry
+        self._jitter = jitter
+        self._check_headers = check_headers
+        self._dice = dice
+
+    def decide(self, ask: Ask) -> Dialogue[Decision]:
+        """Ask once."""
+        ask = self._with_id(ask)
+        sent = Send("POST", "/v1/decisions", asks.encode(ask), JSON)
+        answer = yield from self._call(sent, safe=_once(ask))
+        if answer.status_code != httpx.codes.OK:
+            raise problem(answer)
+        return self._counted(results.one(answer), ask)
+
+    def decide_batch(self, many: Iterable[Ask]) -> Dialogue[list[Decision]]:
+        """Ask for all of them in their order, in as many calls as the wire's bounds make."""
+        wanted = [self._with_id(ask) for ask in many]
+        safe = all(_once(ask) for ask in wanted)
+        decided: list[Decision] = []
+        for batch in asks.batches(wanted):
+            sent = Send("POST", "/v1/decisions:batch", asks.joined(batch), JSON)
+            try:
+                answer = yield from self._call(sent, safe=safe)
+                if answer.status_code != httpx.codes.OK:
+                    raise problem(answer, len(decided))
+                found = results.many(answer, len(batch))
+            except QuotagateError as error:
+                if not decided:
+                    raise
+                raise BatchCutShort(decided, error) from error
+            for decision in found:
+                self._counted(decision, wanted[len(decided)])
+                decided.append(decision)
+        return decided
+
+    def check(
+        self,
+        principal: str | None,
+        client_id: str | None,
+        ip: str | None,
+        query: Mapping[str, str | float],
+    ) -> Dialogue[Check]:
+        """Ask as a gateway does; there is no id, so only a call that was never sent is made again."""
+        headers = self._check_headers.of(principal, client_id, ip)
+        params = {name: str(value) for name, value in query.items()}
+        answer = yield from self._call(Send("GET", "/v1/check", None, headers, params), safe=False)
+        if answer.status_code not in (httpx.codes.OK, check.REFUSED):
+            raise problem(answer)
+        checked = check.read(answer)
+        self.throttle_times.record(checked.decision.throttle_ms)
+        return checked
+
+    def acquire(self, ask: Ask, within_s: float | None) -> Dialogue[Decision]:
+        """Ask, sleep, and ask again, until the work may be done; do not sleep past the deadline."""
+        give_up = math.inf if within_s is None else self.clock() + within_s
+        while True:
+            decision = yield from self.decide(ask)
+            if decision.may_go_ahead:
+                return decision
+            if decision.decision == "reject":
+                raise Rejected(decision)
+            wait = self._jittered(decision.throttle_ms / 1000)
+            if self.clock() + wait > give_up:
+                raise DeadlinePassed(decision)
+            yield Sleep(wait)
+
+    def hold(self, decision: Decision, decided_s: float) -> Dialogue[None]:
+        """After the work: wait out what is left of a delay, which counts from the decision."""
+        if decision.decision == "delay":
+            left = self._jittered(decision.throttle_ms / 1000) - (self.clock() - decided_s)
+            if left > 0:
+                yield Sleep(left)
+
+    def _call(self, sent: Send, *, safe: bool) -> Dialogue[httpx.Response]:
+        """Send, and send again what may be."""
+        began = self.clock()
+        failed = 0
+        maybe_charged = False
+        while True:
+            outcome = yield sent
+            assert outcome is not None
+            failed += 1
+            maybe_charged |= not isinstance(outcome, retries.NEVER_SENT)
+            if retries.may_repeat(outcome, safe=safe):
+                wait = self._retry.wait_s(failed, self.clock() - began, self._dice)
+                if wait is not None:
+                    yield Sleep(wait)
+                    continue
+            if isinstance(outcome, httpx.Response):
+                return outcome
+            raise Unreachable(outcome, maybe_charged=maybe_charged) from outcome
+
+    def _with_id(self, ask: Ask) -> Ask:
+        """The ask with an id of its own, so that it can be sent again."""
+        if self._retry.times == 0 or "id" in ask or ask.get("mode") == "peek":
+            return ask
+        return {**ask, "id": f"{self._dice.getrandbits(128):032x}"}
+
+    def _counted(self, decision: Decision, ask: Ask) -> Decision:
+        if ask.get("mode") != "peek":
+            self.throttle_times.record(decision.throttle_ms)
+        return decision
+
+    def _jittered(self, seconds: float) -> float:
+        """At least so long, and a little longer, so that those who were told the same come apart."""
+        return seconds * (1 + self._jitter * self._dice.random())
+
+
+def _once(ask: Ask) -> bool:
+    """Whether an ask is charged at most once however often it is sent."""
+    return "id" in ask or ask.get("mode") == "peek"

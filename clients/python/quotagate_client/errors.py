@@ -1,0 +1,110 @@
+"""What can go wrong between an ask and the work.
+
+QuotagateError
+├── Unreachable       no answer; whether the ask was charged is unknown, unless nothing was sent
+├── Problem           an answer that is an error: `status`, `detail`, and `errors` by field
+├── NotUnderstood     an answer that is none of Quotagate's
+├── BatchCutShort     some parts of a batch were decided, the next one failed
+└── NotAdmitted       the decision says no
+    ├── Rejected          and asking again as it is will not help
+    └── DeadlinePassed    and its time would come after the deadline
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from quotagate_client.results import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """What is wrong with one field: a JSON pointer into the body, ``""`` the whole of it."""
+
+    field: str
+    message: str
+
+
+class QuotagateError(Exception):
+    """All that this package raises by itself."""
+
+
+class Unreachable(QuotagateError):
+    """No answer came; ``maybe_charged`` says whether the ask may have been decided all the same."""
+
+    def __init__(self, error: httpx.RequestError, *, maybe_charged: bool) -> None:
+        super().__init__(f"no answer: {error!r}")
+        self.maybe_charged = maybe_charged
+
+
+class Problem(QuotagateError):
+    """An answer that is an error, as RFC 9457 has it; nothing was changed by it."""
+
+    def __init__(self, status: int, title: str, detail: str, errors: Sequence[FieldError] = ()) -> None:
+        fields = "".join(f"; {error.field}: {error.message}" for error in errors)
+        super().__init__(f"{status} {title}: {detail}{fields}")
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.errors = tuple(errors)
+
+
+class NotUnderstood(QuotagateError):
+    """An answer with a good status that is none of Quotagate's, for instance a proxy's own page."""
+
+    def __init__(self, answer: httpx.Response, why: str) -> None:
+        super().__init__(f"{answer.status_code} from {answer.url}, but {why}: {answer.text[:200]!r}")
+
+
+class BatchCutShort(QuotagateError):
+    """A batch larger than one call: the first ``decided`` asks were decided, the others were not."""
+
+    def __init__(self, decided: Sequence[Decision], cause: QuotagateError) -> None:
+        super().__init__(f"after {len(decided)} decisions: {cause}")
+        self.decided = tuple(decided)
+
+
+class NotAdmitted(QuotagateError):
+    """The work may not be done, now or at all."""
+
+    def __init__(self, decision: Decision) -> None:
+        by = decision.limited_by
+        named = f" by {by.quota} of {by.entity}" if by else ""
+        super().__init__(f"{decision.decision} for {decision.throttle_ms} ms{named}")
+        self.decision = decision
+
+
+class Rejected(NotAdmitted):
+    """It will never pass as it is."""
+
+
+class DeadlinePassed(NotAdmitted):
+    """It would pass, but later than the caller wants to wait."""
+
+
+def problem(answer: httpx.Response, first: int = 0) -> Problem:
+    """The problem in an answer; ``first`` is the place of its batch's first ask in the whole."""
+    try:
+        body: Any = answer.json()
+        errors = [FieldError(error["field"], error["message"]) for error in body.get("errors", ())]
+        said = Problem(answer.status_code, body["title"], body["detail"], errors)
+    except (KeyError, TypeError, ValueError, AttributeError):  # a balancer's own page
+        statuses = {status.value: status.phrase for status in HTTPStatus}
+        title = statuses.get(answer.status_code, "Unknown")
+        return Problem(answer.status_code, title, answer.text[:200])
+    moved = [FieldError(_moved(error.field, first), error.message) for error in said.errors]
+    return Problem(said.status, said.title, said.detail, moved)
+
+
+def _moved(field: str, first: int) -> str:
+    head, asks, rest = field.partition("/asks/")
+    place, slash, name = rest.partition("/")
+    if head or not asks or not place.isdigit():
+        return field
+    return f"/asks/{int(place) + first}{slash}{name}"

@@ -1,0 +1,108 @@
+"""What Quotagate answers, as frozen values; fields that this version does not know are passed over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, TypeVar, cast, get_args
+
+import httpx
+
+from quotagate_client.errors import NotUnderstood
+
+Outcome = Literal["admit", "delay", "throttle", "reject"]
+_OUTCOMES: Final[dict[str, Outcome]] = {outcome: outcome for outcome in get_args(Outcome)}
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedBy:
+    """The quota that decided, or ``throttle_factor``.
+
+    Attributes:
+        reason: why, when it was not the rate itself: ``capacity``, ``too_large``, ``store_failure``.
+        largest: with ``too_large``, the largest usage that could ever pass.
+    """
+
+    quota: str
+    entity: str | None
+    bucket: str | None
+    reason: str | None = None
+    largest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one quota that applied says; numbers that nobody knows are None."""
+
+    quota: str
+    entity: str
+    bucket: str
+    limit: float
+    verdict: Outcome
+    throttle_ms: int
+    observed: float | None
+    remaining: float | None
+    enforcement: Literal["deny", "delay"]
+    shadow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to an ask; ``quotas`` are there with ``detail``."""
+
+    decision: Outcome
+    throttle_ms: int
+    charged: bool
+    applied: int
+    source: Literal["store", "local", "fallback"]
+    limited_by: LimitedBy | None = None
+    quotas: tuple[Verdict, ...] = ()
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether to do the work; after a delay its answer is held for ``throttle_ms``."""
+        return self.decision in ("admit", "delay")
+
+
+T = TypeVar("T", LimitedBy, Verdict)
+
+
+def one(answer: httpx.Response) -> Decision:
+    """The decision in an answer."""
+    return _decision(answer, _json(answer))
+
+
+def many(answer: httpx.Response, asked: int) -> list[Decision]:
+    """As many decisions as asks were sent."""
+    body = _json(answer)
+    found = body.get("decisions") if isinstance(body, dict) else None
+    if not isinstance(found, list) or len(found) != asked:
+        raise NotUnderstood(answer, f"these are not {asked} decisions")
+    return [_decision(answer, decision) for decision in found]
+
+
+def _json(answer: httpx.Response) -> object:
+    try:
+        return cast("object", answer.json())
+    except ValueError as error:
+        raise NotUnderstood(answer, "this is not JSON") from error
+
+
+def _decision(answer: httpx.Response, found: Any) -> Decision:
+    try:
+        limited_by = found["limited_by"]
+        return Decision(
+            decision=_OUTCOMES[found["decision"]],
+            throttle_ms=max(0, int(found["throttle_ms"])),
+            charged=found["charged"],
+            applied=found["applied"],
+            source=found["source"],
+            limited_by=None if limited_by is None else _known(LimitedBy, limited_by),
+            quotas=tuple(_known(Verdict, quota) for quota in found.get("quotas", ())),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NotUnderstood(answer, "this is no decision") from error
+
+
+def _known(kind: type[T], found: dict[str, Any]) -> T:
+    names = [field.name for field in fields(kind)]
+    return kind(**{name: found[name] for name in names if name in found})

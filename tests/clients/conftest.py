@@ -1,0 +1,30 @@
+"""What the tests of the clients share: the two kinds, a scripted server, and a real node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.clients.both import Caller, callers
+from tests.clients.scripted import Script, serving
+from tests.service import Service, running
+
+
+@pytest.fixture(params=["sync", "async"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Caller]]:
+    with callers(request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with serving() as played:
+        yield played
+
+
+@pytest.fixture(scope="package")
+def node() -> Iterator[Service]:
+    """Its answers are the store's, also on a busy machine."""
+    with running(environment={"QUOTAGATE_STORE_BUDGET_MS": "20000"}) as service:
+        yield service

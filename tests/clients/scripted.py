@@ -1,0 +1,125 @@
+"""A server that answers as its script says: with an answer, with half of one, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, NamedTuple
+
+ADMITTED: Final = {
+    "decision": "admit",
+    "throttle_ms": 0,
+    "charged": True,
+    "applied": 1,
+    "source": "store",
+    "limited_by": None,
+}
+BY: Final = {"quota": "request_rate", "entity": "user=*", "bucket": "user=alice"}
+REFUSED: Final = {**ADMITTED, "charged": False, "limited_by": BY}
+
+
+class Request(NamedTuple):
+    """What the server was sent."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    content: bytes
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.content)
+
+
+class Reply(NamedTuple):
+    """What it answers."""
+
+    status: int
+    content: bytes
+    type: str = "application/json"
+
+
+class Lost:
+    """The request is read, and the connection ends."""
+
+
+Step = Reply | Lost | Callable[[Request], Reply | Lost]
+LOST: Final = Lost()
+
+
+def answer(body: object, status: int = 200) -> Reply:
+    """A body as JSON."""
+    return Reply(status, json.dumps(body).encode())
+
+
+def throttled(ms: int) -> Reply:
+    """A decision that says throttle."""
+    return answer({**REFUSED, "decision": "throttle", "throttle_ms": ms})
+
+
+def delayed(ms: int) -> Reply:
+    """A decision that says delay."""
+    return answer({**ADMITTED, "decision": "delay", "throttle_ms": ms, "limited_by": BY})
+
+
+def every(request: Request) -> Reply:
+    """Admits each ask of a batch; ``applied`` is the place that the ask's principal names."""
+    decisions = [{**ADMITTED, "applied": int(ask["principal"])} for ask in request.body["asks"]]
+    return answer({"decisions": decisions})
+
+
+@dataclass
+class Script:
+    """The steps still to come, and the requests that came."""
+
+    url: str
+    steps: list[Step] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+    def plays(self, *steps: Step) -> None:
+        self.steps = list(steps)
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Script]:
+    """The server; a request after the last step is answered with the last step."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            request = Request(self.command, self.path, dict(self.headers), content)
+            script.requests.append(request)
+            step = script.steps.pop(0) if len(script.steps) > 1 else script.steps[0]
+            reply = step if isinstance(step, Reply | Lost) else step(request)
+            if isinstance(reply, Lost):
+                self.close_connection = True
+                return
+            self.send_response(reply.status)
+            self.send_header("Content-Type", reply.type)
+            self.send_header("Content-Length", str(len(reply.content)))
+            self.end_headers()
+            self.wfile.write(reply.content)
+
+        do_GET = do_POST  # noqa: N815  the base class looks for this name
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
+            """Say nothing."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True  # one that waits on a connection kept alive is not waited for
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        script = Script(f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield script
+        finally:
+            server.shutdown()
+            thread.join()
