@@ -39,24 +39,44 @@ class Applied:
     owner: str
 
 
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A quota that applies, and its ladder, most specific rung first: the first limit there is decides.
+
+    Attributes:
+        ladder: entities, and the limits set on them; None where nothing is set.
+    """
+
+    applied: Applied
+    ladder: tuple[tuple[str, float | None], ...]
+
+
 def applied(ask: Ask, quotas: Quotas, rules: Rules) -> list[Applied]:
     """The quotas that apply to an ask, in the order in which ties are broken.
 
     A quota applies when the ask has its usage field and the quota's entity can be formed from the ask.
     """
     found = []
-    for key in KEYS.values():
-        entities = quotas.get(key.name)
-        if not entities or not _asks_for(key.usage, ask):
-            continue
-        if ask.cluster_action and key.name in EXEMPT_FOR_CLUSTER_ACTIONS:
-            continue
-        for rungs in _ladders(key.name, ask, rules):
-            for entity, bucket in rungs:
-                quota = entities.get(entity)
-                if quota is not None:
-                    found.append(_applied(quota, entity, bucket, ask))
-                    break
+    for entities, rungs in _asked(ask, quotas, rules):
+        for entity, bucket in rungs:
+            quota = entities.get(entity)
+            if quota is not None:
+                found.append(_applied(quota, entity, bucket, ask))
+                break
+    return found
+
+
+def explained(ask: Ask, quotas: Quotas, rules: Rules) -> list[Explained]:
+    """The quotas that apply to an ask, as ``applied`` has them, each with the whole of its ladder."""
+    found = []
+    for entities, rungs in _asked(ask, quotas, rules):
+        ladder = [(entity, bucket, entities.get(entity)) for entity, bucket in rungs]
+        matching = ((quota, entity, bucket) for entity, bucket, quota in ladder if quota is not None)
+        if first := next(matching, None):
+            shown = tuple(
+                (str(entity), None if quota is None else quota.limit) for entity, _, quota in ladder
+            )
+            found.append(Explained(_applied(*first, ask), shown))
     return found
 
 
@@ -113,6 +133,20 @@ def broker_rungs(broker: str) -> Iterator[tuple[Entity, Entity]]:
     """The broker, then the default; each broker has a bucket of its own."""
     yield Entity.of(broker=broker), Entity.of(broker=broker)
     yield Entity.of(broker=ANY), Entity.of(broker=broker)
+
+
+def _asked(
+    ask: Ask, quotas: Quotas, rules: Rules
+) -> Iterator[tuple[Mapping[Entity, Quota], Iterator[tuple[Entity, Entity]]]]:
+    """The ladders of every key that an ask is held to, and what is set on entities for that key."""
+    for key in KEYS.values():
+        entities = quotas.get(key.name)
+        if not entities or not _asks_for(key.usage, ask):
+            continue
+        if ask.cluster_action and key.name in EXEMPT_FOR_CLUSTER_ACTIONS:
+            continue
+        for rungs in _ladders(key.name, ask, rules):
+            yield entities, rungs
 
 
 def _ladders(key: str, ask: Ask, rules: Rules) -> Iterator[Iterator[tuple[Entity, Entity]]]:

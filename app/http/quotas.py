@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from app.catalog.catalog import Catalog, Conditions, QuotaSet, Written
 from app.domain.entity import Entity, EntityError
-from app.http import quotas_alter, quotas_list
+from app.domain.ladder import Rules
+from app.http import quotas_alter, quotas_effective, quotas_list
 from app.http import quotas_schema as schema
 from app.http.access import Access
 from app.http.problems import FieldError, Problem, unprocessable
@@ -25,10 +26,17 @@ from app.http.strict import JSON, MERGE_PATCH, read_json
 PATH: Final = "/v1/quotas/{entity:path}"
 """A path convertor, for an escaped slash in a name stands unescaped in what Starlette matches."""
 METHODS: Final = "DELETE, GET, PATCH, PUT"
+COMMON_RULES: Final = Rules()
 
 
-def router(catalog: Catalog, access: Access) -> APIRouter:
-    """Every route of quotas; access is judged before anything else of a request is looked at."""
+def router(
+    catalog: Catalog, access: Access, rules: Rules = COMMON_RULES, *, timed: bool = False
+) -> APIRouter:
+    """Every route of quotas; access is judged before anything else of a request is looked at.
+
+    Args:
+        timed: under the caller's clock, where questions may say when they are asked.
+    """
     routes = APIRouter(tags=["Quotas"], default_response_class=Response, route_class=_OneOfFour)
 
     @routes.get(PATH, **schema.GET)
@@ -77,6 +85,7 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
 
     routes.include_router(quotas_list.router(catalog, access))
     routes.include_router(quotas_alter.router(catalog, access))
+    routes.include_router(quotas_effective.router(catalog, access, rules, timed=timed))
     return routes
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from app.domain.entity import TYPES
-from app.domain.quota import KEYS
+from app.domain.quota import KEYS, MAX_EXACT
 from app.http import quotas_schema
+from app.http.bodies import Address, ClientName, Name
 from app.http.problems import FieldError, unprocessable
 from app.http.quotas_schema import (
     ANSWER_EXAMPLE,
@@ -27,6 +30,38 @@ MAX_ALTERED: Final = 1_000
 MAX_APPLIED: Final = 10_000
 """What fits a body of 1 MiB; a catalog that is larger is applied in parts."""
 
+
+def _list_of(alteration: str, most: int) -> Schema:
+    """A body of alterations."""
+    return {
+        "type": "object",
+        "required": ["alterations"],
+        "properties": {
+            "alterations": {"type": "array", "items": ref(alteration), "maxItems": most},
+            "validate_only": {
+                "type": "boolean",
+                "default": False,
+                "description": "Write nothing, and answer as if.",
+            },
+        },
+        "additionalProperties": False,
+    }
+
+
+def _of_entity(entity: Schema, quotas: Schema) -> Schema:
+    """One alteration."""
+    by_key = "By key: a value replaces the whole quota, null takes it away; keys that are not named stay."
+    return {
+        "type": "object",
+        "required": ["entity", "quotas"],
+        "properties": {
+            "entity": {**entity, "description": "Spelled as in a path."},
+            "quotas": {**quotas, "description": by_key},
+        },
+        "additionalProperties": False,
+    }
+
+
 _CURSOR: Final[Schema] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 COMPONENTS: Final[Mapping[str, Schema]] = {
     **quotas_schema.COMPONENTS,
@@ -39,35 +74,22 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         },
     },
     "QuotaAlterations": {
-        "type": "object",
-        "required": ["alterations"],
-        "properties": {
-            "alterations": {"type": "array", "items": ref("QuotaAlteration"), "maxItems": MAX_APPLIED},
-            "validate_only": {
-                "type": "boolean",
-                "default": False,
-                "description": "Write nothing, and answer as if.",
-            },
-        },
-        "additionalProperties": False,
+        **_list_of("QuotaAlteration", MAX_ALTERED),
+        "description": "What is wrong with one alteration is told in its result and fails no other one.",
     },
-    "QuotaAlteration": {
-        "type": "object",
-        "required": ["entity", "quotas"],
-        "properties": {
-            "entity": {"type": "string", "pattern": ENTITY_PATTERN, "description": "Spelled as in a path."},
-            "quotas": {
-                "type": "object",
-                "description": "A value replaces its key's whole quota, null takes it away; others stay.",
-                "properties": {
-                    key: {"anyOf": [*schema["anyOf"], {"type": "null"}]}
-                    for key, schema in quotas_schema.COMPONENTS["QuotaSet"]["properties"].items()
-                },
-                "additionalProperties": False,
+    "QuotaAlteration": _of_entity({"type": "string"}, {"type": "object"}),
+    "QuotaApplication": _list_of("QuotaSetting", MAX_APPLIED),
+    "QuotaSetting": _of_entity(
+        {"type": "string", "pattern": ENTITY_PATTERN},
+        {
+            "type": "object",
+            "properties": {
+                key: {"anyOf": [*schema["anyOf"], {"type": "null"}]}
+                for key, schema in quotas_schema.COMPONENTS["QuotaSet"]["properties"].items()
             },
+            "additionalProperties": False,
         },
-        "additionalProperties": False,
-    },
+    ),
     "QuotaResults": {
         "type": "object",
         "required": ["results"],
@@ -116,6 +138,46 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
                     },
                 },
             },
+        },
+    },
+    "EffectiveQuotas": {
+        "type": "object",
+        "required": ["quotas"],
+        "properties": {
+            "quotas": {
+                "type": "array",
+                "description": "In the order in which a decision shows them.",
+                "items": {
+                    "type": "object",
+                    "required": ["quota", "entity", "bucket", "limit", "limit_now", "ladder"],
+                    "properties": {
+                        "quota": {"type": "string", "enum": list(KEYS)},
+                        "entity": {"type": "string", "description": "What the quota is set on."},
+                        "bucket": {"type": "string", "description": "What is charged."},
+                        "limit": {"type": "number", "minimum": 0},
+                        "limit_now": {
+                            "type": "number",
+                            "minimum": 0,
+                            "description": "After the throttle factor of volumes.",
+                        },
+                        "ladder": {
+                            "type": "array",
+                            "description": "From the most specific rung down; the first limit decides.",
+                            "items": {
+                                "type": "object",
+                                "required": ["entity", "limit"],
+                                "properties": {
+                                    "entity": {"type": "string"},
+                                    "limit": {
+                                        "anyOf": [{"type": "number"}, {"type": "null"}],
+                                        "description": "null where nothing is set.",
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            }
         },
     },
     "QuotaDefinitions": {
@@ -226,6 +288,10 @@ HISTORY: Final[dict[str, Any]] = {
         ]
     },
 }
+_APPLICATION: Final = {
+    "alterations": [{"entity": "user=alice", "quotas": {"producer_ids_rate": 5, "request_rate": None}}],
+    "validate_only": False,
+}
 _ALTERATIONS: Final = {
     "alterations": [
         {"entity": "user=alice", "quotas": {"producer_ids_rate": 5, "request_rate": None}},
@@ -262,14 +328,20 @@ _CATALOG_IF_MATCH: Final = {
 _WRITE: Final = (400, 401, 403, 412, 413, 415, 422, 503)
 
 
-def _write(summary: str, description: str, schema: str, answer: object, wrong: FieldError) -> dict[str, Any]:
+def _write(
+    summary: str,
+    description: str,
+    body: tuple[str, object],
+    answer: tuple[str, object],
+    wrong: FieldError,
+) -> dict[str, Any]:
     return {
         "summary": summary,
         "description": description,
-        "responses": _answer(schema, answer) | problem_responses(_WRITE, wrong),
+        "responses": _answer(*answer) | problem_responses(_WRITE, wrong),
         "openapi_extra": {
             "parameters": [_CATALOG_IF_MATCH, REASON],
-            "requestBody": body_of("QuotaAlterations", _ALTERATIONS, JSON),
+            "requestBody": body_of(*body, JSON),
         },
     }
 
@@ -278,15 +350,59 @@ ALTER: Final = _write(
     "Alter the quotas of many entities, each by itself",
     f"At most {MAX_ALTERED:,} of them. Each is altered whole or not at all, and a bad one hinders no other; "
     "an entity that is given twice fails in all its places.",
-    "QuotaResults",
-    _RESULTS,
+    ("QuotaAlterations", _ALTERATIONS),
+    ("QuotaResults", _RESULTS),
     FieldError("/alterations", "is required"),
 )
 APPLY: Final = _write(
     "Apply a set of quotas, all or nothing",
     f"At most {MAX_APPLIED:,} alterations, in one transaction. With `validate_only` the answer is the plan, "
     "and its version in If-Match makes sure that it is this plan that is applied.",
-    "QuotaPlan",
-    _PLAN,
+    ("QuotaApplication", _APPLICATION),
+    ("QuotaPlan", _PLAN),
     _BAD_LIMIT,
 )
+_EFFECTIVE: Final = {
+    "quotas": [
+        {
+            "quota": "request_rate",
+            "entity": "user=alice",
+            "bucket": "user=alice",
+            "limit": 100,
+            "limit_now": 100,
+            "ladder": [{"entity": "user=alice", "limit": 100}, {"entity": "user=*", "limit": 50}],
+        }
+    ]
+}
+_WHO: Final = {
+    "principal": ("Who asks.", Name, "alice"),
+    "client_id": ("As which client; one may be named by nothing at all.", ClientName, "etl"),
+    "ip": ("From which address.", Address, "10.0.0.7"),
+    "broker": ("At which broker.", Name, "1"),
+    "listener": ("On which of its listeners.", Name, "EXTERNAL"),
+}
+
+
+def effective(*, timed: bool) -> dict[str, Any]:
+    """The route of effective limits; ``timed``: under the caller's clock."""
+    parameters = [
+        {
+            "name": name,
+            "in": "query",
+            "description": said,
+            "schema": msgspec.json.schema(type_),
+            "examples": {"one": {"value": example}},
+        }
+        for name, (said, type_, example) in _WHO.items()
+    ]
+    if timed:
+        when = {"type": "integer", "minimum": 0, "maximum": MAX_EXACT}
+        parameters.append({"name": "at_ms", "in": "query", "description": "When.", "schema": when})
+    wrong = FieldError("/ip", "must be an IPv4 or IPv6 address, not a host name")
+    return {
+        "summary": "Explain which limits hold for a caller",
+        "description": "Every quota that applies to a caller who asks for everything, by what is in force on "
+        "this node, and the whole ladder.",
+        "responses": _answer("EffectiveQuotas", _EFFECTIVE) | problem_responses((400, 401, 403, 422), wrong),
+        "openapi_extra": {"parameters": parameters},
+    }

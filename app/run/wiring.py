@@ -123,7 +123,7 @@ def build(
         clock=settings.clock,
         sources=_sources(settings),
         routers=[
-            router(catalog, access),
+            router(catalog, access, rules, timed=settings.clock == "caller"),
             keys_router(keys, access),
             buckets.router(Buckets(admission.circuit, lambda: catalog.snapshot, rules), access, now_ms),
         ],

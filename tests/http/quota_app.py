@@ -9,16 +9,18 @@ from fastapi import FastAPI
 from httpx import Response
 
 from app.catalog.catalog import Catalog
+from app.domain.ladder import Rules
 from app.http.access import Access
 from app.http.problems import Problem
-from app.http.quotas import router
+from app.http.quotas import COMMON_RULES, router
 
 KEY = "open-sesame"
 
 
-def app_of(catalog: Catalog) -> FastAPI:
+def app_of(catalog: Catalog, rules: Rules = COMMON_RULES, *, timed: bool = False) -> FastAPI:
+    """The routes as an application, in which problems are answers."""
     app = FastAPI()
-    app.include_router(router(catalog, Access(KEY, [ip_network("127.0.0.0/8")])))
+    app.include_router(router(catalog, Access(KEY, [ip_network("127.0.0.0/8")]), rules, timed=timed))
 
     @app.exception_handler(Problem)
     async def answer(request: object, problem: Problem) -> Any:
@@ -28,6 +30,7 @@ def app_of(catalog: Catalog) -> FastAPI:
 
 
 def fields(answer: Response, status: int = 422) -> list[str]:
+    """The fields that a problem names."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()

@@ -1,0 +1,77 @@
+"""The route that explains which limits hold for a caller, by the quotas that this node decides by."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.catalog.catalog import Catalog
+from app.domain.ask import Ask
+from app.domain.ladder import Explained, Rules, explained
+from app.domain.quota import KEYS, MAX_EXACT, Quota
+from app.http import quotas_lists_schema as schema
+from app.http.access import Access
+from app.http.query import Query
+from app.http.strict import JSON
+from app.http.wire import read_address, wrong_name
+
+NAMES: Final = ("principal", "client_id", "ip", "broker", "listener")
+EVERY_USAGE: Final = {key.usage: 0.0 for key in KEYS.values() if key.usage != "producer_ids"}
+
+
+def router(catalog: Catalog, access: Access, rules: Rules, *, timed: bool) -> APIRouter:
+    """The route; ``timed``: it may be asked at what time, as everything under the caller's clock."""
+    routes = APIRouter(tags=["Quotas"], default_response_class=Response)
+
+    @routes.get("/v1/quotas:effective", **schema.effective(timed=timed))
+    async def effective_quotas(request: Request) -> Response:
+        access.require(request.scope, "read")
+        query = Query.of(request.scope, *NAMES, *(["at_ms"] if timed else []))
+        ask = _ask(query)
+        query.check()
+        found = explained(ask, catalog.snapshot.quotas, rules)
+        answer = {"quotas": [_shown(each) for each in found]}
+        return Response(json.dumps(answer, separators=(",", ":")), media_type=JSON)
+
+    return routes
+
+
+def _ask(query: Query) -> Ask:
+    """The ask of such a caller for everything that can be limited."""
+    return Ask(
+        usage=EVERY_USAGE,
+        producer_ids=(),
+        principal=query.one("principal", _name),
+        client_id=query.one("client_id", lambda text: _name(text) if text else text),
+        ip=query.one("ip", read_address),
+        broker=query.one("broker", _name),
+        listener=query.one("listener", _name),
+        at_ms=query.integer("at_ms", 0, MAX_EXACT),
+    )
+
+
+def _name(text: str) -> str:
+    if wrong := wrong_name(text):
+        raise ValueError(wrong)
+    return text
+
+
+def _shown(found: Explained) -> dict[str, object]:
+    quota = found.applied.quota
+    return {
+        "quota": quota.key,
+        "entity": found.applied.entity,
+        "bucket": found.applied.bucket,
+        "limit": quota.limit,
+        "limit_now": limit_now(quota),
+        "ladder": [{"entity": entity, "limit": limit} for entity, limit in found.ladder],
+    }
+
+
+def limit_now(quota: Quota) -> float:
+    """What the limit is this moment; a throttle factor has its place here."""
+    return quota.limit
