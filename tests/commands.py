@@ -62,7 +62,9 @@ def noting() -> Iterator[Gate]:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             path, _, query = self.path.partition("?")
-            gate.asked.append(Asked(self.command, path, parse_qsl(query), body, self.headers))
+            gate.asked.append(
+                Asked(self.command, path, parse_qsl(query, keep_blank_values=True), body, self.headers)
+            )
             status, content = gate.answers.get((self.command, path), (404, {"detail": "Nothing laid out."}))
             sent = b"" if content is None else json.dumps(content).encode()
             self.send_response(status)
