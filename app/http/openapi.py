@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from app.http import bodies, buckets_schema, check, check_schema, decisions, keys_schema
 from app.http.access import scope_of
@@ -73,8 +75,9 @@ _NO_WHOLE: Final = FieldError("/asks/3/usage/requests", "must be an integer")
 class Document:
     """The document of one application, made when it is first asked for."""
 
-    def __init__(self, api: FastAPI, clock: Clock, sources: Sources) -> None:
+    def __init__(self, api: FastAPI, routers: Sequence[APIRouter], clock: Clock, sources: Sources) -> None:
         self._api = api
+        self._routers = routers
         self._clock = clock
         self._sources = sources
         self._made: Schema = {}
@@ -95,6 +98,10 @@ class Document:
             tags=api.openapi_tags,
             routes=api.routes,
         )
+        for route in chain.from_iterable(router.routes for router in self._routers):
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                for method in route.methods or ():
+                    _restore_nulls(document["paths"][route.path_format][method.lower()], route)
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
                 scope = scope_of(method.upper(), path)
@@ -110,6 +117,15 @@ class Document:
         scheme = {"type": "http", "scheme": "bearer", "description": KEYS_SAID}
         components["securitySchemes"] = {KEY: scheme}
         return document
+
+
+def _restore_nulls(operation: Schema, route: APIRoute) -> None:
+    """Say again what FastAPI was told of bodies: it leaves out every null, also those of examples."""
+    for status, said in route.responses.items():
+        if "content" in said:
+            operation["responses"][str(status)]["content"] = said["content"]
+    if body := (route.openapi_extra or {}).get("requestBody"):
+        operation["requestBody"] = body
 
 
 def _hot_paths() -> Schema:
