@@ -334,7 +334,7 @@ def test_a_killed_apply_leaves_the_old_catalog_or_the_new_one(node: Service, tmp
     node.put("user=old", request_rate=1)
     new = {f"user={number:05}": {"request_rate": {"limit": 1}} for number in range(MANY)}
     file = tmp_path / "quotas.yaml"
-    file.write_text("".join(quotas_file.write(new.items(), "1")))
+    file.write_text("".join(quotas_file.write(list(new.items()), "1")))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "app.run.cli", "quotas", "apply", "-f", str(file), "--yes"]
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

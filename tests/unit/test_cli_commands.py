@@ -135,6 +135,21 @@ def test_conditions_and_reasons_go_along(quotagate: Command, gate: Gate):
         assert (sent["If-Match"], sent["Authorization"]) == ('"17"', "Bearer k")
 
 
+def test_what_answers_nothing_is_an_empty_document(quotagate: Command, gate: Gate):
+    gate.answers["PATCH", PATH] = gate.answers["DELETE", PATH] = (204, None)
+    gate.answers["POST", "/v1/buckets:reset"] = gate.answers["DELETE", "/v1/keys/a"] = (204, None)
+    for words in (
+        "quotas delete user=alice",
+        "quotas set user=alice request_rate=null",
+        "quotas --alter --delete-config request_rate --user alice",
+        "buckets reset user=alice",
+        "keys revoke a",
+    ):
+        for output, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+            ran = quotagate(*words.split(), "-o", output, "--url", gate.url)
+            assert (ran.code, read(ran.out)) == (0, {}), words
+
+
 @pytest.mark.parametrize(
     ("typed", "path"),
     [

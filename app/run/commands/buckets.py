@@ -64,7 +64,12 @@ def show_(
 
 @group.command()
 def reset(
-    bucket: Bucket, quota: Quota = None, url: Url = None, key: Key = None, config: ConfigFile = None
+    bucket: Bucket,
+    quota: Quota = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = Output.table,
 ) -> None:
     """Empty a bucket: what was charged to it is forgotten, and so are the producer ids it remembers.
 
@@ -76,3 +81,4 @@ def reset(
     body = {"bucket": bucket} | ({} if quota is None else {"quota": quota})
     with connected(url, key, config) as node:
         node.ask("POST", "/v1/buckets:reset", body)
+    show.done(output)

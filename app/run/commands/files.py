@@ -55,18 +55,23 @@ class Plan:
 
 
 @group.command()
-def export(url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.yaml) -> None:
     """Write the whole catalog as a file, in one canonical order.
 
     \b
     Examples:
       quotagate quotas export > quotas.yaml
+      quotagate quotas export -o json
     """
+    if output is Output.table:
+        raise typer.BadParameter("a file is yaml or json; `quotagate quotas list` shows a table")
     with connected(url, key, config) as node:
         listed = one_version(node, "/v1/quotas", "quotas")
-    quotas = ((one["entity"], one["quotas"]) for one in listed.items)
-    for line in quotas_file.write(quotas, _etag(listed.etag).strip('"')):
-        typer.echo(line, nl=False)
+    quotas = quotas_file.ordered((one["entity"], one["quotas"]) for one in listed.items)
+    if output is Output.json:
+        show.document({"quotas": dict(quotas)}, output)
+    else:
+        sys.stdout.writelines(quotas_file.write(quotas, _etag(listed.etag).strip('"')))
 
 
 @group.command()

@@ -90,7 +90,9 @@ def list_(url: Url = None, key: Key = None, config: ConfigFile = None, output: O
 
 
 @group.command()
-def revoke(name: Name, url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+def revoke(
+    name: Name, url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.table
+) -> None:
     """Revoke a key: within a second no node takes it any more.
 
     \b
@@ -99,6 +101,7 @@ def revoke(name: Name, url: Url = None, key: Key = None, config: ConfigFile = No
     """
     with connected(url, key, config) as node:
         node.ask("DELETE", f"/v1/keys/{segment(name)}")
+    show.done(output)
 
 
 @group.command()

@@ -78,6 +78,7 @@ def set_(
         answer = node.ask("PUT" if replace else "PATCH", place, body, headers=headers)
         if answer.status_code == 204:
             show.note(f"{values.entity(entity)} has no quotas left.")
+            show.done(output)
         else:
             show_entity(answer.json(), output)
 
@@ -150,6 +151,7 @@ def delete(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
+    output: Out = Output.table,
 ) -> None:
     """Take away quotas of an entity: all, or the ones that are named.
 
@@ -165,6 +167,7 @@ def delete(
             node.ask("PATCH", place, dict.fromkeys(keys), headers=headers)
         else:
             node.ask("DELETE", place, headers=headers)
+    show.done(output)
 
 
 def written_headers(reason: str | None, if_match: int | None) -> dict[str, str | None]:

@@ -23,6 +23,10 @@ _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG: Final = "tag:yaml.org,2002:"
 
 
+Entry = tuple[str, Mapping[str, Definition]]
+"""An entity as it is spelled, and its quotas."""
+
+
 class Fault(NamedTuple):
     """What is wrong, and the line it stands on, from 1."""
 
@@ -55,21 +59,25 @@ def read(text: str) -> Contents:
     return Contents(quotas, sorted(reading.faults))
 
 
-def write(quotas: Iterable[tuple[str, Mapping[str, Definition]]], version: str) -> Iterator[str]:
-    """The lines of a file: entities by type and name, a quota that is its limit alone as a number."""
+def ordered(quotas: Iterable[Entry]) -> list[Entry]:
+    """Quotas as they stand in a file: by the types of their entity, then by name."""
+    return sorted(quotas, key=lambda one: ([TYPES.index(type_) for type_ in _types(one[0])], one[0]))
+
+
+def write(quotas: Sequence[Entry], version: str) -> Iterator[str]:
+    """The lines of a file with these quotas; one that is its limit alone is a number."""
     yield f"# yaml-language-server: $schema={SCHEMA}\n"
     yield f"# The whole catalog at version {version}. `quotagate quotas schema > {SCHEMA}` helps editors.\n"
-    found = sorted(quotas, key=lambda one: _place(one[0]))
-    yield "quotas:\n" if found else "quotas: {}\n"
-    for entity, said in found:
+    yield "quotas:\n" if quotas else "quotas: {}\n"
+    for entity, said in quotas:
         yield f"  {entity}:\n" if len(entity) <= MAX_KEY else f"  ? {entity}\n  :\n"
         for key, definition in said.items():
             limit_alone = definition.keys() == {"limit"}
             yield f"    {key}: {_flow(definition['limit'] if limit_alone else definition)}\n"
 
 
-def _place(entity: str) -> tuple[list[int], str]:
-    return [TYPES.index(type_) for type_ in Entity.parse(entity).types], entity
+def _types(entity: str) -> list[str]:
+    return [part.partition("=")[0] for part in entity.split(",")]
 
 
 def _flow(value: object) -> str:

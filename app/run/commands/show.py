@@ -56,6 +56,11 @@ def document(answer: Any, output: Output) -> bool:
     return output is not Output.table
 
 
+def done(output: Output) -> None:
+    """Show that there is nothing to show: an empty document for whoever parses it."""
+    document({}, output)
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[str] = ()) -> None:
     """Rows under a header; columns named in ``right`` hold numbers."""
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
