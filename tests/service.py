@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -91,8 +92,12 @@ def running(
     processes: int = 1,
     store: str = "valkey",
     address: tuple[str, int] = ("127.0.0.1", 0),
+    trust: ssl.SSLContext | None = None,
 ) -> Iterator[Service]:
-    """A ready node; without URLs it has a store (of a kind) and a migrated catalog of its own."""
+    """A ready node; without URLs it has a store (of a kind) and a migrated catalog of its own.
+
+    A node that is told to speak TLS is asked with `trust`.
+    """
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-node-")))
         store_url = store_url or stack.enter_context(stores.running(store))
@@ -109,7 +114,7 @@ def running(
         log = home / "log.jsonl"
         # The socket is made here and inherited, so nobody can take the port in between.
         with socket.create_server(address) as listener, log.open("wb") as output:
-            url = f"http://{address[0]}:{listener.getsockname()[1]}"
+            url = f"{'https' if trust else 'http'}://{address[0]}:{listener.getsockname()[1]}"
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", "app.run.cli", "serve", "--fd", str(listener.fileno())],
@@ -123,7 +128,9 @@ def running(
             )
         stack.callback(_end, process)
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        http = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False))
+        http = stack.enter_context(
+            httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False, verify=trust or True)
+        )
         service = Service(url, store_url, database_url, http, process, log)
         eventually(lambda: _ready(service), within_s=READY_WITHIN_S)
         yield service

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from app.domain.ask import Ask
@@ -24,6 +24,7 @@ class Grant:
     Attributes:
         name: of the key; None without one.
         bound_to: the entities that may be asked for; none of them is no bound.
+        principal: of the caller's certificate, for asks that name none.
         until_ms: from when on it is no grant any more, by the node's clock.
     """
 
@@ -31,6 +32,28 @@ class Grant:
     scopes: frozenset[Permission]
     bound_to: tuple[Binding, ...] = ()
     until_ms: int | None = None
+    principal: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the caller may ask for whom he likes, as he asks it."""
+        return not self.bound_to and self.principal is None
+
+    def certified(self, name: str) -> Grant:
+        """The grant to one whose certificate names him so; ``""`` names nobody.
+
+        Without a key he asks for himself alone: a certificate says who he is, not for whom he may speak.
+
+        >>> Grant("gateway", BINDABLE).certified("alice").covers(Ask(principal="bob"))
+        True
+        >>> open_network = Grant(None, BINDABLE)
+        >>> open_network.certified("alice").covers(Ask(principal="bob"))
+        False
+        >>> open_network.certified("").covers(Ask())
+        False
+        """
+        bound_to = (Binding((("user", name, False),)),) if self.name is None else self.bound_to
+        return replace(self, bound_to=bound_to, principal=name or None)
 
     def covers(self, ask: Ask) -> bool:
         """Whether an ask is within the bounds: within any one of them, if there are some.

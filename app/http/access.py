@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -14,6 +15,7 @@ from starlette.types import Scope
 
 from app.domain.ask import Ask
 from app.domain.grant import EVERYTHING, Grant, Permission
+from app.http.peer import PEER
 from app.http.problems import FieldError, Problem
 from app.http.slowdown import Slowdown
 
@@ -77,8 +79,11 @@ class Access:
             Problem: 401, if it sends credentials that are not a valid key, even where none is needed.
         """
         if sent := _credentials(scope):
-            return self._with_key(sent, scope)
-        return OPEN if self.is_open(scope) else NOBODY
+            grant = self._with_key(sent, scope)
+        else:
+            grant = OPEN if self.is_open(scope) else NOBODY
+        state = scope.get("state")
+        return grant.certified(state[PEER]) if state and PEER in state else grant
 
     def is_open(self, scope: Scope) -> bool:
         """Whether the other end of the socket is in an open network, whatever key it sends."""
@@ -109,16 +114,20 @@ class Access:
         challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{wanted}"'
         raise Problem(403, f"The key lacks the scope {wanted}.", headers={"WWW-Authenticate": challenge})
 
-    def confine(self, caller: Grant, ask: Ask, field: str = "") -> None:
-        """Let an ask pass that is within the bounds of its caller's key.
+    def confine(self, caller: Grant, ask: Ask, field: str = "") -> Ask:
+        """The ask as this caller asks it: in the name of his certificate if it names no principal.
 
         Raises:
             Problem: 403 for one that is not, naming its field.
         """
+        if ask.principal is None and caller.principal is not None:
+            ask = replace(ask, principal=caller.principal)
         if not caller.covers(ask):
             self._failed("bound")
-            outside = FieldError(field, "is for an entity that the key is not bound to")
-            raise Problem(403, "The key is bound, and may not ask for this.", [outside])
+            outside = FieldError(field, "is for an entity that the caller is not bound to")
+            holder = "key is bound" if caller.name else "certificate names another principal"
+            raise Problem(403, f"The {holder}, and may not ask for this.", [outside])
+        return ask
 
     def require_key(self, scope: Scope) -> Grant:
         """Let a request pass that has a valid key, whatever its scopes.

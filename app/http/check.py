@@ -39,12 +39,12 @@ class Check:
         self._now_ms = now_ms
 
     async def answer(
-        self, query: bytes, headers: Headers, allow: Callable[[Ask], None] | None = None
+        self, query: bytes, headers: Headers, allow: Callable[[Ask], Ask] | None = None
     ) -> Answer:
         """Decide what a request asks for, every quota as deny.
 
         Args:
-            allow: raises a problem for what this caller may not ask.
+            allow: gives the ask as this caller asks it, or raises a problem.
 
         Raises:
             Problem: 400, naming each parameter and header that cannot be understood; what allow raises.
@@ -70,7 +70,7 @@ class Check:
             at_ms=at_ms,
         )
         if allow is not None:
-            allow(ask)
+            ask = allow(ask)
         decision, quotas = await self._admission.decide_in_full(ask)
         return said(decision, quotas, what.deny_status)
 
@@ -85,7 +85,7 @@ class CheckRoute(PlainRoute):
     async def answered(self, scope: Scope, receive: Receive) -> Answer:  # noqa: ARG002  nothing is received
         """The answer to the head of a request."""
         caller = self._access.require(scope, "decide")
-        allow = partial(self._access.confine, caller) if caller.bound_to else None
+        allow = partial(self._access.confine, caller) if not caller.is_plain else None
         answer = await self._check.answer(scope["query_string"], scope["headers"], allow)
         if any(name == b"expect" for name, _ in scope["headers"]):
             # The body may or may not come now (RFC 9110, 10.1.1), and only closing ends the doubt.

@@ -69,22 +69,20 @@ class Decisions:
     async def one(self, body: bytes, caller: Grant) -> bytes:
         """Decide one ask."""
         ask = decode_ask(body, self._clock)
-        self._allow(ask, caller, "")
+        ask = self._allowed(ask, caller, "")
         (decision,) = await self._admission.decide((ask,))
         return encode_decision(decision)
 
     async def batch(self, body: bytes, caller: Grant) -> bytes:
         """Decide a batch of them, in order, if all of them are allowed."""
         asks = decode_batch(body, self._clock)
-        for place, ask in enumerate(asks):
-            self._allow(ask, caller, f"/asks/{place}")
-        return encode_decisions(await self._admission.decide(asks))
+        allowed = [self._allowed(ask, caller, f"/asks/{place}") for place, ask in enumerate(asks)]
+        return encode_decisions(await self._admission.decide(allowed))
 
-    def _allow(self, ask: Ask, caller: Grant, field: str) -> None:
+    def _allowed(self, ask: Ask, caller: Grant, field: str) -> Ask:
         if ask.cluster_action or ask.mode in ("record", "refund"):
             self._access.demand(caller, "account")
-        if caller.bound_to:
-            self._access.confine(caller, ask, field)
+        return ask if caller.is_plain else self._access.confine(caller, ask, field)
 
 
 class Answer(NamedTuple):

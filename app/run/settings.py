@@ -154,7 +154,7 @@ class Settings(BaseSettings):
     tls_key: Annotated[FilePath | None, BeforeValidator(_empty_is_none)] = None
     """Its private key, a PEM file."""
     tls_client_ca: Annotated[FilePath | None, BeforeValidator(_empty_is_none)] = None
-    """With it, callers must present a certificate signed by one of these, a PEM file."""
+    """With it, callers must show a certificate signed by one of these, a PEM file; its name is who asks."""
 
     volume_source: Annotated[Literal["kafka", "push", "static"] | None, BeforeValidator(_empty_is_none)] = (
         None

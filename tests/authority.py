@@ -1,0 +1,67 @@
+"""Certificates for tests: an authority of their own, and whatever it certifies, made by openssl."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.tools import need
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate and its key, both PEM files."""
+
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates into a folder; ``ca`` is its own."""
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        self._folder = folder
+        self._name = name
+        self._serial = 0
+        self.ca = folder / f"{name}.pem"
+        subject = ["-subj", f"/CN={name}", "-addext", "basicConstraints=critical,CA:TRUE"]
+        self._openssl("genpkey", "-algorithm", "ed25519", "-out", f"{name}.key")
+        usage = ["-addext", "keyUsage=critical,keyCertSign"]
+        self._openssl("req", "-x509", "-new", "-key", f"{name}.key", *subject, *usage, "-out", f"{name}.pem")
+
+    def certify(self, name: str, subject: str = "", san: str = "") -> Certificate:
+        """A certificate for a subject such as ``/CN=alice``, perhaps with names such as ``DNS:localhost``."""
+        self._serial += 1
+        self._openssl("genpkey", "-algorithm", "ed25519", "-out", f"{name}.key")
+        self._openssl(
+            "req", "-new", "-key", f"{name}.key", "-subj", subject or f"/CN={name}", "-out", "request"
+        )
+        extensions = self._folder / "extensions"
+        names = f"subjectAltName={san}\n" if san else ""
+        extensions.write_text(f"authorityKeyIdentifier=keyid\n{names}", encoding="utf-8")
+        self._openssl(
+            *("x509", "-req", "-in", "request", "-CA", self.ca.name, "-CAkey", f"{self._name}.key"),
+            *(
+                "-set_serial",
+                str(self._serial),
+                "-days",
+                "1",
+                "-extfile",
+                "extensions",
+                "-out",
+                f"{name}.pem",
+            ),
+        )
+        return Certificate(self._folder / f"{name}.pem", self._folder / f"{name}.key")
+
+    def trusted(self, shown: Certificate | None = None) -> ssl.SSLContext:
+        """What a client needs: trust in this authority, and perhaps a certificate to show."""
+        context = ssl.create_default_context(cafile=str(self.ca))
+        if shown is not None:
+            context.load_cert_chain(shown.cert, shown.key)
+        return context
+
+    def _openssl(self, *arguments: str) -> None:
+        subprocess.run([need("openssl"), *arguments], cwd=self._folder, check=True, capture_output=True)

@@ -1,0 +1,223 @@
+"""TLS to the API, to a real Redis and to a real PostgreSQL: who is not trusted is not spoken to."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import make_url
+
+from app.catalog import schema
+from app.catalog.port import CatalogAway
+from app.store.port import StoreError
+from app.store.redis import RedisStore
+from tests import stores, tls_postgres
+from tests.authority import Authority, Certificate
+from tests.postgres import Postgres, started
+from tests.service import Service, running
+
+PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
+LOOPBACK = "DNS:localhost,IP:127.0.0.1"
+ONE = {"limit": 0.001, "burst": 1, "algorithm": "token_bucket", "enforcement": "deny"}
+ASK = {"principal": "alice", "usage": {"requests": 1}}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Another authority, whom nobody here trusts."""
+    return Authority(tmp_path_factory.mktemp("stranger"), "stranger")
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Certificate:
+    return authority.certify("server", san=LOOPBACK)
+
+
+@pytest.fixture(scope="module")
+def backend(authority: Authority) -> Certificate:
+    """What a store or a database shows: it is known by this name alone."""
+    return authority.certify("backend", san="DNS:localhost")
+
+
+def over_tls(server: Certificate, ca: Path | None = None) -> dict[str, str]:
+    """The settings of an API over TLS, perhaps with an authority of clients."""
+    settings = {"QUOTAGATE_TLS_CERT": str(server.cert), "QUOTAGATE_TLS_KEY": str(server.key)}
+    return PATIENT | settings | ({"QUOTAGATE_TLS_CLIENT_CA": str(ca)} if ca else {})
+
+
+# The API
+
+
+def test_the_api_over_tls(authority: Authority, stranger: Authority, server: Certificate):
+    with running(environment=over_tls(server), trust=authority.trusted()) as node:
+        assert node.url.startswith("https://")
+        node.put("user=alice", request_rate=ONE)
+        assert node.ask(**ASK)["source"] == "store"
+        with (
+            httpx.Client(verify=stranger.trusted(), trust_env=False) as mistrustful,
+            pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
+        ):
+            mistrustful.get(f"{node.url}/health/live")
+        with httpx.Client(trust_env=False) as plain, pytest.raises(httpx.HTTPError):
+            plain.get(f"{node.url}/health/live".replace("https", "http"))
+
+
+def test_with_a_client_ca_who_has_no_certificate_of_it_is_not_spoken_to(
+    authority: Authority, stranger: Authority, server: Certificate
+):
+    alice = authority.certify("alice")
+    trust = authority.trusted(alice)
+    with running(environment=over_tls(server, authority.ca), trust=trust) as node:
+        assert node.ask(**ASK)["decision"] == "admit"
+        for shown in (None, stranger.certify("eve")):
+            context = authority.trusted(shown)
+            with httpx.Client(verify=context, trust_env=False) as outside, pytest.raises(httpx.HTTPError):
+                outside.get(f"{node.url}/health/live")
+        assert node.ask(**ASK)["decision"] == "admit"
+
+
+def test_the_name_of_a_certificate_is_the_principal_of_its_asks(authority: Authority, server: Certificate):
+    alice, bob = authority.certify("alice"), authority.certify("b", "/O=x", "URI:spiffe://example/bob")
+    nobody, admin = authority.certify("n", "/CN=alice/CN=bob"), authority.certify("admin")
+    nameless = {"usage": {"requests": 1}}
+
+    @contextmanager
+    def calling(node: Service, shown: Certificate, key: str = "") -> Iterator[httpx.Client]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        context = authority.trusted(shown)
+        with httpx.Client(base_url=node.url, headers=headers, verify=context, trust_env=False) as http:
+            yield http
+
+    with running(environment=over_tls(server, authority.ca), trust=authority.trusted(admin)) as node:
+        for name in ("alice", "spiffe%3A%2F%2Fexample%2Fbob"):
+            node.put(f"user={name}", request_rate=ONE)
+        for shown, name in ((alice, "alice"), (bob, "spiffe://example/bob")):
+            with calling(node, shown) as http:
+                first = http.post("/v1/decisions", json=nameless)
+                assert first.json()["decision"] == "admit"
+                second = http.post("/v1/decisions", json={"principal": name, **nameless}).json()
+                assert second["limited_by"]["bucket"].startswith("user="), "charged to the name"
+                checked = http.get("/v1/check")
+                assert (checked.status_code, checked.json()["limited_by"]) == (429, second["limited_by"])
+                batch = {"asks": [nameless, {"principal": "carol", **nameless}]}
+                refused = http.post("/v1/decisions:batch", json=batch)
+                assert refused.status_code == 403
+                assert refused.json()["errors"][0]["field"] == "/asks/1"
+                header = {"X-Quotagate-Principal": "carol"}
+                assert http.get("/v1/check", headers=header).status_code == 403
+        with calling(node, nobody) as http:
+            for ask in (nameless, {"principal": "alice", **nameless}):
+                assert http.post("/v1/decisions", json=ask).status_code == 403, "no name, no asks"
+        made = node.http.post("/v1/keys", json={"name": "gateway", "scopes": ["decide"]})
+        with calling(node, alice, made.json()["key"]) as http:
+            other = http.post("/v1/decisions", json={"principal": "carol", **nameless})
+            assert other.json()["decision"] == "admit", "with a key it may speak for others"
+            own = http.post("/v1/decisions", json=nameless).json()
+            assert own["limited_by"]["bucket"] == "user=alice"
+    closed = over_tls(server, authority.ca) | {"QUOTAGATE_OPEN_TO": ""}
+    with running(environment=closed, trust=authority.trusted(admin)) as node, calling(node, alice) as http:
+        assert http.post("/v1/decisions", json=nameless).status_code == 401, "a certificate is no key"
+
+
+# The store
+
+
+@contextmanager
+def redis_over_tls(authority: Authority, server: Certificate) -> Iterator[int]:
+    """Debian's redis-server that speaks TLS only, and only to those with a certificate; its port."""
+    port = _free_port()
+    options = {
+        "--tls-port": str(port),
+        "--tls-cert-file": str(server.cert),
+        "--tls-key-file": str(server.key),
+        "--tls-ca-cert-file": str(authority.ca),
+        "--bind": "127.0.0.1",
+    }
+    with stores.server("redis", *(text for option in options.items() for text in option)):
+        yield port
+
+
+async def test_decisions_through_redis_over_tls(
+    authority: Authority, stranger: Authority, backend: Certificate
+):
+    ours, theirs = authority.certify("node"), stranger.certify("thief")
+
+    def url(port: int, shown: Certificate, ca: Path, host: str = "localhost") -> str:
+        files = f"ssl_ca_certs={ca}&ssl_certfile={shown.cert}&ssl_keyfile={shown.key}"
+        return f"rediss://{host}:{port}/0?{files}"
+
+    with redis_over_tls(authority, backend) as port:
+        with running(store_url=url(port, ours, authority.ca), environment=PATIENT) as node:
+            node.put("user=alice", request_rate=ONE)
+            first, second = node.ask(**ASK), node.ask(**ASK)
+            assert (first["source"], first["decision"]) == ("store", "admit")
+            assert (second["source"], second["decision"]) == ("store", "throttle")
+        await examine(url(port, ours, authority.ca))
+        for refused in (
+            url(port, ours, stranger.ca),  # we do not trust the store
+            url(port, theirs, authority.ca),  # it does not trust us
+            f"rediss://localhost:{port}/0",  # neither
+            url(port, ours, authority.ca, host="127.0.0.1"),  # not the name that it was certified as
+            f"redis://localhost:{port}/0",  # no TLS at all
+        ):
+            with pytest.raises(StoreError):
+                await examine(refused)
+
+
+async def examine(url: str) -> None:
+    store = RedisStore(url)
+    try:
+        await store.examine()
+    finally:
+        await store.close()
+
+
+# The catalog
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    database = started()
+    yield database
+    database.remove()
+
+
+def test_the_catalog_in_postgresql_over_tls(
+    postgres: Postgres, authority: Authority, stranger: Authority, backend: Certificate
+):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(backend.cert, backend.key)
+    name = make_url(postgres.database()).database
+    with tls_postgres.before(postgres.home / ".s.PGSQL.5432", context) as port:
+
+        def url(ca: Path, host: str = "localhost") -> str:
+            return (
+                f"postgresql://postgres@{host}:{port}/{name}?sslmode=verify-full&sslrootcert={ca}"
+                "&gssencmode=disable"
+            )
+
+        with running(database_url=url(authority.ca), environment=PATIENT) as node:
+            node.put("user=alice", request_rate=5)
+            assert node.http.get("/v1/quotas/user=alice").json()["quotas"] == {"request_rate": {"limit": 5}}
+            assert node.http.get("/health/ready").json()["catalog"] == "ok"
+        for mistrusted in (url(stranger.ca), url(authority.ca, host="127.0.0.1")):
+            with pytest.raises(CatalogAway, match="certificate"):
+                schema.upgrade(mistrusted)
+        with pytest.raises(CatalogAway):
+            schema.upgrade(url(authority.ca).replace("verify-full", "disable"))
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port

@@ -1,0 +1,55 @@
+"""TLS before a PostgreSQL whose wheel was built without any: its own opening, then the bytes as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import socketserver
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
+"""How a client of PostgreSQL asks for TLS (``S`` answers that it comes)."""
+
+
+@contextlib.contextmanager
+def before(database: Path, context: ssl.SSLContext) -> Iterator[int]:
+    """Listen on loopback for a database's unix socket; gives the port. Who wants no TLS is hung up on."""
+
+    class Front(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            if self.request.recv(8) == SSL_REQUEST:
+                with contextlib.suppress(OSError):
+                    self.request.sendall(b"S")
+                    with context.wrap_socket(self.request, server_side=True) as client:
+                        _relay(client, database)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Front) as server:
+        listening = threading.Thread(target=server.serve_forever, daemon=True)
+        listening.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            listening.join()
+
+
+def _relay(client: ssl.SSLSocket, database: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as behind:
+        behind.connect(str(database))
+        ends: dict[socket.socket, socket.socket] = {client: behind, behind: client}
+        while True:
+            ready = [client] if client.pending() else select.select([*ends], [], [])[0]
+            for end in ready:
+                said = end.recv(65_536)
+                if not said:
+                    return
+                ends[end].sendall(said)
