@@ -12,7 +12,11 @@ from app.catalog.tables import METADATA
 def migrate(connection: Connection) -> None:
     """Run what was asked for, in one transaction."""
     context.configure(
-        connection=connection, target_metadata=METADATA, compare_type=True, render_as_batch=True
+        connection=connection,
+        target_metadata=METADATA,
+        compare_type=True,
+        render_as_batch=True,
+        transactional_ddl=True,
     )
     with context.begin_transaction():
         schema.take_turn(connection)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select, true, tuple_
 
-from app.catalog.tables import CHANGES, QUOTAS, STATE
+from app.catalog.tables import CHANGES, HEAD_LENGTH, QUOTAS, ROW, STATE
 from app.domain.entity import spell
 from app.domain.matching import Filter
-
-_HEAD: Final = func.substr(QUOTAS.c.entity, 1, 512)
-"""What a list is ordered by; the rest of a very long spelling is told apart by its hash."""
 
 
 def page(wanted: Filter, after: tuple[str, str] | None, limit: int) -> Select[Any]:
@@ -19,14 +16,14 @@ def page(wanted: Filter, after: tuple[str, str] | None, limit: int) -> Select[An
 
     Tombstones come along: they are part of an entity's version.
     """
-    keys = select(_HEAD.label("head"), QUOTAS.c.entity_hash)
+    keys = select(QUOTAS.c.head, QUOTAS.c.entity_hash)
     keys = keys.where(QUOTAS.c.definition.is_not(None), _covers(wanted))
     if after is not None:
-        keys = keys.where(tuple_(_HEAD, QUOTAS.c.entity_hash) > tuple_(after[0][:512], after[1]))
-    chosen = keys.distinct().order_by("head", QUOTAS.c.entity_hash).limit(limit).subquery()
+        keys = keys.where(tuple_(QUOTAS.c.head, QUOTAS.c.entity_hash) > tuple_(_head(after[0]), after[1]))
+    chosen = keys.distinct().order_by(QUOTAS.c.head, QUOTAS.c.entity_hash).limit(limit).subquery()
     rows = chosen.join(QUOTAS, QUOTAS.c.entity_hash == chosen.c.entity_hash)
     return (
-        select(STATE.c.version.label("now"), QUOTAS)
+        select(STATE.c.version.label("now"), *ROW)
         .select_from(STATE.outerjoin(rows, true()))
         .order_by(chosen.c.head, chosen.c.entity_hash)
     )
@@ -56,7 +53,7 @@ def _of_types(types: tuple[str, ...], names: dict[str, str | None]) -> ColumnEle
     name = names.get(first)
     if not second:
         if name is not None:
-            return entity == f"{first}={name}"
+            return and_(QUOTAS.c.head == _head(f"{first}={name}"), entity == f"{first}={name}")
         return and_(_begins(f"{first}="), ~entity.contains(","))
     last = names.get(second[0])
     if name is None:
@@ -67,9 +64,16 @@ def _of_types(types: tuple[str, ...], names: dict[str, str | None]) -> ColumnEle
 
 
 def _begins(text: str) -> ColumnElement[bool]:
-    return func.substr(QUOTAS.c.entity, 1, len(text)) == text
+    """The second condition says it all, the first finds it by the index; a spelling is printable ASCII."""
+    head = QUOTAS.c.head
+    near = and_(head >= _head(text), head < _head(text) + "\x7f")
+    return and_(near, func.substr(QUOTAS.c.entity, 1, len(text)) == text)
 
 
 def _ends(text: str) -> ColumnElement[bool]:
     entity = QUOTAS.c.entity
     return func.substr(entity, func.length(entity) - len(text) + 1) == text
+
+
+def _head(spelling: str) -> str:
+    return spelling[:HEAD_LENGTH]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Final
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, NullPool, create_engine, text
+from sqlalchemy import Connection, NullPool, create_engine, event, text
 
 import migrations
 from app.catalog.port import CatalogAway
@@ -66,10 +67,21 @@ def config(connection: Connection | None = None) -> Config:
 def connect(database_url: str) -> Iterator[Connection]:
     """A connection for migrations alone; what it did is committed at the end."""
     engine = create_engine(driver_url(database_url, asynchronous=False), poolclass=NullPool)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _open_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
     with engine.begin() as connection:
-        if engine.dialect.name == "sqlite":
-            connection.exec_driver_sql("PRAGMA journal_mode = WAL")  # stays with the file
         yield connection
+
+
+def _open_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    """Python's sqlite3 begins no transaction for a CREATE or ALTER: each would be for good at once."""
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode = WAL")  # stays with the file
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def take_turn(connection: Connection) -> None:

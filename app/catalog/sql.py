@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from app.catalog import lists
 from app.catalog.port import CatalogAway, Changes, Row
-from app.catalog.tables import CHANGES, QUOTAS, STATE
+from app.catalog.tables import CHANGES, QUOTAS, ROW, STATE
 from app.domain.matching import Filter
 from app.domain.quota_value import Definition
 
@@ -156,7 +156,7 @@ class Sql:
 
     async def changed(self, since: int) -> Changes:
         """The version, and every row written after ``since``; one statement, so they belong together."""
-        query = select(STATE.c.version.label("now"), QUOTAS).select_from(
+        query = select(STATE.c.version.label("now"), *ROW).select_from(
             STATE.outerjoin(QUOTAS, QUOTAS.c.version > since)
         )
         async with self.reading() as connection:
@@ -282,7 +282,7 @@ def _now() -> float:
 async def _rows_of(connection: AsyncConnection, entities: Sequence[str]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for some in _parts(entities):
-        query = select(QUOTAS).where(QUOTAS.c.entity_hash.in_([_hash(entity) for entity in some]))
+        query = select(*ROW).where(QUOTAS.c.entity_hash.in_([_hash(entity) for entity in some]))
         for row in (await connection.execute(query)).mappings():
             found.setdefault(row["entity"], []).append(_row(row))
     return found

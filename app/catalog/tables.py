@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Computed,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
 
 METADATA: Final = MetaData(
     naming_convention={
@@ -36,11 +47,20 @@ QUOTAS: Final = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("identity", Text, nullable=False),
     Column("version", BigInteger, nullable=False),
+    Column(
+        "head", Text().with_variant(Text(collation="C"), "postgresql"), Computed("substr(entity, 1, 512)")
+    ),
     Index(None, "version"),
+    Index(None, "head", "entity_hash"),
 )
 """One quota a row. A removed one stays with its definition NULL, a tombstone: followers must see that it
 went, and a quota that comes back must know which buckets it had. The key holds a SHA-256 of the entity
-because PostgreSQL cannot index the longest spellings (two names of 512 bytes, each as ``%XX``)."""
+because PostgreSQL cannot index the longest spellings (two names of 512 bytes, each as ``%XX``). Lists go by
+its head, which the database makes by itself."""
+
+HEAD_LENGTH: Final = 512
+ROW: Final = tuple(each for each in QUOTAS.columns if each.computed is None)
+"""What a quota consists of; the rest follows from it."""
 
 CHANGES: Final = Table(
     "changes",
