@@ -58,6 +58,10 @@ openapi: .venv/.service ## openapi/openapi.json, from the routes
 settings: .venv/.service ## docs/settings.md, from app/run/settings.py
 	$(BIN)/python -m app.run.reference > docs/settings.md
 
+.PHONY: clients
+clients: .venv/.dev ## clients in Python, TypeScript, Java and Go, into clients/generated
+	@$(BIN)/python -m clients.generate
+
 .PHONY: lock
 lock: .tools/uv-$(UV_VERSION) ## the hashed requirements, from pyproject.toml
 	$(UV) lock --upgrade

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -96,6 +97,7 @@ class Document:
             description=api.description,
             license_info=api.license_info,
             tags=api.openapi_tags,
+            servers=[{"url": "/", "description": "Where this document was read."}],
             routes=api.routes,
         )
         for route in chain.from_iterable(router.routes for router in self._routers):
@@ -106,6 +108,10 @@ class Document:
             for method, operation in operations.items():
                 scope = scope_of(method.upper(), path)
                 operation["security"] = [] if path in KEYLESS else [{KEY: [scope]}]
+                operation["tags"] = list(dict.fromkeys(operation["tags"]))
+                # FastAPI adds path and method to the name of the function; a generated client needs the name.
+                added = re.sub(r"\W", "_", path) + f"_{method}"
+                operation["operationId"] = operation["operationId"].removesuffix(added)
         document["paths"]["/metrics"]["get"]["security"].append({})
         document["paths"]["/metrics"]["get"]["responses"] |= _problems(_access_problems("read"))
         its_check = {check.PATH: check_schema.item(self._sources, self._clock)}
