@@ -3,7 +3,7 @@
 # is started, and root is not needed. `tests.tools.need` finds them there.
 set -eu
 
-packages="redis-server libfaketime nginx caddy prometheus openssl"
+packages="redis-server libfaketime nginx caddy prometheus openssl chromium fonts-dejavu-core"
 
 cd "$(dirname "$0")/.."
 home="$PWD/.tools/debian"
@@ -30,9 +30,14 @@ rm -rf "$home/lists" "$home/cache"
 
 # An unpacked program looks for its libraries in the system; a wrapper shows it ours.
 libraries=$(find "$home/root" -name '*.so*' -exec dirname {} + 2>/dev/null | sort -u | paste -sd: -)
-find "$home/root/usr/bin" "$home/root/usr/sbin" -type f -o -type l 2>/dev/null | while read -r program; do
+# Chromium's own wrapper knows the system's places alone, so the last of the two of this name is the program.
+find "$home/root/usr/bin" "$home/root/usr/sbin" "$home/root/usr/lib/chromium/chromium" -type f -o -type l 2>/dev/null | while read -r program; do
     wrapper="$home/bin/$(basename "$program")"
     printf '#!/bin/sh\nLD_LIBRARY_PATH="%s" exec "%s" "$@"\n' "$libraries" "$program" >"$wrapper"
     chmod +x "$wrapper"
 done
+# And a browser without fonts shows nothing.
+cat >"$home/fonts.conf" <<FONTS
+<fontconfig><dir>$home/root/usr/share/fonts</dir><dir>/usr/share/fonts</dir><cachedir>$home/fonts</cachedir></fontconfig>
+FONTS
 touch "$home/.done"

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import app
 from app.admission.metrics import Metrics
 from app.domain.quota_value import pointer
-from app.http import check, decisions, health, openapi
+from app.http import check, console, decisions, health, openapi
 from app.http.access import ADMINISTERED, Access, scope_of
 from app.http.check import Check, CheckRoute
 from app.http.check_question import Sources
@@ -27,7 +27,16 @@ from app.http.problems import FieldError, Problem, unprocessable
 from app.http.wire import Clock
 
 OPEN: Final = frozenset(
-    {"/health/live", "/health/ready", "/metrics", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    {
+        "/health/live",
+        "/health/ready",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/docs/oauth2-redirect",
+        "/redoc",
+        console.PATH,
+    }
 )
 """Paths that need no key, or say themselves who may ask; every other one does."""
 
@@ -66,7 +75,7 @@ def administration(
 ) -> FastAPI:
     """Everything but the hot routes, which stand in its OpenAPI document all the same."""
     api = FastAPI(**openapi.ABOUT, version=app.__version__, lifespan=lifespan, redirect_slashes=False)
-    for router in routers:
+    for router in (*routers, console.router()):
         api.include_router(router)
     api.add_exception_handler(Problem, _problem)
     api.add_exception_handler(HTTPException, _http_problem)

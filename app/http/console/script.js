@@ -1,0 +1,402 @@
+// The console: one page over the same routes that everybody has. No framework, nothing from outside.
+"use strict";
+
+const KEYS = {{keys}};
+const REFRESH_MS = 2000;
+const HEALTH_MS = 5000;
+const byId = (id) => document.getElementById(id);
+const TABS = [...document.querySelectorAll("[role=tab]")];
+
+// Making elements: text is always text, so no name can be markup.
+
+function made(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+const cells = (...values) => values.map((value) => typeof value === "number" || value === null
+  ? made("td", { class: "number" }, value === null ? "–" : shown(value)) : made("td", {}, value));
+const shown = (number) => number.toLocaleString("en", { maximumFractionDigits: 3 });
+const fill = (id, rows, nothing, columns) => byId(id).replaceChildren(
+  ...(rows.length ? rows : [made("tr", {}, made("td", { colspan: columns, class: "hint" }, nothing))]));
+
+// Asking the service
+
+class Refused extends Error {}
+
+async function ask(path, { method = "GET", body, headers = {} } = {}) {
+  const key = sessionStorage.getItem("key");
+  if (key) headers.Authorization = `Bearer ${key}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  } catch {
+    throw new Refused("Quotagate does not answer.");
+  }
+  const text = await answer.text();
+  if (!answer.ok && !path.startsWith("/health/")) throw new Refused(explained(answer, text));
+  return answer.headers.get("Content-Type")?.includes("json") ? JSON.parse(text) : text;
+}
+
+function explained(answer, text) {
+  if (answer.status === 401) byId("key").focus();
+  try {
+    const problem = JSON.parse(text);
+    const faults = (problem.errors ?? []).map((fault) => `${fault.field || "body"}: ${fault.message}`);
+    return [problem.detail ?? problem.title, ...faults].join("\n");
+  } catch {
+    return `${answer.status} ${answer.statusText}`;
+  }
+}
+
+// Every action goes through here, so that what goes wrong is always said in the same place.
+async function act(work) {
+  try {
+    const result = await work();
+    say("");
+    return result;
+  } catch (error) {
+    say(error.message);
+    if (!(error instanceof Refused)) throw error;
+    return undefined;
+  }
+}
+
+function say(text) {
+  byId("problem").textContent = text;
+  byId("problem").hidden = !text;
+}
+
+// Views
+
+let timer = 0;
+
+function show(name, { focus = true } = {}) {
+  for (const tab of TABS) {
+    const mine = tab.getAttribute("aria-controls") === name;
+    tab.setAttribute("aria-selected", mine);
+    tab.tabIndex = mine ? 0 : -1;
+    byId(tab.getAttribute("aria-controls")).hidden = !mine;
+  }
+  history.replaceState(null, "", `#${name}`);
+  say("");
+  clearInterval(timer);
+  const refresh = { buckets: lookAtBucket, throttles: lookAtThrottles, health: lookAtHealth }[name];
+  if (refresh) timer = setInterval(refresh, REFRESH_MS);
+  if (name === "quotas") act(() => find(false));
+  else if (refresh) refresh();
+  if (focus) byId(name).querySelector("[data-first]")?.focus();
+}
+
+for (const tab of TABS) {
+  tab.addEventListener("click", () => show(tab.getAttribute("aria-controls")));
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = TABS[(TABS.indexOf(tab) + step + TABS.length) % TABS.length];
+    show(next.getAttribute("aria-controls"), { focus: false });
+    next.focus();
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.matches("input, select, textarea");
+  if (event.key === "Escape") {
+    if (typing) event.target.blur();
+    else if (!byId("editor").hidden) closeEditor();
+  } else if (!typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    const tab = TABS[Number(event.key) - 1];
+    const first = document.querySelector("section:not([hidden]) [data-first]");
+    if (tab) show(tab.getAttribute("aria-controls"));
+    else if (event.key === "/" && first) first.focus();
+    else return;
+    event.preventDefault();
+  }
+});
+
+byId("scheme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.scheme
+    ? root.dataset.scheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.scheme = localStorage.scheme = dark ? "light" : "dark";
+});
+if (localStorage.scheme) document.documentElement.dataset.scheme = localStorage.scheme;
+
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("key", byId("key").value.trim());
+  byId("key").value = "";
+  byId("key").placeholder = "in use until this tab is closed";
+  show(location.hash.slice(1) || "quotas");
+});
+
+// Quotas: search
+
+let found = [];
+let cursor = null;
+
+const TYPES = ["user", "client-id", "ip", "broker", "listener"];
+const isMatch = (text) => TYPES.includes(text.split("=")[0]) && !text.endsWith("=");
+
+async function find(more) {
+  const text = byId("search-text").value.trim();
+  const matches = text.split(",").map((part) => part.trim());
+  const query = new URLSearchParams(text && matches.every(isMatch) ? matches.map((match) => ["match", match]) : []);
+  query.set("limit", "200");
+  if (more && cursor) query.set("cursor", cursor);
+  const page = await ask(`/v1/quotas?${query}`);
+  found = more ? [...found, ...page.quotas] : page.quotas;
+  cursor = page.next_cursor;
+  showFound();
+}
+
+function showFound() {
+  const text = byId("search-text").value.trim();
+  const part = text && !text.split(",").every((each) => isMatch(each.trim())) ? text.toLowerCase() : "";
+  const rows = found.filter(({ entity }) => decodeURIComponent(entity).toLowerCase().includes(part));
+  fill("quota-rows", rows.map(rowOf), "No quotas here.", 3);
+  byId("loaded").textContent = `${rows.length} of ${found.length} loaded${cursor ? ", there are more" : ""}`;
+  byId("more").hidden = !cursor;
+}
+
+function rowOf(quotas) {
+  const open = () => edit(quotas);
+  const limits = Object.entries(quotas.quotas).map(([key, { limit, ...rest }]) =>
+    made("div", {}, made("code", {}, key), ` ${shown(limit)}`,
+      Object.keys(rest).length ? made("span", { class: "hint" }, ` ${JSON.stringify(rest)}`) : null));
+  return made("tr", {
+    tabindex: 0, onclick: open, onkeydown: (event) => {
+      const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+      if (event.key === "Enter") open();
+      else if (step) event.currentTarget[step]?.focus();
+      else return;
+      event.preventDefault();
+    },
+  }, ...cells(made("code", {}, quotas.entity), made("div", {}, ...limits), quotas.version));
+}
+
+byId("search").addEventListener("submit", (event) => { event.preventDefault(); act(() => find(false)); });
+byId("search-text").addEventListener("input", showFound);
+byId("more").addEventListener("click", () => act(() => find(true)));
+byId("new").addEventListener("click", () => edit({ entity: "", quotas: {}, version: null, bounds: {} }));
+
+// Quotas: edit
+
+let editing = null;
+
+function edit(quotas) {
+  editing = quotas;
+  byId("editor").hidden = false;
+  byId("edit-entity").value = quotas.entity;
+  byId("edit-entity").readOnly = quotas.version !== null;
+  byId("edit-delete").disabled = quotas.version === null;
+  byId("edit-reason").value = "";
+  byId("bounds").textContent = Object.entries(quotas.bounds).map(([key, bound]) => `${key}: ${bound.text}`).join(" ");
+  const rows = Object.entries(quotas.quotas).map(([key, value]) =>
+    editRow(key, Object.keys(value).length === 1 ? String(value.limit) : JSON.stringify(value)));
+  byId("edit-rows").replaceChildren(...(rows.length ? rows : [editRow("request_rate", "")]));
+  (quotas.version === null ? byId("edit-entity") : byId("edit-rows").querySelector("input")).focus();
+  showHistory(quotas);
+}
+
+function editRow(key, text) {
+  const options = KEYS.map((name) => made("option", name === key ? { selected: "" } : {}, name));
+  const row = made("tr", {},
+    made("td", {}, made("select", { "aria-label": "Quota" }, ...options)),
+    made("td", {}, made("input", { "aria-label": "Value", value: text, spellcheck: "false" })),
+    made("td", {}, made("button", { type: "button", title: "Take away", onclick: () => row.remove() }, "×")));
+  return row;
+}
+
+async function showHistory({ entity, version }) {
+  byId("history").replaceChildren();
+  if (version === null) return;
+  const page = await act(() => ask(`/v1/quotas:history?${new URLSearchParams({ entity })}`));
+  byId("history").replaceChildren(...(page?.changes ?? []).slice(0, 10).map((change) =>
+    made("li", {}, `${new Date(change.at_ms).toLocaleString()} · ${change.who}: `,
+      made("code", {}, change.after ? JSON.stringify(change.after) : "removed"),
+      change.reason ? ` · ${change.reason}` : "")));
+}
+
+function edited() {
+  const quotas = {};
+  for (const row of byId("edit-rows").rows) {
+    const key = row.querySelector("select").value;
+    const text = row.querySelector("input").value.trim();
+    if (key in quotas) throw new Refused(`${key} stands twice.`);
+    try {
+      quotas[key] = JSON.parse(text);
+    } catch {
+      throw new Refused(`${key}: give a number, or a JSON object such as {"limit": 100, "enforcement": "deny"}.`);
+    }
+  }
+  return quotas;
+}
+
+async function written(method, body) {
+  const entity = byId("edit-entity").value.trim().replace(/[?#/\\]/g, encodeURIComponent);
+  const headers = editing.version === null ? { "If-None-Match": "*" } : { "If-Match": `"${editing.version}"` };
+  const reason = byId("edit-reason").value.trim();
+  // A header holds bytes: UTF-8, of which each is given as one character.
+  if (reason) headers["X-Reason"] = String.fromCharCode(...new TextEncoder().encode(reason));
+  const answer = await ask(`/v1/quotas/${entity}`, { method, body, headers });
+  await find(false);
+  return answer;
+}
+
+function closeEditor() {
+  byId("editor").hidden = true;
+  byId("search-text").focus();
+}
+
+byId("editor").addEventListener("submit", (event) => {
+  event.preventDefault();
+  act(async () => edit(await written("PUT", edited())));
+});
+byId("edit-add").addEventListener("click", () => {
+  const row = editRow(KEYS.find((key) => ![...byId("edit-rows").querySelectorAll("select")].some((s) => s.value === key)), "");
+  byId("edit-rows").append(row);
+  row.querySelector("select").focus();
+});
+byId("edit-delete").addEventListener("click", () => {
+  if (confirm(`Take away all quotas of ${editing.entity}?`)) act(async () => { await written("DELETE"); closeEditor(); });
+});
+byId("edit-close").addEventListener("click", closeEditor);
+
+// Effective limits
+
+byId("who").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const said = [...new FormData(event.target)].filter(([, value]) => value);
+  act(async () => {
+    const { quotas } = await ask(`/v1/quotas:effective?${new URLSearchParams(said)}`);
+    byId("explained").replaceChildren(...(quotas.length ? quotas.map(explanation)
+      : [made("p", {}, "No quota applies: everything is admitted.")]));
+  });
+});
+
+function explanation(quota) {
+  const rungs = quota.ladder.map(({ entity, limit }) =>
+    made("li", entity === quota.entity ? { class: "found" } : {}, made("code", {}, entity),
+      limit === null ? " –" : ` ${shown(limit)}`));
+  const now = quota.limit_now === quota.limit ? "" : `, ${shown(quota.limit_now)} at the moment`;
+  return made("article", {}, made("h2", {}, `${quota.quota}: ${shown(quota.limit)}${now}`),
+    made("p", {}, "charged to ", made("a", { href: "#buckets", onclick: (event) => {
+      event.preventDefault();
+      watch(quota.bucket, quota.quota);
+    } }, made("code", {}, quota.bucket))),
+    made("ol", { class: "ladder" }, ...rungs));
+}
+
+// Buckets
+
+let watched = null;
+
+byId("which").quota.append(made("option", { value: "" }, "all"), ...KEYS.map((key) => made("option", {}, key)));
+byId("which").addEventListener("submit", (event) => {
+  event.preventDefault();
+  watched = Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value));
+  lookAtBucket();
+});
+byId("reset").addEventListener("click", () => {
+  const { bucket, quota } = watched;
+  if (confirm(`Forget what ${bucket} was charged${quota ? ` of ${quota}` : ""}?`)) {
+    act(async () => { await ask("/v1/buckets:reset", { method: "POST", body: watched }); await lookAtBucket(); });
+  }
+});
+
+function watch(bucket, quota) {
+  byId("which").bucket.value = bucket;
+  byId("which").quota.value = quota;
+  watched = { bucket, quota };
+  show("buckets");
+}
+
+async function lookAtBucket() {
+  if (!watched) return;
+  await act(async () => {
+    const { buckets } = await ask(`/v1/buckets?${new URLSearchParams(watched)}`);
+    fill("bucket-rows", buckets.map((b) => made("tr", {}, ...cells(made("code", {}, b.quota), b.observed, b.remaining,
+      b.tokens, b.layers, b.fill, b.remembered_ids, b.charged_ids))), "No quota charges this bucket.", 8);
+    byId("reset").disabled = !buckets.length;
+    byId("watched").textContent = `${watched.bucket}, as of ${new Date().toLocaleTimeString()}`;
+  });
+}
+
+// Throttles, from the metrics: name, labels and value of each sample
+
+let before = null;
+
+function samples(text) {
+  return text.split("\n").filter((line) => line && !line.startsWith("#")).map((line) => {
+    const [, name, labels, value] = /^(\w+)(?:\{(.*)\})? (\S+)/.exec(line);
+    const pairs = [...(labels ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)];
+    return { name, value: Number(value), labels: Object.fromEntries(pairs.map(([, key, said]) => [key, said])) };
+  });
+}
+
+async function lookAtThrottles() {
+  await act(async () => {
+    const now = { at: performance.now(), all: samples(await ask("/metrics")) };
+    const of = (name) => now.all.filter((sample) => sample.name === `quotagate_${name}`);
+    const measured = new Map([...of("rate"), ...of("tokens")].map(({ labels, value }) =>
+      [`${labels.quota} ${labels.entity}`, value]));
+    const waits = of("throttle_seconds").sort((a, b) => b.value - a.value);
+    fill("throttle-rows", waits.map(({ labels, value }) => made("tr", {}, ...cells(made("code", {}, labels.quota),
+      made("code", {}, labels.entity), `${shown(value)} s`, measured.get(`${labels.quota} ${labels.entity}`) ?? null))),
+      "Nobody had to wait in the last two minutes.", 4);
+    const counted = of("decisions_total");
+    fill("decision-rows", counted.map(({ labels, value }) => made("tr", {}, ...cells(labels.decision,
+      labels.quota ? made("code", {}, labels.quota) : "–", labels.source, perSecond(now, labels, value), value))),
+      "No decisions yet.", 5);
+    before = now;
+  });
+}
+
+function perSecond(now, labels, value) {
+  const last = before?.all.find((sample) => sample.name === "quotagate_decisions_total"
+    && ["decision", "quota", "source"].every((name) => sample.labels[name] === labels[name]));
+  return last ? (value - last.value) / ((now.at - before.at) / 1000) : 0;
+}
+
+// Health
+
+async function lookAtHealth() {
+  await act(async () => {
+    const state = await ask("/health/ready");
+    const all = samples(await ask("/metrics"));
+    const sum = (name) => all.filter((sample) => sample.name === `quotagate_${name}`).reduce((total, { value }) => total + value, 0);
+    const lines = {
+      Status: state.status, Store: state.store, Catalog: state.catalog, "Throttle factor": shown(state.throttle_factor),
+      Decisions: shown(sum("decisions_total")), "Without the store": shown(sum("fallback_total")),
+      "Store failures": shown(sum("store_failures_total")), "Clock corrections": shown(sum("clock_corrections_total")),
+      "Processes without their store": shown(sum("store_circuit_open")),
+    };
+    byId("health-list").replaceChildren(...Object.entries(lines).flatMap(([name, said]) =>
+      [made("dt", {}, name), made("dd", {}, said)]));
+  });
+}
+
+async function lookAtState() {
+  const pill = byId("state");
+  try {
+    const { status, store, catalog } = await ask("/health/ready");
+    const well = status === "ready" && store === "ok" && catalog === "ok";
+    pill.textContent = well ? "ready" : `${status} · store ${store} · catalog ${catalog}`;
+    pill.className = `pill ${well ? "ok" : "bad"}`;
+  } catch (error) {
+    pill.textContent = error.message;
+    pill.className = "pill bad";
+  }
+}
+
+setInterval(lookAtState, HEALTH_MS);
+lookAtState();
+if (sessionStorage.getItem("key")) byId("key").placeholder = "in use until this tab is closed";
+show(TABS.some((tab) => tab.getAttribute("aria-controls") === location.hash.slice(1)) ? location.hash.slice(1) : "quotas");
