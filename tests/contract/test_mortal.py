@@ -1,0 +1,101 @@
+"""A program killed at any SQL statement leaves the old catalog whole or the new one, never a mixture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import OperationalError
+
+from app.catalog import schema
+from app.catalog.port import CatalogAway
+from tests.contract.mortal import BEFORE, CHANGE, _insert_one, _to, schema_of
+from tests.postgres import Postgres
+
+ROOT = Path(__file__).parents[2]
+NEWEST = ScriptDirectory.from_config(schema.config()).get_current_head()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'catalog.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database()
+
+
+def deaths(what: str, url: str) -> list[dict[str, Any]]:
+    """What each of the programs left behind, the one that was not killed last."""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "tests.contract.mortal", what, url],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"killed"')]
+    assert [each["killed"] for each in found] == [True] * (len(found) - 1) + [False]
+    print(f"{what}: killed at {len(found) - 1} places")
+    return found
+
+
+def test_a_program_killed_while_it_applies_leaves_all_or_nothing(empty: str):
+    found = deaths("apply", empty)
+    after = {**BEFORE}
+    for entity, quotas in CHANGE.items():
+        merged = {**after.get(entity, {}), **quotas}
+        after[entity] = {key: said for key, said in merged.items() if said is not None}  # type: ignore[misc]
+    old, new = (
+        {"version": version, "quotas": rows, "history": history}
+        for version, rows, history in ((1, _rows(BEFORE), 2), (2, _rows(after), 6))
+    )
+    left = [each["left"] for each in found]
+    assert left[-1] == new
+    assert all(each in (old, new) for each in left)
+    assert old in left, "it was killed before its end"
+    assert left.index(new) == len(left) - sum(each == new for each in left), "once new, it stays"
+    assert len(found) > 8, "opening, one transaction of six statements, and its end"
+
+
+def test_a_program_killed_while_it_migrates_leaves_the_old_schema_or_the_new(empty: str):
+    found = deaths("migrate", empty)
+    left = [each["left"] for each in found]
+    old, new = left[0], left[-1]
+    assert (old["revision"], new["revision"]) == ("0001", NEWEST)
+    assert all(each in (old, new) for each in left)
+    assert old["columns"] != new["columns"]
+    assert old["quota"] == new["quota"] == ["user=alice", "request_rate", '{"limit": 5}']
+    assert len(found) > 6
+
+
+def test_a_migration_that_fails_half_way_leaves_the_old_schema(empty: str):
+    _to(empty, "0001")
+    _insert_one(empty)
+    old = schema_of(empty)
+
+    def fail(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "ix_quotas_head" in statement:
+            raise OperationalError(statement, {}, Exception("the disk is full"))
+
+    event.listen(Engine, "before_cursor_execute", fail)
+    try:
+        with pytest.raises(CatalogAway, match="the disk is full"):
+            schema.upgrade(empty)
+    finally:
+        event.remove(Engine, "before_cursor_execute", fail)
+    assert schema_of(empty) == old
+    schema.upgrade(empty)
+    assert schema_of(empty)["revision"] == NEWEST
+
+
+def _rows(quotas: dict[str, Any]) -> list[list[Any]]:
+    return sorted([entity, key, said] for entity, keys in quotas.items() for key, said in keys.items())
