@@ -184,7 +184,7 @@ def generate(language: str, document: Path) -> Path:
     target = GENERATED / language
     shutil.rmtree(target, ignore_errors=True)
     program = Path(sys.executable).parent / "openapi-generator-cli"
-    command = [program, "generate", "-i", document, "-g", generator, "-o", target]
+    command = [str(program), "generate", "-i", str(document), "-g", generator, "-o", str(target)]
     told = ["--additional-properties", options, *RENAMED, *NAMED]
     ran = subprocess.run([*command, *told], capture_output=True, text=True, check=False)
     if ran.returncode:

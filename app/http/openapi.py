@@ -108,7 +108,7 @@ class Document:
             for method, operation in operations.items():
                 scope = scope_of(method.upper(), path)
                 operation["security"] = [] if path in KEYLESS else [{KEY: [scope]}]
-                operation["tags"] = list(dict.fromkeys(operation["tags"]))
+                operation["tags"] = list(dict.fromkeys(operation.get("tags", ())))
                 # FastAPI adds path and method to the name of the function; a generated client needs the name.
                 added = re.sub(r"\W", "_", path) + f"_{method}"
                 operation["operationId"] = operation["operationId"].removesuffix(added)
