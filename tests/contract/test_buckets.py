@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -75,6 +76,7 @@ class Both:
             return Standing(*shown, tokens, None, None, None, None)
         bucket = self.oracle.buckets[quota.key, found.bucket, quota.identity, quota.epoch]
         assert isinstance(bucket, IdsBucket)
+        now = max(now, bucket.newest_ms or 0)  # a clock behind shows a bucket as of its newest time
         ids, layers = bucket.state, bucket.state.live_layers(now, quota.layers)
         fill = ids.fill() if layers else 0
         return Standing(
@@ -113,8 +115,10 @@ def test_what_is_shown_is_what_a_peek_says(kind: str, timed: bool):
                 )
                 found = applied(peek, its, RULES)
                 before = stored(server)
-                for one in found:
+                for one, behind_ms in product(found, (0,) if timed else (0, 300, 90_000)):
+                    both.now -= behind_ms
                     await both.look(one, peek)
+                    both.now += behind_ms
                     looked[one.quota.key] += 1
                 assert stored(server) == before
                 if found and data.draw(st.integers(0, 3)) == 0:

@@ -45,6 +45,7 @@ FAULTS = {
         "and part.t - part.starts[number % LAYERS] < part.layer_ttl",
         "and part.t - part.starts[number % LAYERS] < huge",
     ),
+    "a live layer not counted": ("layers + 1 end", "layers + (number < part.number and 1 or 0) end"),
     "refresh left out": ("for _, id in ipairs(part.stale) do", "for _, id in ipairs({}) do"),
     "a refund below 0": ("local taken = min(list[i][1], left)", "local taken = left"),
     "a refund without a TTL": (
