@@ -11,7 +11,7 @@ from app.admission.plan import Match, plan_of
 from app.domain.bucket import BucketName
 from app.domain.ladder import Rules
 from app.store.keys import bucket_key
-from app.store.port import Answer, Plan, Said
+from app.store.port import Answer, Plan, Said, StoreError
 
 
 class Counters(Protocol):
@@ -72,13 +72,17 @@ class Buckets:
         """How a bucket stands for each quota that charges it, or for the one of a key, in the order of keys.
 
         Raises:
-            StoreError: the store is away.
+            StoreError: the store is away, or cannot read the bucket.
         """
         charging = self._charging(bucket, key)
         plan = plan_of(bucket.peek(at_ms), charging, b"")  # no id is named, so none is hashed
         if plan is None:
             return []
         (answer,) = await self._counters.decide([plan])
+        if len(answer.said) < len(charging):
+            raise StoreError("response", "a bucket is there that the store cannot read")
+        if answer.error is not None:
+            raise answer.error
         return [_standing(match, said) for match, said in zip(charging, answer.said, strict=True)]
 
     async def empty(self, bucket: BucketName, key: str | None) -> list[str]:

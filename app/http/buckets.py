@@ -121,4 +121,5 @@ async def _refusals() -> AsyncIterator[None]:
     try:
         yield
     except StoreError as away:
-        raise Problem(503, schema.AWAY, headers={"Retry-After": "1"}) from away
+        detail = schema.AWAY.format(reason=away.reason)
+        raise Problem(503, detail, headers={"Retry-After": "1"}) from away

@@ -11,7 +11,7 @@ from app.http.strict import JSON
 
 Schema = dict[str, Any]
 
-AWAY: Final = "The store is out of reach: its buckets can be neither shown nor reset until it is back."
+AWAY: Final = "The store gives no answer ({reason}): buckets can be neither shown nor reset until it does."
 
 _NAMES: Final = {
     "user": "user=alice",
@@ -127,7 +127,7 @@ def _problems(scope: str, *more: Problem) -> dict[int | str, Any]:
         Problem(403, f"The key lacks the scope {scope}."),
         *more,
         unprocessable(_NO_BUCKET, _NO_KEY),
-        Problem(503, AWAY, headers={"Retry-After": "1"}),
+        Problem(503, AWAY.format(reason="connection"), headers={"Retry-After": "1"}),
     ]
     return {problem.status: _problem(problem) for problem in every}
 

@@ -36,13 +36,14 @@ class Counters:
         self.plans: list[Plan] = []
         self.forgotten: list[Sequence[bytes]] = []
         self.error: StoreError | None = None
+        self.unreadable = False
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         if self.error:
             raise self.error
         self.plans += plans
         said = Said("admit", 0, None, 0, 2.0, 3.0, None, 4, 0.5, 1)
-        return [Answer((said,) * len(plan.charges)) for plan in plans]
+        return [Answer(() if self.unreadable else (said,) * len(plan.charges)) for plan in plans]
 
     async def forget(self, keys: Sequence[bytes]) -> None:
         if self.error:
@@ -204,7 +205,14 @@ async def test_a_store_that_is_away_is_said(client: Client):
     for answer in (await client.get("?bucket=user=alice"), await client.reset({"bucket": "user=alice"})):
         assert fields(answer, 503) == []
         assert answer.headers["retry-after"] == "1"
-        assert "store" in answer.json()["detail"]
+        assert "The store gives no answer (timeout)" in answer.json()["detail"]
+
+
+async def test_a_bucket_that_the_store_cannot_read_is_said_too(client: Client):
+    client.counters.unreadable = True
+    answer = await client.get("?bucket=user=alice")
+    assert fields(answer, 503) == []
+    assert "(response)" in answer.json()["detail"]
 
 
 def test_every_operation_and_refusal_has_an_example():

@@ -323,7 +323,7 @@ def test_while_the_store_is_away_nothing_is_shown_and_nothing_reset(hung: bool):
             assert answer.status_code == 503, answer.text
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.headers["retry-after"] == "1"
-            assert "The store is out of reach" in answer.json()["detail"]
+            assert "The store gives no answer (" in answer.json()["detail"]
         wrong = service.http.get("/v1/buckets?bucket=user=*")
         assert wrong.status_code == 422
         if hung:
