@@ -219,14 +219,18 @@ def test_effective_shows_the_ladder(quotagate: Command, gate: Gate):
         "bucket": "user=alice",
         "limit": 5,
         "limit_now": 5,
-        "ladder": [{"entity": "user=alice", "limit": 5}, {"entity": "user=*", "limit": 50}],
+        "ladder": [
+            {"entity": "user=alice,client-id=*", "limit": None},
+            {"entity": "user=alice", "limit": 5},
+            {"entity": "user=*", "limit": 50},
+        ],
     }
     gate.answers["GET", "/v1/quotas:effective"] = (200, {"quotas": [found]})
     ran = quotagate("quotas", "effective", "--principal", "alice", "--client-id", "", "--url", gate.url)
     assert [line.split() for line in ran.out.splitlines()] == [
         ["QUOTA", "LIMIT", "NOW", "FROM", "BUCKET"],
         ["request_rate", "5", "5", "user=alice", "user=alice"],
-        ["50", "not", "user=*"],
+        ["instead", "of", "50", "user=*"],
     ]
     assert gate.asked[0].query == [("principal", "alice"), ("client_id", "")], "an empty client-id is one"
 

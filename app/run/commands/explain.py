@@ -30,7 +30,9 @@ def effective(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Explain the limits that hold for somebody: which entity gives each, and what else was on its ladder.
+    """Explain the limits that hold for somebody: which entity gives each, and instead of which others.
+
+    With -o json each quota comes with its whole ladder.
 
     \b
     Examples:
@@ -90,11 +92,11 @@ def history(
 
 
 def _ladder(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """The limit that holds, and below it the ones of its ladder that do not."""
+    """The limit that holds, and below it the limits further down its ladder, which do not."""
     yield (one["quota"], one["limit"], one["limit_now"], one["entity"], one["bucket"])
     for level in one["ladder"]:
-        if level["entity"] != one["entity"]:
-            yield ("", level["limit"], "", f"not {level['entity']}", "")
+        if level["entity"] != one["entity"] and level["limit"] is not None:
+            yield ("  instead of", level["limit"], "", level["entity"], "")
 
 
 def _changes(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:

@@ -29,11 +29,16 @@ APPLY_TIMEOUT_S: Final = 120.0
 
 group = typer.Typer()
 
+
+def _there(file: Path) -> Path:
+    if str(file) != "-" and not file.is_file():
+        raise typer.BadParameter(f"there is no file {file}")
+    return file
+
+
 File = Annotated[
     Path,
-    typer.Option(
-        "--file", "-f", exists=True, dir_okay=False, allow_dash=True, help="The file; - is standard input."
-    ),
+    typer.Option("--file", "-f", callback=_there, help="The file; - is standard input."),
 ]
 OnlyNamed = Annotated[
     bool, typer.Option("--only-named", help="Leave entities alone that the file does not name.")

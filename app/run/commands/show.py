@@ -8,18 +8,25 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from shutil import get_terminal_size
 from typing import Annotated, Any, Final
 
 import typer
 import yaml
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 PIPE_COLUMNS: Final = 100_000
 """In a pipe nothing wraps: a program reads rows."""
-WHOLE: Final = frozenset({"QUOTA", "WHEN", "WHO", "BUCKETS"})
-"""Columns that stay on one line: what gives way in a narrow terminal are entities and settings."""
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+WHOLE: Final = ("QUOTA", "WHEN", "WHO", "BUCKETS")
+"""Columns that stay on one line."""
+NAMES: Final = ("ENTITY", "FROM", "BUCKET", "NAME")
+"""Columns that stay on one line where they can: in a narrow terminal settings give way first."""
+NARROWEST: Final = 12
+GAP: Final = 2
+MIN_COLUMNS: Final = 72
+"""In a terminal narrower than this it is the terminal that wraps: no number is ever cut."""
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class Output(enum.StrEnum):
@@ -63,20 +70,22 @@ def done(output: Output) -> None:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[str] = ()) -> None:
     """Rows under a header; columns named in ``right`` hold numbers."""
-    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    cells = [[cell(value) for value in row] for row in rows]
+    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    whole = _whole(dict(zip(header, _widths(header, cells), strict=True)), {*right, *WHOLE})
     for name in header:
-        whole = name in right or name in WHOLE
-        grid.add_column(name, justify="right" if name in right else "left", no_wrap=whole, overflow="fold")
-    for row in rows:
-        grid.add_row(*(cell(value) for value in row))
+        justify: JustifyMethod = "right" if name in right else "left"
+        grid.add_column(name, justify=justify, no_wrap=name in whole, overflow="fold")
+    for row in cells:
+        grid.add_row(*row)
     _print(grid)
 
 
 def records(rows: Sequence[Mapping[str, Any]], right: Iterable[str] = ()) -> None:
     """Rows of the same fields: as a table where it fits, else one field on a line."""
     cells = [[cell(value) for value in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(list(rows[0]), *cells, strict=True)]
-    if sum(widths) + 2 * len(widths) - 2 <= _console().width:
+    widths = _widths(list(rows[0]), cells)
+    if sum(widths) + GAP * (len(widths) - 1) <= _console().width:
         table(list(rows[0]), cells, right)
         return
     for place, row in enumerate(rows):
@@ -139,6 +148,20 @@ def note(text: str) -> None:
     typer.echo(plain(text), err=True)
 
 
+def _widths(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+
+
+def _whole(widths: Mapping[str, int], whole: set[str]) -> set[str]:
+    """The columns that stay on one line: these, and names, as long as the rest has room."""
+    room = _console().width - GAP * (len(widths) - 1)
+    for name in NAMES:
+        needed = (width if one in {*whole, name} else min(width, NARROWEST) for one, width in widths.items())
+        if name in widths and sum(needed) <= room:
+            whole = {*whole, name}
+    return whole
+
+
 def _print(grid: Table) -> None:
     console = _console()
     if sys.stdout.isatty():
@@ -151,9 +174,9 @@ def _print(grid: Table) -> None:
 
 
 def _console() -> Console:
-    return Console(
-        width=None if sys.stdout.isatty() else PIPE_COLUMNS, markup=False, emoji=False, highlight=False
-    )
+    """Where answers are shown."""
+    columns = max(get_terminal_size().columns, MIN_COLUMNS) if sys.stdout.isatty() else PIPE_COLUMNS
+    return Console(width=columns, markup=False, emoji=False, highlight=False)
 
 
 def progress() -> Console:
