@@ -37,7 +37,7 @@ NEXT: Final = """
 What to try next:
   make run              the same Quotagate, to stay: http://127.0.0.1:8080, every route at /docs
   README.md             what to ask it with curl
-  examples/README.md    the configuration of nginx that has just run, and those of Envoy and Caddy
+  examples/README.md    the configuration of nginx that the demo runs; those of Envoy and Caddy
   docs/failures.md      what callers see while the store, or anything else, is away"""
 
 
@@ -71,7 +71,7 @@ async def demo(seconds: float, screen: Screen) -> None:
 
 async def play(stack: AsyncExitStack, seconds: float, screen: Screen) -> None:
     """Have everybody ask while the story goes on; what is started for it ends with the stack."""
-    screen.say("Quotagate starts, and nginx before a site; q or Ctrl-C ends it")
+    screen.say("Quotagate starts, and nginx where there is one; q or Ctrl-C ends it all")
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quotagate-demo-")))
     there = await arrange(stack, folder)
     key = (there.home / "admin.key").read_text(encoding="ascii").strip()
@@ -85,13 +85,13 @@ async def play(stack: AsyncExitStack, seconds: float, screen: Screen) -> None:
     pace = seconds / LASTS_S if math.isfinite(seconds) else 1
     ends_at = time.monotonic() + seconds
     try:
-        async with asyncio.TaskGroup() as tasks:
-            others = [tasks.create_task(one.keep_asking()) for one in callers]
-            others.append(tasks.create_task(screen.show(there, callers, ends_at)))
-            await story(there, operator, screen, callers, pace)
-            await asyncio.sleep(ends_at - time.monotonic())
-            for other in others:
-                other.cancel()
+        async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
+            for one in callers:
+                tasks.create_task(one.keep_asking())
+            tasks.create_task(screen.show(there, callers, ends_at))
+            tasks.create_task(story(there, operator, screen, callers, pace))
+    except TimeoutError:
+        pass  # it is over
     finally:
         screen.sum_up(callers)
 

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import socket
+import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,8 @@ async def start_nginx(stack: AsyncExitStack, folder: Path, quotagate_port: int) 
     nginx = shutil.which("nginx", path=os.pathsep.join(places))
     if nginx is None:
         raise DidNotStart("there is no nginx here, a package of that name brings it")
+    if sys.platform != "linux":
+        raise DidNotStart(f"only Linux has {ADDRESS}, where guests behind nginx would come from")
     site = await stack.enter_async_context(await asyncio.start_server(welcome, "127.0.0.1", 0))
     port = free_port()
     changes = {
