@@ -20,6 +20,7 @@ from app.http.wire import MAX_BODY
 from app.run import cli
 from app.run.commands import files, keys
 from tests.commands import Command, Gate, quotagate
+from tests.tools import need
 from tests.unit.test_cli_kafka import gate
 
 __all__ = ["gate", "quotagate"]
@@ -192,6 +193,11 @@ def test_lists_are_read_to_the_end(quotagate: Command, gate: Gate):
         [*match, ("limit", "4")],
         [*match, ("limit", "2"), ("cursor", "more")],
     ]
+
+
+@pytest.mark.parametrize("words", ["usr", "user=", "user=a user=b", "ip user", "ip=gate.example", "user=%"])
+def test_a_list_of_what_cannot_be_is_wrong_use(quotagate: Command, gate: Gate, words):
+    assert (quotagate("quotas", "list", *words.split(), "--url", gate.url).code, gate.asked) == (2, [])
 
 
 def test_history_has_one_quota_on_a_line(quotagate: Command, gate: Gate):
@@ -409,8 +415,30 @@ def test_a_completion_script_is_printed(shell):
         check=True,
     )
     assert "_QUOTAGATE_COMPLETE=" in shown.stdout
-    checked = subprocess.run(["bash", "-n"], input=shown.stdout, capture_output=True, text=True, check=False)
-    assert shell != "bash" or (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_a_bash_that_reads_the_script_completes(tmp_path: Path):
+    (tmp_path / "quotagate").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m app.run.cli "$@"\n')
+    (tmp_path / "quotagate").chmod(0o755)
+    script = """
+        source <(quotagate --show-completion bash)
+        COMP_WORDS=(quotagate quotas set user=alice req) COMP_CWORD=4
+        _quotagate_completion quotagate
+        echo "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(
+        [need("bash"), "-c", script],
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("request_rate= request_percentage=\n", "")
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,8 @@ REFUSED = [
     (f"--alter --user alice --add-config {RATE}=1", "--entity-type brokers"),
     ("--alter --broker 1 --add-config request_rate=1", f"brokers have {RATE}"),
     (f"--alter --broker 1 --add-config listener.name.*.{RATE}=1", "takes no default"),
+    ("--describe --ip gate.example", "not a host name"),
+    ("--describe --entity-type users --entity-name=", "empty name"),
     ("--user alice list", "go after the command"),
     ("-o json list", "go after the command"),
 ]  # fmt: skip

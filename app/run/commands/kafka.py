@@ -16,6 +16,7 @@ from app.run.commands.pages import one_version, pages
 from app.run.commands.quotas import Reason, written_headers
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
+from app.run.commands.values import matches
 
 PANEL = "Kafka's spelling, in place of a command"
 
@@ -118,14 +119,9 @@ def kafka(
     if describe:
         if spelled.add_config or spelled.delete_config:
             ctx.fail("--add-config and --delete-config go with --alter")
+        lists = [matches(match, strict=strict) for match, strict in kafka_words.filters(names)]
         with connected(url, key, config) as node:
-            found = [
-                one
-                for match, strict in kafka_words.filters(names)
-                for one in pages(
-                    node, "/v1/quotas", "quotas", {"match": match, "strict": "true" if strict else None}
-                ).items
-            ]
+            found = [one for query in lists for one in pages(node, "/v1/quotas", "quotas", query).items]
         if not show.document({"quotas": found}, output):
             for line in kafka_words.described(found):
                 typer.echo(show.plain(line))

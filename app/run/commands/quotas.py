@@ -132,7 +132,7 @@ def list_(
       quotagate quotas list user client-id --strict
       quotagate quotas list 'ip=*' -o json
     """
-    query = {"match": match or None, "strict": "true" if strict else None}
+    query = values.matches(match or (), strict=strict)
     with connected(url, key, config) as node:
         found = pages(node, "/v1/quotas", "quotas", query, limit=limit).items
     if not show.document({"quotas": found}, output):

@@ -10,6 +10,7 @@ from typing import Any, Final
 import typer
 
 from app.domain.entity import Entity, EntityError
+from app.domain.matching import Filter
 from app.domain.quota import KEYS
 from app.domain.quota_value import CHOICES, RANGES
 
@@ -29,6 +30,19 @@ def entity(text: str) -> Entity:
         raise typer.BadParameter(f"{text!r}: {error}") from None
     except UnicodeEncodeError:
         raise typer.BadParameter(f"{text!r}: must be UTF-8") from None
+
+
+def matches(texts: Sequence[str], *, strict: bool) -> dict[str, Any]:
+    """A filter of entities as it is typed, as the parameters of a list.
+
+    >>> matches(["user=alice", "client-id"], strict=True)
+    {'match': ['user=alice', 'client-id'], 'strict': 'true'}
+    """
+    try:
+        Filter.parse(texts, strict=strict)
+    except (EntityError, UnicodeEncodeError) as error:
+        raise typer.BadParameter(str(error)) from None
+    return {"match": list(texts) or None, "strict": "true" if strict else None}
 
 
 def assignments(words: Sequence[str]) -> dict[str, Any]:
