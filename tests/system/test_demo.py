@@ -189,7 +189,7 @@ def test_the_screen_in_a_terminal_and_the_key_q(play):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_in_the_middle_ends_it(play, number):
-    """While the store hangs, too: it goes on first, or its end would be waited for."""
+    """While the store hangs, too."""
     demo = play("--seconds", "8")
     demo.until_it_prints("the store hangs")
     demo.process.send_signal(number)
