@@ -1,4 +1,4 @@
-"""What JSON Schema cannot say of asks: that `1.0` is no integer, and that lengths are in bytes."""
+"""What JSON Schema cannot say: that `1.0` is no integer, that lengths are in bytes, what is in the future."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from app.http.bodies import MAX_ID_BYTES, MAX_PRODUCER_ID_BYTES
 
 LIMITS = {"id": MAX_ID_BYTES, "producer_ids": MAX_PRODUCER_ID_BYTES}
 
+IN_THE_YEAR_2100_MS = 4_102_444_800_000
+
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Make whole floats integers, and what is short enough in characters short enough in bytes."""
-    if case.operation.path.startswith("/v1/decisions"):
+    """Make whole floats integers, what is short enough in characters short enough in bytes, instants late."""
+    if case.operation.path.startswith(("/v1/decisions", "/v1/keys")):
         case.body = said(case.body, MAX_NAME_BYTES)
+    if isinstance(case.body, dict) and type(at_ms := case.body.get("expires_ms")) is int:
+        case.body["expires_ms"] = at_ms if at_ms < 0 else max(at_ms, IN_THE_YEAR_2100_MS)
 
 
 def said(value: Any, limit: int) -> Any:

@@ -43,6 +43,8 @@ class Watched:
             {"usage": {"requests": 1}},
         ]
         self.node.batch(asks)
+        refused = self.node.http.get("/v1/keys", headers={"Authorization": "Bearer none"})
+        assert refused.status_code == 401
 
     def load_without_the_store(self) -> None:
         """Ask while the store hangs, until the circuit opens; then let it go on."""
