@@ -19,7 +19,7 @@ run: .venv/.service ## start everything on 127.0.0.1:8080, with an embedded stor
 
 .PHONY: demo
 demo: .venv/.service ## see it at work: nginx before a site, traffic, quotas, an outage; 40 s, live
-	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || $(MAKE) .tools/debian/.done
+	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || $(MAKE) --silent .tools/debian/.done
 	@exec $(BIN)/python -m examples.demo
 
 ##@ Work on it
