@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from app.run.commands import quotas_file
+from tests.authority import Authority
 from tests.commands import Command, Ran, quotagate
 from tests.service import ADMIN_KEY, Service, eventually, running
 
@@ -400,3 +401,33 @@ def kill_in_apply(
         client.wait()
         far.shutdown(socket.SHUT_RDWR)
         answers.join()
+
+
+def test_a_node_that_asks_for_certificates(
+    quotagate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The configuration file says whom to trust and what to show; without it nobody is asked."""
+    authority = Authority(tmp_path)
+    server = authority.certify("server", san="IP:127.0.0.1")
+    own = authority.certify("operator")
+    over_tls = {
+        "QUOTAGATE_TLS_CERT": str(server.cert),
+        "QUOTAGATE_TLS_KEY": str(server.key),
+        "QUOTAGATE_TLS_CLIENT_CA": str(authority.ca),
+    }
+    file = tmp_path / "config.toml"
+    names = (
+        f'ca_file = "{authority.ca.name}"\ncert_file = "{own.cert.name}"\ncert_key_file = "{own.key.name}"\n'
+    )
+    with running(environment=PATIENT | over_tls, trust=authority.trusted(own)) as node:
+        file.write_text(f'url = "{node.url}"\nkey = "{ADMIN_KEY}"\n{names}')
+        assert quotagate("quotas", "set", "user=a", "request_rate=1", "--config", str(file)).code == 0
+        file.write_text(f'url = "{node.url}"\nkey = "{ADMIN_KEY}"\nca_file = "{authority.ca.name}"\n')
+        nothing_to_show = quotagate("quotas", "list", "--config", str(file))
+        stranger = quotagate("quotas", "list", "--url", node.url, "--key", ADMIN_KEY)
+    for ran in (nothing_to_show, stranger):
+        assert (ran.code, ran.out, "Traceback" in ran.err) == (1, "", False)
+    assert "certificate verify failed" in stranger.err
+    file.write_text('ca_file = "none.pem"\n')
+    wrong = quotagate("quotas", "list", "--config", str(file))
+    assert (wrong.code, "cannot be used" in wrong.err) == (1, True)

@@ -358,9 +358,10 @@ def test_a_refused_key_is_told_where_it_came_from(quotagate: Command, gate: Gate
     [
         ("url = ", "Invalid value"),
         ("url = 5\n", "url: must be text in quotes"),
-        ('uri = "http://gate"\n', "uri: unknown; there are url, key and key_file"),
+        ('uri = "http://gate"\n', "uri: unknown; there are url, key, key_file"),
         ('key = "a"\nkey_file = "b"\n', "key or key_file, not both"),
         ('key_file = "none"\n', "key_file: "),
+        ('cert_key_file = "own.key"\n', "cert_key_file goes with cert_file"),
     ],
 )
 def test_a_wrong_configuration_file_is_named(quotagate: Command, tmp_path: Path, text, told):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,8 +94,19 @@ class Node:
 @contextmanager
 def connected(url: str | None, key: str | None, config: Path | None) -> Iterator[Node]:
     """The node that a command's connection options mean."""
-    with httpx.Client() as http:
-        yield Node(target.find(url, key, config), http)
+    asked = target.find(url, key, config)
+    with httpx.Client(verify=_tls(asked.certificates) if asked.certificates else True) as http:
+        yield Node(asked, http)
+
+
+def _tls(certificates: target.Certificates) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=certificates.ca)
+        if certificates.cert:
+            context.load_cert_chain(certificates.cert, certificates.key)
+    except OSError as error:  # there is no such file, or it holds none
+        raise CannotAsk(f"the certificates of the configuration file cannot be used: {error}") from None
+    return context
 
 
 def segment(text: str) -> str:

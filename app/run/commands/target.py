@@ -29,10 +29,27 @@ ConfigFile = Annotated[
         "--config",
         exists=True,
         dir_okay=False,
-        help="TOML with url, and key or key_file; ~/.config/quotagate/config.toml by default.",
+        help="TOML with url, key or key_file, ca_file, cert_file and cert_key_file; "
+        "~/.config/quotagate/config.toml by default.",
         rich_help_panel=PANEL,
     ),
 ]
+
+
+NAMES: Final = ("url", "key", "key_file", "ca_file", "cert_file", "cert_key_file")
+"""What a configuration file may say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """For a node that speaks TLS: whom to trust if not the system's authorities, and what to show it."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.ca or self.cert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +59,7 @@ class Target:
     url: str
     key: str | None
     key_from: str | None = None
+    certificates: Certificates = Certificates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,7 @@ class Configured:
 
     url: str | None = None
     key: str | None = None
+    certificates: Certificates = Certificates()
 
 
 def find(url: str | None, key: str | None, config: Path | None) -> Target:
@@ -62,13 +81,13 @@ def find(url: str | None, key: str | None, config: Path | None) -> Target:
     said = _read(path) if path.is_file() else Configured()
     where = (url or said.url or DEFAULT_URL).rstrip("/")
     if key:
-        return Target(where, key)
+        return Target(where, key, None, said.certificates)
     if said.key and (url is None or said.url is None or where == said.url.rstrip("/")):
-        return Target(where, said.key, str(path))
+        return Target(where, said.key, str(path), said.certificates)
     kept = Path(os.environ.get("QUOTAGATE_HOME") or ".quotagate") / "admin.key"
     if _is_here(where) and (own := _kept_key(kept)):
-        return Target(where, own, str(kept))
-    return Target(where, None)
+        return Target(where, own, str(kept), said.certificates)
+    return Target(where, None, None, said.certificates)
 
 
 def _default_file() -> Path:
@@ -82,20 +101,23 @@ def _read(path: Path) -> Configured:
     except (OSError, ValueError) as error:
         raise CannotAsk(f"{path}: {error}") from None
     wrong = [name for name, value in said.items() if not isinstance(value, str) or not value]
-    if unknown := sorted(said.keys() - {"url", "key", "key_file"}):
-        raise CannotAsk(f"{path}: {', '.join(unknown)}: unknown; there are url, key and key_file")
+    if unknown := sorted(said.keys() - set(NAMES)):
+        raise CannotAsk(f"{path}: {', '.join(unknown)}: unknown; there are {', '.join(NAMES)}")
     if wrong:
         raise CannotAsk(f"{path}: {', '.join(wrong)}: must be text in quotes")
     if {"key", "key_file"} <= said.keys():
         raise CannotAsk(f"{path}: give key or key_file, not both")
+    if "cert_key_file" in said and "cert_file" not in said:
+        raise CannotAsk(f"{path}: cert_key_file goes with cert_file")
+    files = {name: path.parent / Path(said[name]).expanduser() for name in said if name.endswith("_file")}
     key = said.get("key")
-    if "key_file" in said:
-        kept = path.parent / Path(said["key_file"]).expanduser()
+    if "key_file" in files:
         try:
-            key = kept.read_text(encoding="utf-8").strip()
+            key = files["key_file"].read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             raise CannotAsk(f"{path}: key_file: {error}") from None
-    return Configured(said.get("url"), key)
+    certificates = Certificates(files.get("ca_file"), files.get("cert_file"), files.get("cert_key_file"))
+    return Configured(said.get("url"), key, certificates)
 
 
 def _kept_key(path: Path) -> str | None:
