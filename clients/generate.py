@@ -47,7 +47,8 @@ import (
 	"strings"
 )
 
-// escaped escapes all of a path segment that is not unreserved, as the service reads it.
+// escaped escapes all of a path segment. Go's own way leaves = and escapes , and *, which would make of
+// user=alice,client-id=* one user with a long name.
 func escaped(segment string) string {
 	return strings.ReplaceAll(url.QueryEscape(segment), "+", "%20")
 }
@@ -190,16 +191,21 @@ def generate(language: str, document: Path) -> Path:
     if ran.returncode:
         raise SystemExit(f"{language}: {ran.stderr or ran.stdout}")
     if language == "go":
-        _escape_whole_segments(target)
+        _mend(target, "api_*.go", "url.PathEscape(", "escaped(")
+        (target / "escaped.go").write_text(ESCAPED, encoding="utf-8")
+    if language == "java":
+        _mend(
+            target, "src/main/**/*.java", "JsonNullable.<Object>of(null)", "JsonNullable.<Object>undefined()"
+        )
     return target
 
 
-def _escape_whole_segments(target: Path) -> None:
-    """Go's escaping leaves `=` and escapes `,` and `*`: of an entity that would make one long name."""
-    for file in target.glob("api_*.go"):
+def _mend(target: Path, files: str, wrong: str, right: str) -> None:
+    """Go's escaping mistakes an entity for a name, and Java sends null for what was not set."""
+    for file in target.glob(files):
         source = file.read_text(encoding="utf-8")
-        file.write_text(source.replace("url.PathEscape(", "escaped("), encoding="utf-8")
-    (target / "escaped.go").write_text(ESCAPED, encoding="utf-8")
+        if wrong in source:
+            file.write_text(source.replace(wrong, right), encoding="utf-8")
 
 
 def main(languages: Iterable[str]) -> None:

@@ -14,11 +14,11 @@ DEBIAN = Path(__file__).parents[1] / ".tools" / "debian"
 LIBRARIES = {"libfaketime": "libfaketimeMT.so.1"}
 
 
-def need(tool: str) -> Path:
+def need(tool: str, source: str = "tests/tools.sh fetches it where there is apt-get") -> Path:
     """Where `tool` is; without it the test is skipped with the reason, or fails under CI=true."""
     found = _library(LIBRARIES[tool]) if tool in LIBRARIES else _program(tool)
     if found is None:
-        reason = f"{tool} is not here; tests/tools.sh fetches it where there is apt-get"
+        reason = f"{tool} is not here; {source}"
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)

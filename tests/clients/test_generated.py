@@ -1,0 +1,75 @@
+"""`make clients`: each generated client compiles, and its example speaks with a running service."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from app.domain.quota import KEYS
+from clients.generate import LANGUAGES, easier, main
+from tests.clients import generated
+from tests.service import Service
+
+pytestmark = pytest.mark.timeout(900)
+
+COMPILED: dict[str, Callable[[], Sequence[str | Path]]] = {
+    "python": generated.python,
+    "typescript": generated.typescript,
+    "java": generated.java,
+    "go": generated.go,
+}
+
+
+@pytest.fixture(scope="module")
+def made() -> None:
+    """As `make clients` makes them."""
+    main([])
+
+
+def test_every_language_is_tested():
+    assert COMPILED.keys() == LANGUAGES.keys()
+
+
+@pytest.mark.parametrize("language", COMPILED)
+def test_a_generated_client_compiles_and_speaks_with_the_service(made: None, node: Service, language: str):
+    entity = f"user=example-{language},client-id=*"
+    command = COMPILED[language]()
+    said = generated.example(command, node.url, node.admin_key)
+    assert said == [
+        f"put {entity}",
+        "admitted 3 times, then throttle",
+        "a bad ask: /usage/requests",
+        "deleted",
+    ]
+    assert node.http.get(f"/v1/quotas/{entity}").status_code == 404
+
+
+def test_the_hand_made_clients_example_does_what_it_says(node: Service):
+    node.put(
+        "user=example-hand-made,client-id=*",
+        request_rate={"limit": 0.1, "algorithm": "token_bucket", "burst": 3, "enforcement": "deny"},
+    )
+    said = generated.example([sys.executable, generated.EXAMPLES / "hand_made" / "example.py"], node.url, "")
+    assert said[:2] == ["admitted 3 times, then throttle", "a bad ask: /usage/requests"]
+    waited = int(said[2].removeprefix("waited ").removesuffix(" ms at most"))
+    assert 1_000 < waited <= 10_000
+
+
+def test_the_easier_document_keeps_every_path_and_every_quota_key():
+    exact = json.loads((generated.ROOT / "openapi" / "openapi.json").read_text(encoding="utf-8"))
+    document = easier(exact)
+    assert document["paths"].keys() == exact["paths"].keys()
+    assert list(document["paths"]["/v1/check"]) == ["get"]
+    schemas = document["components"]["schemas"]
+    assert schemas.keys() == exact["components"]["schemas"].keys()
+    quota = {"$ref": "#/components/schemas/Quota"}
+    assert schemas["QuotaSet"]["properties"] == dict.fromkeys(KEYS, quota)
+    fields = {
+        name for shape in exact["components"]["schemas"]["Quota"]["anyOf"] for name in shape["properties"]
+    }
+    assert schemas["Quota"]["properties"].keys() == fields
+    assert schemas["Quota"]["required"] == ["limit"]
