@@ -81,8 +81,6 @@ class Buckets:
         (answer,) = await self._counters.decide([plan])
         if len(answer.said) < len(charging):
             raise StoreError("response", "a bucket is there that the store cannot read")
-        if answer.error is not None:
-            raise answer.error
         return [_standing(match, said) for match, said in zip(charging, answer.said, strict=True)]
 
     async def empty(self, bucket: BucketName, key: str | None) -> list[str]:
