@@ -78,6 +78,8 @@ SEEN_BY_EDITORS = [
 SEEN_BY_LINT_ALONE = [
     ("quotas:\n  user=a: {request_rate: 1\n", 3, "not YAML"),
     ("quotas:\n\tuser=a: 1\n", 2, "not YAML"),
+    ("quotas:\n  user=a: " + "[" * 100_000, 2, "nested too deeply"),
+    ("quotas:\n  " + "{a: " * 50_000, 2, "nested too deeply"),
     ("quotas: {}\n---\nquotas: {}\n", 2, "not YAML"),
     ("quotas:\n  user=a: {request_rate: \x07}\n", 2, "not YAML"),
     ("quotas:\n  user=a: *none\n", 2, "not YAML"),

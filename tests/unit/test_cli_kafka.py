@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ __all__ = ["quotagate"]
 
 RATE = "max.connection.creation.rate"
 OWN_RATE = "max_connection_creation_rate"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "command-line.md"
 ONE = "--add-config request_rate=1"
 DONE = {"entity": "user=alice", "quotas": {}, "version": 8}
 NO_PAGE: dict[str, object] = {"quotas": [], "next_cursor": None}
@@ -90,13 +93,18 @@ def test_a_reason_goes_along(quotagate: Command, gate: Gate):
 def test_limits_of_a_broker_and_its_listeners_change_together(quotagate: Command, gate: Gate):
     """Two entities: one request, under the version that was read, with what they keep."""
     now = {"entity": "broker=1", "quotas": {OWN_RATE: {"limit": 7, "samples": 21}}}
-    gate.answers["GET", "/v1/quotas"] = (200, {"quotas": [now], "next_cursor": None})
+    gate.answers["GET", "/v1/quotas"] = (200, NO_PAGE)
+    gate.answers["GET", "/v1/quotas/broker=1"] = (200, now)
     gate.answers["POST", "/v1/quotas:apply"] = (200, {"version": 8, "changes": []})
     config = f"{RATE}=100,listener.name.EXTERNAL.{RATE}=9"
     ran = quotagate("quotas", "--alter", "--broker", "1", "--add-config", config, "--url", gate.url)
-    assert (ran.code, len(gate.asked)) == (0, 2), ran.err
-    assert gate.asked[1].headers["If-Match"] == gate.etag
-    assert gate.asked[1].body == {
+    assert ran.code == 0, ran.err
+    assert [one.path for one in gate.asked[1:3]] == [
+        "/v1/quotas/broker=1",
+        "/v1/quotas/broker=1,listener=EXTERNAL",
+    ]
+    assert gate.asked[3].headers["If-Match"] == gate.etag
+    assert gate.asked[3].body == {
         "alterations": [
             {"entity": "broker=1", "quotas": {OWN_RATE: {"limit": 100, "samples": 21}}},
             {"entity": "broker=1,listener=EXTERNAL", "quotas": {OWN_RATE: {"limit": 9}}},
@@ -141,7 +149,8 @@ def test_describe_prints_as_kafka_does(quotagate: Command, gate: Gate):
         {"entity": "ip=*", "quotas": {"connection_creation_rate": {"limit": 7}}},
         {"entity": "broker=1", "quotas": {OWN_RATE: {"limit": 100}}},
         {"entity": "broker=1,listener=EXTERNAL", "quotas": {OWN_RATE: {"limit": 9}}},
-        {"entity": "listener=*", "quotas": {OWN_RATE: {"limit": 8}}},
+        {"entity": "listener=*", "quotas": {OWN_RATE: {"limit": 8, "shadow": True}}},
+        {"entity": "broker=%2A", "quotas": {OWN_RATE: {"limit": 7}}},
     ]
     gate.answers["GET", "/v1/quotas"] = (200, {"quotas": found, "next_cursor": None})
     ran = quotagate("quotas", "--describe", "--user", "alice", "--url", gate.url)
@@ -153,7 +162,9 @@ def test_describe_prints_as_kafka_does(quotagate: Command, gate: Gate):
         f"  {RATE}=100.0",
         f"  listener.name.EXTERNAL.{RATE}=9.0",
         "Default configs for brokers in the cluster are:",
-        f"  listener.name.*.{RATE}=8.0",
+        f"  listener.name.*.{RATE}=8.0 (shadow=yes)",
+        "Dynamic configs for broker * are:",
+        f"  {RATE}=7.0",
     ]
 
 
@@ -205,3 +216,19 @@ def test_wrong_words_are_2_and_say_what_is_right(quotagate: Command, gate: Gate,
 def test_without_anything_there_is_help(quotagate: Command):
     ran = quotagate("quotas")
     assert "Usage: quotagate quotas" in ran.out + ran.err
+
+
+def test_the_commands_of_the_documentation_are_right(quotagate: Command, gate: Gate):
+    class Anything(dict):
+        def get(self, *_):
+            return 200, NO_PAGE
+
+    gate.answers = Anything()
+    lines = [
+        line for line in DOCUMENTATION.read_text().splitlines() if line.startswith("quotagate quotas --")
+    ]
+    assert len(lines) == 6
+    for line in lines:
+        ran = quotagate(*shlex.split(line)[1:], "--url", gate.url)
+        assert ran.code == 0, f"{line}\n{ran.err}"
+    assert gate.asked[4].path == "/v1/quotas/listener=EXTERNAL"

@@ -11,8 +11,8 @@ import typer
 from app.domain.quota_value import merge
 from app.run.commands import kafka_words, show
 from app.run.commands.kafka_words import Spelled
-from app.run.commands.node import Node, connected
-from app.run.commands.pages import one_version, pages
+from app.run.commands.node import Node, Refused, connected
+from app.run.commands.pages import pages
 from app.run.commands.quotas import Reason, written_headers
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
@@ -140,20 +140,25 @@ def _change(node: Node, changes: Mapping[str, Mapping[str, Any]], reason: str | 
         [(entity, patch)] = changes.items()
         answer = node.ask("PATCH", f"/v1/quotas/{entity}", patch, headers=written_headers(reason, None))
         return {} if answer.status_code == 204 else answer.json()
-    listed = one_version(node, "/v1/quotas", "quotas")
-    now = {one["entity"]: one["quotas"] for one in listed.items}
-    alterations = [
-        {
-            "entity": entity,
-            "quotas": {
-                quota: None if new is None else merge(now.get(entity, {}).get(quota), new)
-                for quota, new in patch.items()
-            },
-        }
-        for entity, patch in changes.items()
-    ]
-    headers = {"X-Reason": reason, "If-Match": listed.etag}
-    applied: dict[str, Any] = node.ask(
-        "POST", "/v1/quotas:apply", {"alterations": alterations}, headers=headers
-    ).json()
+    # The version is read before the quotas: a change of these while they are read is noticed too.
+    etag = node.ask("GET", "/v1/quotas", query={"limit": 1}).headers["ETag"]
+    alterations = []
+    for entity, patch in changes.items():
+        now = _quotas(node, entity)
+        merged = {quota: None if new is None else merge(now.get(quota), new) for quota, new in patch.items()}
+        alterations.append({"entity": entity, "quotas": merged})
+    headers = {"X-Reason": reason, "If-Match": etag}
+    body = {"alterations": alterations}
+    applied: dict[str, Any] = node.ask("POST", "/v1/quotas:apply", body, headers=headers).json()
     return applied
+
+
+def _quotas(node: Node, entity: str) -> dict[str, Any]:
+    """What is set on an entity, if anything is."""
+    try:
+        found: dict[str, Any] = node.get(f"/v1/quotas/{entity}")["quotas"]
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+        return {}
+    return found

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from app.domain.entity import Entity, EntityError, spell
 from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE
 from app.domain.quota_value import ValueErrors, check_key
+from app.run.commands.show import cell
 from app.run.commands.values import value
 
 TYPES: Final[Mapping[str, str]] = {
@@ -24,6 +25,7 @@ TYPES: Final[Mapping[str, str]] = {
 BROKER_RATE: Final = "max.connection.creation.rate"
 _LISTENER_RATE: Final = re.compile(rf"listener\.name\.(.+)\.{re.escape(BROKER_RATE)}")
 _ORDER: Final = "the order of the options"
+_ALL_BROKERS: Final = "Default configs for brokers in the cluster are:"
 _TITLES: Final = {"user": "user-principal", "client-id": "client-id", "ip": "ip"}
 
 Named = list[tuple[str, str | None]]
@@ -128,22 +130,17 @@ def described(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for one in found:
         names = dict(Entity.parse(one["entity"]).parts)
         if {"broker", "listener"} & set(names):
-            title = f"broker {_shown(names['broker'])}" if "broker" in names else ""
-            if title in {"", "broker *"}:
-                title = ""
-            name = f"listener.name.{_shown(names['listener'])}.{BROKER_RATE}" if "listener" in names else ""
+            broker, listener = names.get("broker"), names.get("listener")
+            title = f"broker {broker}" if isinstance(broker, str) else ""
+            named = f"listener.name.{listener if isinstance(listener, str) else '*'}." if listener else ""
             dynamic.setdefault(title, []).extend(
-                f"  {name or BROKER_RATE}={_limit(said)}" for said in one["quotas"].values()
+                f"  {named}{BROKER_RATE}={_limit(said)}" for said in one["quotas"].values()
             )
         else:
             limits = ", ".join(f"{key}={_limit(said)}" for key, said in one["quotas"].items())
             yield f"Quota configs for {title_of(one['entity'])} are {limits}"
     for title, lines in dynamic.items():
-        yield (
-            f"Dynamic configs for {title} are:"
-            if title
-            else ("Default configs for brokers in the cluster are:")
-        )
+        yield f"Dynamic configs for {title} are:" if title else _ALL_BROKERS
         yield from lines
 
 
@@ -184,12 +181,8 @@ def _spell(name: str) -> str:
         raise _wrong(f"{name!r} must be UTF-8") from None
 
 
-def _shown(name: object) -> str:
-    return name if isinstance(name, str) else "*"
-
-
 def _limit(said: Mapping[str, Any]) -> str:
-    more = ", ".join(f"{name}={setting}" for name, setting in said.items() if name != "limit")
+    more = ", ".join(f"{name}={cell(setting)}" for name, setting in said.items() if name != "limit")
     return f"{float(said['limit'])}" + (f" ({more})" if more else "")
 
 

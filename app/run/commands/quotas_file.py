@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import yaml
+from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 from app.domain.entity import TYPES, Entity, EntityError
@@ -17,6 +18,7 @@ from app.domain.quota_value import Definition, ValueErrors, check_all, pointer
 from app.run.commands.quotas_schema import NAME as SCHEMA
 from app.run.commands.values import NUMBER
 
+MAX_DEPTH: Final = 10
 MAX_KEY: Final = 1_000
 """YAML takes a longer key only behind a question mark."""
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -45,18 +47,31 @@ class Contents:
 def read(text: str) -> Contents:
     """The quotas of a file, and everything wrong with it."""
     try:
+        if line := _too_deep(text):
+            return Contents({}, [Fault(line, "is nested too deeply")])
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         return Contents({}, [Fault(line, f"not YAML: {error.reason}")])
-    except RecursionError:
-        return Contents({}, [Fault(1, "is nested too deeply")])
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         return Contents({}, [Fault(mark.line + 1 if mark else 1, f"not YAML: {error.problem}")])
     reading = _Reading()
     quotas = reading.file(root)
     return Contents(quotas, sorted(reading.faults))
+
+
+def _too_deep(text: str) -> int | None:
+    """The line on which nesting goes beyond any file of quotas: composing it could end the program."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                return event.start_mark.line + 1 if event.start_mark else 1
+        elif isinstance(event, CollectionEndEvent):
+            depth -= 1
+    return None
 
 
 def ordered(quotas: Iterable[Entry]) -> list[Entry]:
