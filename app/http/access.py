@@ -154,20 +154,19 @@ class Access:
         if len(sent) != 1 or not key or scheme.lower() != b"bearer":
             raise self._not_valid("malformed", scope)
         digest = sha256(key).digest()
-        if hmac.compare_digest(digest, self._admin):
-            return self._admin_grant
-        grant = self._ring().get(digest)
+        is_admin = hmac.compare_digest(digest, self._admin)
+        grant = self._admin_grant if is_admin else self._ring().get(digest)
         if grant is None:
             raise self._not_valid("unknown", scope)
         if grant.until_ms is not None and grant.until_ms <= self._now_ms():
             raise self._not_valid("expired", scope)
+        self._slowdown.forgive(_address(scope))
         return grant
 
     def _not_valid(self, reason: str, scope: Scope) -> Problem:
         """One answer for every reason: who has no key is not told whether it was one once."""
         self._failed(reason)
-        client = scope.get("client")
-        wait_s = self._slowdown.wait_s(client[0] if client else "", time.monotonic())
+        wait_s = self._slowdown.wait_s(_address(scope), time.monotonic())
         challenge = f'{CHALLENGE}, error="invalid_token"'
         return Problem(401, "The key is not valid.", headers={"WWW-Authenticate": challenge}, wait_s=wait_s)
 
@@ -184,6 +183,12 @@ class Access:
         if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
             parsed = parsed.ipv4_mapped
         return any(parsed in network for network in self._open_to)
+
+
+def _address(scope: Scope) -> str:
+    """The socket's other end, as far as it has an address."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def _credentials(scope: Scope) -> list[bytes]:

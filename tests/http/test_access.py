@@ -216,6 +216,13 @@ def test_wrong_keys_are_slowed_within_bounds_and_valid_ones_from_there_are_not()
     assert elsewhere.wait_s == 0
 
 
+def test_a_gateway_with_one_wrong_caller_among_many_is_not_slowed():
+    judge = Judge()
+    for n in range(200):
+        assert judge.refused(f"guess-{n}").wait_s == 0
+        assert judge.caller("gateway").name == "gateway"
+
+
 def test_the_slowdown_knows_networks_of_ipv6_and_forgets_what_is_too_much():
     slowdown = Slowdown()
     for n in range(40):
