@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from secrets import token_bytes
@@ -148,7 +149,8 @@ class Catalog:
         try:
             schema.check(await within(self._sql.revision(), deadline()))
             self.hash_secret = await within(self._agree(), deadline())
-            await self._in_turn(lambda _: self._catch_up())
+            with _uncollected():
+                await self._catch_up()  # in no turn: many quotas take longer than an answer may
         except BaseException:
             await self._sql.close()
             raise
@@ -366,9 +368,9 @@ class Catalog:
 
     async def _catch_up(self) -> None:
         base = self.snapshot
-        found = await self._source.changed(base.version)
+        found = await within(self._source.changed(base.version), deadline())
         if found.version < base.version:  # restored from a backup: what came later must go
-            base, found = Snapshot(), await self._source.changed(EVERYTHING)
+            base, found = Snapshot(), await within(self._source.changed(EVERYTHING), deadline())
         changes = await self._changes_in_parts(found.rows)
         if changes or found.version != base.version:
             self.snapshot = base.apply(found.version, changes)
@@ -432,6 +434,18 @@ class Catalog:
                 "this catalog was first started with a QUOTAGATE_HASH_SECRET: give every node the same one."
             )
         return bytes.fromhex(agreed.kept)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would look through everything loaded again and again: a third."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def fingerprint(secret: bytes) -> str:

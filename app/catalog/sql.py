@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -306,8 +307,15 @@ def _hash(entity: str) -> str:
 
 
 def _row(row: RowMapping) -> Row:
-    definition = None if row["definition"] is None else json.loads(row["definition"])
+    definition = None if row["definition"] is None else _read(row["definition"])
     return Row(row["entity"], row["quota"], definition, row["epoch"], row["identity"], row["version"])
+
+
+@lru_cache(4096)
+def _read(definition: str) -> Definition:
+    """A definition, which nobody changes; most of many are one of a few."""
+    found: Definition = json.loads(definition)
+    return found
 
 
 def _columns(row: Row) -> dict[str, Any]:

@@ -203,7 +203,8 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
         if algorithm == "token_bucket" and limit
         else 0.0
     )
-    scope = definition.get("scope", "broker" if entity.types == ("listener",) else "cluster")
+    types = entity.types
+    scope = definition.get("scope", "broker" if types == ("listener",) else "cluster")
     layers = definition.get("layers", defaults.layers)
     return Quota(
         key=key,
@@ -211,7 +212,7 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
         algorithm=algorithm,
         enforcement=cast("Enforcement", definition.get("enforcement", row.enforcement)),
         shadow=definition.get("shadow") is True,
-        scope="cluster" if "broker" in entity.types else cast("Scope", scope),
+        scope="cluster" if "broker" in types else cast("Scope", scope),
         on_store_failure=cast("OnStoreFailure", definition.get("on_store_failure", "admit")),
         samples=samples,
         sample_ms=sample_ms,
