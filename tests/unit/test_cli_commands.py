@@ -343,6 +343,21 @@ def test_a_key_that_is_kept_goes_only_where_it_belongs(quotagate: Command, gate:
     assert ran.err.splitlines()[1] == "  Give a key: --key, QUOTAGATE_KEY or a configuration file."
 
 
+def test_a_key_that_is_none_is_not_shown(quotagate: Command, gate: Gate):
+    gate.answers["GET", PATH] = (200, ALICE)
+    ran = quotagate("quotas", "get", "user=alice", "--url", gate.url, "--key", "sec\nret")
+    assert (ran.code, gate.asked, ran.err) == (1, [], "quotagate: the key holds characters that no key has\n")
+    assert quotagate("quotas", "get", "user=alice", "--url", gate.url, "--key", "secret\n").code == 0
+    assert gate.asked[0].headers["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("problem", [{"errors": "no"}, {"errors": [1, {"message": "no"}]}, {"detail": 5}, {}])
+def test_a_refusal_of_another_kind_of_server_is_shown_too(quotagate: Command, gate: Gate, problem):
+    gate.answers["GET", PATH] = (418, problem)
+    ran = quotagate("quotas", "get", "user=alice", "--url", gate.url)
+    assert (ran.code, ran.err.startswith("quotagate: 418")) == (1, True)
+
+
 def test_a_refused_key_is_told_where_it_came_from(quotagate: Command, gate: Gate, tmp_path: Path):
     gate.answers["GET", PATH] = (401, {"detail": "The key is not valid."})
     (tmp_path / "home").mkdir()

@@ -60,6 +60,8 @@ class Node:
             CannotAsk: there is no node, or what answers is none.
         """
         url = self._target.url + path
+        if self._target.key and not self._target.key.isprintable():  # an error would show all of it
+            raise CannotAsk("the key holds characters that no key has")
         sent = {"Authorization": f"Bearer {self._target.key}"} if self._target.key else {}
         sent |= {name: value for name, value in (headers or {}).items() if value is not None}
         if body is not None:
@@ -83,7 +85,12 @@ class Node:
 
     def _why(self, status: int, problem: Mapping[str, Any]) -> str:
         lines = [f"{status} {problem.get('detail') or problem.get('title') or ''}".rstrip()]
-        lines += [f"  {fault['field']}: {fault['message']}" for fault in problem.get("errors") or ()]
+        faults = problem.get("errors")
+        lines += [
+            f"  {fault.get('field')}: {fault.get('message')}"
+            for fault in (faults if isinstance(faults, list) else ())
+            if isinstance(fault, dict)
+        ]
         if status in {401, 403} and self._target.key_from:
             lines.append(f"  The key is the one in {self._target.key_from}.")
         elif status == 401 and self._target.key is None:

@@ -80,8 +80,8 @@ def find(url: str | None, key: str | None, config: Path | None) -> Target:
     path = config or _default_file()
     said = _read(path) if path.is_file() else Configured()
     where = (url or said.url or DEFAULT_URL).rstrip("/")
-    if key:
-        return Target(where, key, None, said.certificates)
+    if key and key.strip():
+        return Target(where, key.strip(), None, said.certificates)
     if said.key and (url is None or said.url is None or where == said.url.rstrip("/")):
         return Target(where, said.key, str(path), said.certificates)
     kept = Path(os.environ.get("QUOTAGATE_HOME") or ".quotagate") / "admin.key"
