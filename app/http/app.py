@@ -81,7 +81,7 @@ def administration(
     api.add_exception_handler(HTTPException, _http_problem)
     api.add_exception_handler(RequestValidationError, _validation_problem)
     api.add_exception_handler(Exception, _failure)
-    api.openapi = openapi.Document(api, routers, clock, sources)  # type: ignore[method-assign]
+    api.openapi = openapi.Document(api, clock, sources)  # type: ignore[method-assign]
     return api
 
 

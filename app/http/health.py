@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
@@ -32,6 +32,13 @@ class Readiness:
     stopping: bool = False
 
 
+_SCRAPED: Final = {
+    "schema": {"type": "string"},
+    "example": "# HELP quotagate_throttle_factor What scales produce limits.\n"
+    "# TYPE quotagate_throttle_factor gauge\nquotagate_throttle_factor 1.0\n",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Health:
     """How this process is."""
@@ -46,13 +53,18 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
     """The routes of whoever watches over this process."""
     routes = APIRouter(tags=["Health"])
 
-    @routes.get("/health/live", summary="Whether the process answers")
+    @routes.get(
+        "/health/live", summary="Whether the process answers", responses={200: _shown("live", "It does.")}
+    )
     async def live() -> Health:
         return _health(ready(), "live")
 
-    not_ready = {"model": Health, "description": "No quotas were read yet, or the process is stopping."}
+    not_ready: dict[int | str, dict[str, Any]] = {
+        200: _shown("ready", "They can."),
+        503: _shown("starting", "No quotas were read yet, or the process is stopping."),
+    }
 
-    @routes.get("/health/ready", summary="Whether decisions can be given", responses={503: not_ready})
+    @routes.get("/health/ready", summary="Whether decisions can be given", responses=not_ready)
     async def is_ready(response: Response) -> Health:
         state = ready()
         if state.snapshot and not state.stopping:
@@ -65,6 +77,7 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
         summary="Metrics, as Prometheus reads them",
         description="Open to the networks that may ask for decisions; others need a key with the scope read.",
         response_class=PlainTextResponse,
+        responses={200: {"description": "Now.", "content": {"text/plain": _SCRAPED}}},
     )
     async def scrape(request: Request) -> Response:
         if not access.is_open(request.scope):
@@ -72,6 +85,13 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
         return Response(await metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return routes
+
+
+def _shown(status: str, description: str) -> dict[str, Any]:
+    example = {"status": status, "store": "ok", "catalog": "ok", "throttle_factor": 1.0}
+    schema = {"$ref": "#/components/schemas/Health"}
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {"model": Health, "description": description, "content": content}
 
 
 def _health(state: Readiness, status: Literal["live", "ready", "starting", "stopping"]) -> Health:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 
 from app.http import bodies, buckets_schema, check, check_schema, decisions, keys_schema
 from app.http.access import scope_of
@@ -76,9 +75,8 @@ _NO_WHOLE: Final = FieldError("/asks/3/usage/requests", "must be an integer")
 class Document:
     """The document of one application, made when it is first asked for."""
 
-    def __init__(self, api: FastAPI, routers: Sequence[APIRouter], clock: Clock, sources: Sources) -> None:
+    def __init__(self, api: FastAPI, clock: Clock, sources: Sources) -> None:
         self._api = api
-        self._routers = routers
         self._clock = clock
         self._sources = sources
         self._made: Schema = {}
@@ -100,7 +98,8 @@ class Document:
             servers=[{"url": "/", "description": "Where this document was read."}],
             routes=api.routes,
         )
-        for route in chain.from_iterable(router.routes for router in self._routers):
+        for context in iter_route_contexts(api.routes):
+            route = context.original_route
             if isinstance(route, APIRoute) and route.include_in_schema:
                 for method in route.methods or ():
                     _restore_nulls(document["paths"][route.path_format][method.lower()], route)
@@ -108,6 +107,8 @@ class Document:
             for method, operation in operations.items():
                 scope = scope_of(method.upper(), path)
                 operation["security"] = [] if path in KEYLESS else [{KEY: [scope]}]
+                operation["responses"].update(_access_problem() if path in KEYLESS else {})
+                operation["responses"] = _said_by_us(operation["responses"])
                 operation["tags"] = list(dict.fromkeys(operation.get("tags", ())))
                 # FastAPI adds path and method to the name of the function; a generated client needs the name.
                 added = re.sub(r"\W", "_", path) + f"_{method}"
@@ -117,6 +118,8 @@ class Document:
         its_check = {check.PATH: check_schema.item(self._sources, self._clock)}
         document["paths"] = _hot_paths() | its_check | document["paths"]
         components = document.setdefault("components", {})
+        for never_answered in ("HTTPValidationError", "ValidationError"):
+            components.get("schemas", {}).pop(never_answered, None)
         ours = {**_schemas(self._clock), **COMPONENTS, **buckets_schema.COMPONENTS, **keys_schema.COMPONENTS}
         components["schemas"] = ours | components.get("schemas", {})
         components["responses"] = check_schema.responses(_ADMITTED, *_access_problems("decide"))
@@ -132,6 +135,17 @@ def _restore_nulls(operation: Schema, route: APIRoute) -> None:
             operation["responses"][str(status)]["content"] = said["content"]
     if body := (route.openapi_extra or {}).get("requestBody"):
         operation["requestBody"] = body
+
+
+def _said_by_us(responses: Schema) -> Schema:
+    """Without FastAPI's own 422: each route says what it refuses, as a problem."""
+    fastapis = {"application/json": {"schema": _ref("HTTPValidationError")}}
+    return {status: said for status, said in responses.items() if said.get("content") != fastapis}
+
+
+def _access_problem() -> Schema:
+    """Of routes that need no key: one that is sent must be valid all the same."""
+    return _problems([Problem(401, "The key is not valid.")])
 
 
 def _hot_paths() -> Schema:
@@ -209,7 +223,8 @@ def _schemas(clock: Clock) -> Schema:
     )
     schemas["Usage"]["minProperties"] = 1
     ask = schemas["Ask"]
-    ids_given_back = {"mode": {"const": "refund"}, "usage": {"required": ["producer_ids"]}}
+    some_ids = {"required": ["producer_ids"], "properties": {"producer_ids": True}}
+    ids_given_back = {"mode": {"const": "refund"}, "usage": some_ids}
     ask["not"] = {"required": ["mode", "usage"], "properties": ids_given_back}
     if clock == "caller":
         ask["required"].append("at_ms")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from app.domain.quota import KEYS, LAYER_POLICIES, MAX_EXACT, QuotaKey
@@ -130,6 +130,14 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+def _each_once(schemas: Iterable[Schema]) -> list[Schema]:
+    found: list[Schema] = []
+    for schema in schemas:
+        if schema not in found:
+            found.append(schema)
+    return found
+
+
 _BOUND: Final = {
     "type": "object",
     "required": ["ratio", "window_ms", "text"],
@@ -146,7 +154,7 @@ _BOUND: Final = {
 COMPONENTS: Final[Mapping[str, Schema]] = {
     "Quota": {
         "description": "A quota as it is shown: always an object.",
-        "anyOf": [schema for row in KEYS.values() for schema in _value(row)["anyOf"][1:]],
+        "anyOf": _each_once(schema for row in KEYS.values() for schema in _value(row)["anyOf"][1:]),
     },
     "QuotaSet": _by_key(
         {row.name: _value(row) for row in KEYS.values()},
