@@ -18,10 +18,16 @@ def configure() -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # Tracebacks without local variables: a request's headers are among them, and in those its key.
     if sys.stderr.isatty():
-        render: list[Any] = [structlog.dev.ConsoleRenderer()]
+        plain = structlog.dev.plain_traceback
+        render: list[Any] = [structlog.dev.ConsoleRenderer(exception_formatter=plain)]
     else:
-        render = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(ensure_ascii=False)]
+        frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        render = [
+            structlog.processors.ExceptionRenderer(frames),
+            structlog.processors.JSONRenderer(ensure_ascii=False),
+        ]
 
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(

@@ -16,7 +16,7 @@ from typing import Any, Final
 import uvicorn
 from pydantic import SecretStr
 
-from app.http.peer import PeerProtocol
+from app.http.protocol import Protocol
 from app.run import home
 from app.run.children import Child, quotagate, stop_asked
 from app.run.errors import CannotListen, CannotStart, SettingsRefused
@@ -99,7 +99,7 @@ def _options(settings: Settings, app: Callable[..., Any]) -> dict[str, Any]:
     options: dict[str, Any] = {
         "app": app,
         "loop": "uvloop",
-        "http": PeerProtocol,
+        "http": Protocol,
         "ws": "none",
         "lifespan": "on",
         "backlog": BACKLOG,

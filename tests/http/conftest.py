@@ -27,6 +27,7 @@ from app.http.app import create_app
 from app.http.check_question import Sources
 from app.http.decisions import CallerClock
 from app.http.health import Readiness
+from app.http.protocol import Protocol
 from app.http.wire import Clock
 from tests.http.quota_app import KEY, app_of
 from tests.postgres import Postgres, started
@@ -113,6 +114,7 @@ async def serving(
         )
         config = uvicorn.Config(
             app,
+            http=Protocol,
             log_config=None,
             ws="none",
             lifespan="on",
