@@ -16,7 +16,7 @@ from typing import Final, Literal
 import structlog
 
 from app.catalog import schema
-from app.catalog.port import EVERYTHING, CatalogAway, QuotaSource, Row
+from app.catalog.port import EVERYTHING, CatalogAway, Changes, QuotaSource, Row
 from app.catalog.snapshot import Change, Snapshot
 from app.catalog.sql import ROWS_AT_ONCE, Origin, PastChange, Rows, Secret, Sql
 from app.catalog.turns import Turns, deadline, within
@@ -150,7 +150,9 @@ class Catalog:
             schema.check(await within(self._sql.revision(), deadline()))
             self.hash_secret = await within(self._agree(), deadline())
             with _uncollected():
-                await self._catch_up()  # in no turn: many quotas take longer than an answer may
+                # Only the answer has to come in time; to take in many quotas may last longer.
+                everything = await within(self._source.changed(EVERYTHING), deadline())
+                await self._take_in(self.snapshot, everything)
         except BaseException:
             await self._sql.close()
             raise
@@ -368,9 +370,11 @@ class Catalog:
 
     async def _catch_up(self) -> None:
         base = self.snapshot
-        found = await within(self._source.changed(base.version), deadline())
+        await self._take_in(base, await self._source.changed(base.version))
+
+    async def _take_in(self, base: Snapshot, found: Changes) -> None:
         if found.version < base.version:  # restored from a backup: what came later must go
-            base, found = Snapshot(), await within(self._source.changed(EVERYTHING), deadline())
+            base, found = Snapshot(), await self._source.changed(EVERYTHING)
         changes = await self._changes_in_parts(found.rows)
         if changes or found.version != base.version:
             self.snapshot = base.apply(found.version, changes)
