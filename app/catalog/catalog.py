@@ -32,6 +32,7 @@ Edits = Mapping[Entity, Mapping[str, Definition | None]]
 """What quotas are to be, by entity and key; None takes one away."""
 
 POLL_S: Final = 0.25
+
 log = structlog.get_logger()
 
 

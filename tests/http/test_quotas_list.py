@@ -206,7 +206,7 @@ def test_the_database_filters_as_the_rule_says(kind: str, tmp_path: Path, reques
         else request.getfixturevalue("postgres").database()
     )
     schema.upgrade(url)
-    every = [Entity.of(user=u) for u in ("a", "b", ANY, "*", "a,b", "ü", "A", "_", "%")]
+    every = [Entity.of(user=u) for u in ("a", "b", ANY, "*", "a,b", "ü", "A", "_", "%", "~~~")]
     every += [Entity.of(client_id=e.parts[0][1]) for e in every]
     every += [
         Entity.of(user=u, client_id=c) for u in ("a", ANY, "_", "A") for c in ("a", "*", ANY, "a,b", "%")
