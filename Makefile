@@ -79,7 +79,7 @@ help: ## this list
 
 .PHONY: clean
 clean: ## remove environments and caches; state in .quotagate stays
-	rm -rf .venv .tools .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .tools clients/generated clients/node_modules .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 # uv lives apart from .venv, because syncing an environment removes what its requirements do not name.
 .tools/uv-$(UV_VERSION):
