@@ -1,0 +1,211 @@
+"""Requests of every kind at a running node: nothing breaks, nothing grows, and valid asks are answered right.
+
+`make test` sends 20,000 of one seed, `make prove T=tests/fuzz` 1,000,000 of a new one. FUZZ_SEED=N repeats a
+run, and `case(seed, number)` of tests/fuzz/generate.py makes a single case again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+import redis
+
+from tests.fuzz.canary import QUOTAS, Canary
+from tests.fuzz.cases import LEDGERS
+from tests.fuzz.generate import case
+from tests.fuzz.storm import CALLERS, Storm
+from tests.proofs import found
+from tests.service import Service, eventually, running
+
+ENVIRONMENT: Final = {
+    # A busy machine is no reason for an answer without the store here.
+    "QUOTAGATE_STORE_BUDGET_MS": "20000",
+    # With this secret none of the ids that the canaries ask with is taken for another, whatever the seed.
+    "QUOTAGATE_HASH_SECRET": (b"fuzz" * 8).hex(),
+}
+PURSE: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": 10**12, "enforcement": "deny"}
+CACHED_CALLERS: Final = 20_000
+MIB: Final = 1024 * 1024
+GROWTH: Final = 8 * MIB
+"""What the node may weigh more at the end than after the warm-up. The caches are full by then, so this is
+what 48 callers have in flight at a moment, some with a body of a mebibyte, and the holes that those leave."""
+STORE_CONNECTIONS: Final = 4
+"""As many as the pool may open, when an examination of the store meets a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a program holds at a moment."""
+
+    memory: int
+    sockets: int
+    files: int
+
+    @classmethod
+    def of(cls, pid: int) -> Footprint:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+        held = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        return cls(
+            pages * os.sysconf("SC_PAGE_SIZE"), sum(at.startswith("socket:") for at in held), len(held)
+        )
+
+
+@dataclass
+class Fuzzed:
+    """A run: what was sent and answered, and what the node held before and after."""
+
+    storm: Storm
+    warm: Footprint
+    peak: int
+    end: Footprint
+    seconds: float
+
+
+async def fuzzed(node: Service, seed: int, requests: int, warm_up: int) -> Fuzzed:
+    """Send so many requests, and hold the node to everything that was promised."""
+    canaries = [Canary(f"canary-{n}", Random(f"{seed} {n}")) for n in range(CALLERS)]
+    set_up(node, canaries)
+    quiet = Footprint.of(node.pid)
+    storm = Storm(seed, node.address, canaries)
+    began = time.monotonic()
+    await storm.rage(warm_up)
+    await without_callers(node, quiet)
+    warm = Footprint.of(node.pid)
+    async with highest_memory(node) as peak:
+        await storm.rage(requests)
+    await without_callers(node, quiet)
+    end = Footprint.of(node.pid)
+    seconds = time.monotonic() - began
+    assert storm.faults == [], "\n".join(storm.faults)
+    for canary in canaries:
+        canary.settle(node)
+    assert ledgers(node) == storm.spent, "what was charged is what the answers said, and nothing else"
+    assert traces(node, "refused") == [], "what was refused left nothing behind"
+    assert complaints(node) == Counter()
+    assert node.process.poll() is None
+    assert node.said().count("Started server process") == 1
+    assert end.memory - warm.memory < GROWTH
+    assert end.files <= warm.files + 2 * CALLERS, "the catalog's own files, as far as its pool goes"
+    return Fuzzed(storm, warm, max(peak), end, seconds)
+
+
+def set_up(node: Service, canaries: list[Canary]) -> None:
+    """Quotas for everybody; and every cache as full as it gets."""
+    node.put("user=*", request_rate=1_000, producer_ids_rate=1_000)
+    for ledger in LEDGERS:
+        node.put(f"user={ledger}", controller_mutation_rate=PURSE)
+    for canary in canaries:
+        node.put(f"user={canary.name}", **QUOTAS)
+    for first in range(0, CACHED_CALLERS, 1_000):
+        numbers = range(first, first + 1_000)
+        asks = [
+            {"principal": f"cached-{n}", "ip": f"10.0.{n // 250}.{n % 250}", "usage": {"requests": 1}}
+            for n in numbers
+        ]
+        node.batch(asks)
+
+
+async def without_callers(node: Service, quiet: Footprint) -> None:
+    """Wait until the node has let go of every connection."""
+    most = quiet.sockets + STORE_CONNECTIONS
+    await asyncio.to_thread(eventually, lambda: Footprint.of(node.pid).sockets <= most)
+
+
+@asynccontextmanager
+async def highest_memory(node: Service) -> AsyncIterator[list[int]]:
+    """What the node weighs, looked at again and again."""
+    seen = [0]
+
+    async def look() -> None:
+        while True:
+            seen[0] = max(seen[0], Footprint.of(node.pid).memory)
+            await asyncio.sleep(0.2)
+
+    looking = asyncio.create_task(look())
+    yield seen
+    looking.cancel()
+
+
+def ledgers(node: Service) -> dict[str, int]:
+    """What is charged to each ledger."""
+    charged = {}
+    for ledger in LEDGERS:
+        (purse,) = node.ask(principal=ledger, usage={"mutations": 0}, mode="peek", detail=True)["quotas"]
+        charged[ledger] = round(purse["observed"])
+    return charged
+
+
+def traces(node: Service, name: str) -> list[bytes]:
+    """The keys in the store with a name in them."""
+    with redis.Redis.from_url(node.store_url) as store:
+        return list(store.scan_iter(f"*{name}*", count=10_000))
+
+
+def complaints(node: Service) -> Counter[str]:
+    """Whatever the node logged that is worse than information."""
+    with node.log.open(encoding="utf-8") as lines:
+        events = [json.loads(line) if line.startswith("{") else {"event": line} for line in lines]
+    return Counter(event["event"] for event in events if event.get("level") != "info")
+
+
+@pytest.mark.timeout(900)
+async def test_twenty_thousand_requests(capsys: pytest.CaptureFixture[str]):
+    seed = int(os.environ.get("FUZZ_SEED", "4"))
+    with running(environment=ENVIRONMENT) as node:
+        run = await fuzzed(node, seed, requests=20_000, warm_up=5_000)
+    with capsys.disabled():
+        print(f"\n  seed {seed}: {summary(run)}", end=" ")
+    assert run.storm.kinds.keys() == {made.kind for made in (case(1, n) for n in range(20_000))}, "all kinds"
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(7200)
+async def test_a_million_requests():
+    seed = int(os.environ.get("FUZZ_SEED", secrets.randbelow(10**9)))
+    print(f"\nFUZZ_SEED={seed}")
+    with running(environment=ENVIRONMENT) as node:
+        run = await fuzzed(node, seed, requests=1_000_000, warm_up=50_000)
+    print(summary(run))
+    command = f"FUZZ_SEED={seed} make prove T=tests/fuzz"
+    by_kind: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for (kind, status), times in run.storm.counts.items():
+        by_kind[kind][status] += times
+    rows: list[Sequence[object]] = [
+        [
+            kind,
+            f"{run.storm.kinds[kind]:,}",
+            ", ".join(f"{s or 'none'}: {n:,}" for s, n in sorted(told.items())),
+        ]
+        for kind, told in sorted(by_kind.items())
+    ]
+    found("fuzz", "Requests and answers", command, ("kind", "requests", "answers"), rows)
+    held: list[Sequence[object]] = [
+        [
+            "memory, MiB",
+            f"{run.warm.memory / MIB:.0f}",
+            f"{run.peak / MIB:.0f}",
+            f"{run.end.memory / MIB:.0f}",
+        ],
+        ["sockets", run.warm.sockets, "", run.end.sockets],
+        ["open files", run.warm.files, "", run.end.files],
+    ]
+    found("fuzz", "What the node held", command, ("", "after 50,000", "most", "at the end"), held)
+
+
+def summary(run: Fuzzed) -> str:
+    storm = run.storm
+    asked = sum(canary.asked for canary in storm.canaries)
+    memory = f"{run.warm.memory / MIB:.0f}, at most {run.peak / MIB:.0f}, then {run.end.memory / MIB:.0f} MiB"
+    return f"{storm.requests:,} requests and {asked:,} of canaries in {run.seconds:.0f} s; {memory}"
