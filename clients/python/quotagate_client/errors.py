@@ -63,7 +63,10 @@ class NotUnderstood(QuotagateError):
 
 
 class BatchCutShort(QuotagateError):
-    """A batch larger than one call: the first ``decided`` asks were decided, the others were not."""
+    """A batch larger than one call: ``decided`` has the answers to its first asks.
+
+    The cause says what became of the call that failed; what comes after it was not sent.
+    """
 
     def __init__(self, decided: Sequence[Decision], cause: QuotagateError) -> None:
         super().__init__(f"after {len(decided)} decisions: {cause}")
