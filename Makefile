@@ -19,7 +19,8 @@ run: .venv/.service ## start everything on 127.0.0.1:8080, with an embedded stor
 
 .PHONY: demo
 demo: .venv/.service ## see it at work: nginx before a site, traffic, quotas, an outage; 40 s, live
-	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || $(MAKE) --silent .tools/debian/.done
+	@command -v nginx >/dev/null || test -x /usr/sbin/nginx -o -x .tools/debian/bin/nginx || \
+		tests/tools.sh nginx || echo "going on without nginx" >&2
 	@exec $(BIN)/python -m examples.demo
 
 ##@ Work on it

@@ -14,7 +14,7 @@ Way = Literal["pass", "cut", "slow", "swallow"]
 CUT_AFTER: Final = 20
 """Bytes of a reply that still arrive, so that the cut is in its middle."""
 
-SLOW_S: Final = 0.2
+SLOW_S: Final = 0.12
 """What a reply is late by: several budgets, and less than the time after which a call has failed."""
 
 
@@ -40,8 +40,9 @@ class Relay:
         self.way: Way = "pass"
         self.connections = 0
         self.listening = threading.Event()
+        self.store = store
+        """Where new connections lead."""
         self._socket = socket
-        self._store = store
         self._serving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -67,7 +68,7 @@ class Relay:
         self.connections += 1
         async with _closing(writer):
             with contextlib.suppress(OSError):  # the store is not there, or one of them went away
-                from_store, to_store = await asyncio.open_unix_connection(str(self._store))
+                from_store, to_store = await asyncio.open_unix_connection(str(self.store))
                 async with _closing(to_store):
                     ends = (self._pass_on(reader, to_store), self._pass_back(from_store, writer))
                     await _first(*map(asyncio.ensure_future, ends))

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Unpacks the Debian programs that the tests need into .tools/debian: nothing is installed, no system service
-# is started, and root is not needed. `tests.tools.need` finds them there.
+# is started, and root is not needed. `tests.tools.need` finds them there. With arguments: those packages alone.
 set -eu
 
-packages="redis-server libfaketime nginx caddy prometheus openssl chromium fonts-dejavu-core"
+packages="${*:-redis-server libfaketime nginx caddy prometheus openssl chromium fonts-dejavu-core}"
 
 cd "$(dirname "$0")/.."
 home="$PWD/.tools/debian"
@@ -40,4 +40,4 @@ done
 cat >"$home/fonts.conf" <<FONTS
 <fontconfig><dir>$home/root/usr/share/fonts</dir><dir>/usr/share/fonts</dir><cachedir>$home/fonts</cachedir></fontconfig>
 FONTS
-touch "$home/.done"
+[ $# -gt 0 ] || touch "$home/.done"

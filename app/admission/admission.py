@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Protocol
+from typing import Final, Protocol
+
+import structlog
 
 from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
@@ -16,6 +18,8 @@ from app.domain.decision import Decision, Verdict
 from app.domain.ladder import Quotas, Rules
 from app.domain.quota import Quota
 from app.store.port import Answer, Plan, Store
+
+log: Final = structlog.get_logger("quotagate.store")
 
 
 class Snapshot(Protocol):
@@ -84,8 +88,12 @@ class Admission:
         decisions = []
         for ask, its, plan in zip(asks, found, plans, strict=True):
             answer = None if plan is None else next(arrived, None)
-            if failure is not None and answer is None and its:
-                self._metrics.fell_back(failure.reason)
+            missed = failure if answer is None else answer.error
+            if answer is not None and answer.error is not None:
+                log.warning("an ask was not decided by the store", why=str(answer.error))
+                answer = None
+            if missed is not None and its:
+                self._metrics.fell_back(missed.reason)
                 decision, verdicts = without_store(ask, its)
             else:
                 decision, verdicts = decided(ask, plan, answer, sequential=self._sequential)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Final, Protocol
+from asyncio import sleep
+from collections.abc import Awaitable, Sequence
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
+from app.admission.ending import end
 from app.store.port import Answer, Fault, Plan, Store, StoreError
+
+T = TypeVar("T")
 
 EXAMINE_EVERY_S: Final = 5.0
 """How often a store that is well is examined, so that what is wrong is known before an ask meets it."""
+
+SETTLED_S: Final = 1.0
+"""A store that was well for so long is well: the next failure is a new one, and looked at at once."""
 
 PAUSES_S: Final = (0.05, 0.1, 0.25)
 """How long to wait before each examination that follows a failed one; the last pause is repeated.
@@ -64,8 +71,7 @@ class Circuit:
     async def stop(self) -> None:
         """Look after the store no more."""
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await end(self._watching)
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         """Decide plans in one call to the store.
@@ -75,15 +81,11 @@ class Circuit:
         """
         if self.error is not None:
             raise self.error
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = asyncio.get_running_loop().time()
         try:
-            return await self._store.decide(plans)
-        except StoreError as error:
-            self._opens(error)
-            raise
+            return await self._called(self._store.decide(plans))
         finally:
-            self._counted.called(len(plans), loop.time() - began)
+            self._counted.called(len(plans), asyncio.get_running_loop().time() - began)
 
     async def forget(self, keys: Sequence[bytes]) -> None:
         """Remove the buckets of these keys, all of them or none.
@@ -93,33 +95,47 @@ class Circuit:
         """
         if self.error is not None:
             raise self.error
+        await self._called(self._store.forget(keys))
+
+    async def _called(self, call: Awaitable[T]) -> T:
+        """The answer to a call, whose failure, of whatever kind, opens the circuit."""
         try:
-            await self._store.forget(keys)
-        except StoreError as error:
-            self._opens(error)
-            raise
+            return await call
+        except Exception as error:
+            failed = _failure(error)
+            self._opens(failed)
+            raise failed from error
 
     async def _watch(self) -> None:
-        failures = 0
+        clock, row, closed_at = asyncio.get_running_loop().time, 0, 0.0
         while True:
-            failures = 0 if self.error is None else failures + 1
-            await self._pause(PAUSES_S[min(failures, len(PAUSES_S)) - 1] if failures else EXAMINE_EVERY_S)
-            await self._examine()
+            if self.error is None:
+                failed = await self._pause(EXAMINE_EVERY_S)
+                # A store that passes examinations and fails calls is not examined without a pause.
+                row = row + 1 if failed and clock() - closed_at < SETTLED_S else 0
+            else:
+                row += 1
+            if row:
+                await sleep(PAUSES_S[min(row, len(PAUSES_S)) - 1])
+            if await self._examine():
+                closed_at = clock()
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait so long, or until a call fails."""
+    async def _pause(self, seconds: float) -> bool:
+        """Wait so long, or until a call fails: whether one did."""
         self._failed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._failed.wait()
+        return self._failed.is_set()
 
-    async def _examine(self) -> None:
+    async def _examine(self) -> bool:
         try:
             faults = await self._store.examine()
-        except StoreError as error:
-            self._opens(error)
-        else:
-            self._closes(faults)
+        except Exception as error:  # noqa: BLE001  whatever it is, the next examination comes
+            self._opens(_failure(error))
+            return False
+        self._closes(faults)
+        return True
 
     def _opens(self, error: StoreError) -> None:
         if self.error is None:
@@ -139,3 +155,11 @@ class Circuit:
                 log.warning("the store is not as it should be", fault=fault.name, why=fault.detail)
         self.error, self.faults = None, faults
         self._counted.store_is(away=False, faults=[fault.name for fault in faults])
+
+
+def _failure(error: Exception) -> StoreError:
+    """What went wrong, as a failure of the store; what nobody foresaw is logged whole."""
+    if isinstance(error, StoreError):
+        return error
+    log.error("the store failed in a way that nobody foresaw", exc_info=error)
+    return StoreError("unexpected", repr(error))

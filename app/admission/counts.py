@@ -76,7 +76,7 @@ class Counts(Struct):
     """Everything one process has counted.
 
     Attributes:
-        examined_at: when it examined its store last, by the host's monotonic clock.
+        written_at: when it left its counts last, by the host's monotonic clock.
         stores_away: 1 while its circuit is open; of several processes, how many have it open.
         store_faults: what was wrong with the store's set-up then.
         catalogs_away: 1 while it does not reach its catalog; of several processes, how many do not.
@@ -100,7 +100,7 @@ class Counts(Struct):
     fills: Gauges = field(default_factory=dict)
     accepted: Gauges = field(default_factory=dict)
     held: Gauges = field(default_factory=dict)
-    examined_at: float = 0.0
+    written_at: float = 0.0
     stores_away: int = 0
     store_faults: set[str] = field(default_factory=set)
     catalogs_away: int = 0

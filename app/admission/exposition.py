@@ -50,9 +50,7 @@ class Exposition(Collector):
         yield _gauge(
             "catalog_away", "API processes that decide by the last snapshot.", "", {(): c.catalogs_away}
         )
-        yield _counter(
-            "access_failures", "Requests refused for want of access.", "reason", c.access_failures
-        )
+        yield _counter("access_failures", "Requests refused for want of access.", "reason", c.access_failures)
         yield _counter("clock_corrections", "Clocks behind a bucket's newest time.", "", {(): c.corrections})
         yield _histogram("decision_seconds", "Time an ask waited for its decision.", c.decision_seconds)
         yield _histogram("store_seconds", "Time of a call to the store.", c.store_seconds)

@@ -7,8 +7,9 @@ from typing import Final
 
 from app.admission.plan import Match
 from app.domain.ask import Ask
-from app.domain.decision import Decision, Verdict, combine
+from app.domain.decision import Decision, Outcome, Verdict, combine
 from app.domain.ladder import Applied
+from app.domain.quota import MAX_THROTTLE_MS
 from app.domain.usage import enforcement_of, usage_of
 
 THROTTLE_MS: Final = 1_000
@@ -18,7 +19,8 @@ THROTTLE_MS: Final = 1_000
 def without_store(ask: Ask, matches: Sequence[Match]) -> tuple[Decision, tuple[Verdict, ...]]:
     """Decide without counters: admit, unless a quota says throttle, or is 0. Nothing is charged.
 
-    Modes record and refund never refuse: the work is done, or was never to be.
+    Mode record never refuses, as the work is done: where another ask would be refused, it is delayed.
+    A refund is admitted.
     """
     verdicts = tuple(_verdict(ask, match.applied) for match in matches)
     outcome, throttle_ms, limited_by = combine(verdicts)
@@ -29,10 +31,14 @@ def without_store(ask: Ask, matches: Sequence[Match]) -> tuple[Decision, tuple[V
 def _verdict(ask: Ask, found: Applied) -> Verdict:
     quota = found.quota
     named = (quota.key, found.entity, found.bucket, quota.limit, enforcement_of(ask, quota), quota.shadow)
-    if ask.mode in ("record", "refund"):
+    if ask.mode == "refund":
         return Verdict(*named, "admit", 0)
     if quota.limit == 0 and usage_of(ask, quota) > 0:
+        if ask.mode == "record":
+            longest = quota.window_ms if quota.algorithm == "producer_ids" else quota.longest_delay_ms
+            return Verdict(*named, "delay", min(longest, MAX_THROTTLE_MS))
         return Verdict(*named, "reject", 0, reason="too_large", largest=0.0)
     if quota.on_store_failure == "throttle":
-        return Verdict(*named, "throttle", THROTTLE_MS, reason="store_failure")
+        refused: Outcome = "delay" if ask.mode == "record" else "throttle"
+        return Verdict(*named, refused, THROTTLE_MS, reason="store_failure")
     return Verdict(*named, "admit", 0)

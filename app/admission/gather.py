@@ -7,11 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from app.admission.ending import end
 from app.store.port import Answer, Plan, StoreError
 
 MAX_ASKS: Final = 100
 MAX_IDS: Final = 200
 """What one script call takes at most, so that no caller holds the store for long; a larger ask goes alone."""
+
+CLOSE_WITHIN_S: Final = 1.0
 
 GRACE_TURNS: Final = 8
 """Turns of the event loop for a reply that has arrived to be read; on an idle loop they take microseconds."""
@@ -76,9 +79,10 @@ class Gatherer:
         return group.answers, await group.done
 
     async def close(self) -> None:
-        """Wait for what is under way."""
-        if self._calling is not None:
-            await self._calling
+        """Wait for what is under way, but not for ever."""
+        if (calling := self._calling) is not None:
+            await asyncio.wait({calling}, timeout=CLOSE_WITHIN_S)
+            await end(calling)
 
     def _arm(self, group: Group, loop: asyncio.AbstractEventLoop) -> None:
         if group.timer is not None:

@@ -31,8 +31,8 @@ HALF_LIFE_S: Final = 30.0
 """Activity, and the weight of old throttle times in their mean, halve this often."""
 QUIET_S: Final = 120.0
 """What nothing touched for so long is gone, and so is a mean without a throttle time for so long."""
-STANDING_S: Final = 15.0
-"""A process that has not examined its store for so long is gone: how the store was says nothing any more."""
+STANDING_S: Final = 5.0
+"""A process that has not left its counts for so long is gone: what was away from it says nothing any more."""
 WRITE_EVERY_S: Final = 1.0
 
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
@@ -150,7 +150,6 @@ class Metrics:
     def store_is(self, *, away: bool, faults: Sequence[str]) -> None:
         """Take down how the store is now."""
         counts = self._counts
-        counts.examined_at = self._clock()
         counts.stores_away, counts.store_faults = int(away), set(faults)
 
     def corrected(self) -> None:
@@ -168,6 +167,7 @@ class Metrics:
         """Leave the counts for the other processes."""
         if self._file is not None:
             self._counts.catalogs_away = int(self._catalog_away())
+            self._counts.written_at = self._clock()
             fresh = self._file.with_suffix(".new")
             fresh.write_bytes(msgpack.encode(self._counts))
             fresh.replace(self._file)
@@ -199,7 +199,7 @@ class Metrics:
             with contextlib.suppress(OSError, MsgspecError):
                 if file != self._file:
                     its = msgpack.decode(file.read_bytes(), type=Counts)
-                    if its.examined_at < now - STANDING_S:
+                    if its.written_at < now - STANDING_S:
                         its.stores_away, its.store_faults, its.catalogs_away = 0, set(), 0
                     total.add(its)
         quiet = now - QUIET_S

@@ -10,7 +10,7 @@ from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
 from app.domain.quota import CONNECTION_CREATION_RATE, Quota
 from app.store.keys import retry_key
-from app.store.port import Answer, Charge, Plan, Said
+from app.store.port import Answer, Charge, Plan, Said, StoreError
 
 _CALL: Final = struct.Struct("<BBd")
 _ASK: Final = struct.Struct("<BBdH")
@@ -46,6 +46,8 @@ def decode_answer(packed: bytes) -> Answer:
     """An answer of the script."""
     if packed[0] == 0:
         return Answer(_decode_said(packed[1:]))
+    if packed[0] == 2:
+        return Answer((), error=StoreError("response", packed[1:].decode(errors="replace")))
     (length,) = _CONTEXT.unpack_from(packed, 1)
     context = packed[3 : 3 + length]
     return Answer(_decode_said(packed[3 + length :]), kept=context)

@@ -88,10 +88,16 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the store answers to one plan; ``kept`` is the context of the ask it was kept for."""
+    """What the store answers to one plan.
+
+    Attributes:
+        kept: the context of the ask that the answer was kept for.
+        error: why there is none for this ask, while the store is well: a bucket that it cannot read.
+    """
 
     said: tuple[Said, ...]
     kept: bytes | None = None
+    error: StoreError | None = None
 
 
 class Fault(NamedTuple):

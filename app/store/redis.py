@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -30,6 +31,10 @@ from app.store.script import SCRIPT
 
 OLDEST: Final = (7, 0)
 """The oldest Redis that will do; Valkey 7.2 and later say that they are Redis 7.2."""
+
+CONNECT_WITHIN_S: Final = 0.5
+EXAMINE_WITHIN_S: Final = 0.5
+"""For each of an examination's three commands, whatever a call may take: a return is noticed soon."""
 
 WRITE: Final = "redis.call('SET', KEYS[1], '', 'PX', 1000) redis.call('DEL', KEYS[1])"
 """Proves that a script may write, and leaves nothing."""
@@ -65,7 +70,7 @@ class RedisStore:
         caller_clock: decide by the asks' ``at_ms`` instead of the store's time.
         sequential: sum delays as KIP-124 does.
         max_ids: the most ids remembered for one principal.
-        timeout_s: how long a call, and a connection, may take.
+        timeout_s: how long a call may take.
         script: another text in place of the script, for the tests that plant faults in it.
     """
 
@@ -79,18 +84,9 @@ class RedisStore:
         timeout_s: float = 5.0,
         script: str = SCRIPT,
     ) -> None:
-        # no retries of redis-py's own: a decision has a budget, and the next call connects anew
-        self._client: Redis = Redis.from_pool(  # which closes the pool with the client
-            BlockingConnectionPool.from_url(
-                url,
-                max_connections=4,
-                timeout=timeout_s,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                retry=Retry(NoBackoff(), 0),
-                client_name="quotagate",
-            )
-        )
+        self._client = _client(url, timeout_s)
+        self._examiner = _client(url, EXAMINE_WITHIN_S)
+        """Connections of its own, so that it neither waits for calls nor judges by an old connection."""
         self._script = script
         self._sha1 = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
         self._call = encode_call(caller_clock=caller_clock, sequential=sequential, max_ids=max_ids)
@@ -104,7 +100,7 @@ class RedisStore:
             StoreError: no answer, or an error for one; a late call may still be counted.
         """
         keys, arguments = encode_plans(plans)
-        reply = await self._evaluate(keys, [self._call, *arguments])
+        reply = await self._evaluate(keys, [self._call, *arguments], self._client)
         self.now_ms = int(reply[0])
         return [decode_answer(packed) for packed in reply[1:]]
 
@@ -115,7 +111,7 @@ class RedisStore:
             StoreError: no answer, or an error for one; a late call may still remove them.
         """
         if keys:
-            await self._run("DEL", *keys)
+            await self._run(("DEL", *keys), self._client)
 
     async def examine(self) -> tuple[Fault, ...]:
         """Prove that the store decides and takes writes; what is not as it should be all the same.
@@ -124,40 +120,62 @@ class RedisStore:
             StoreError: it does not, or is a cluster, whose slots an ask may span.
         """
         faults = await self._faults()
-        await self._evaluate([], [self._call])
-        await self._run("EVAL", WRITE, 1, PROBE_KEY)
+        await self._evaluate([], [self._call], self._examiner)
+        await self._run(("EVAL", WRITE, 1, PROBE_KEY), self._examiner)
         return faults
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+        await self._examiner.aclose()
 
     async def _faults(self) -> tuple[Fault, ...]:
         try:
-            server: dict[str, Any] = await self._client.info("everything")
+            server: dict[str, Any] = await self._examiner.info("everything")
         except NoPermissionError:
             return (Fault("unchecked", "it does not allow INFO, so its version and settings are not known"),)
         except (RedisError, OSError) as error:
+            await _forget_connections(self._examiner)
             raise failure(error) from error
         if server.get("cluster_enabled"):
             raise StoreError("cluster", "a cluster of stores is not supported; give a single primary")
         return tuple(_faults(server))
 
-    async def _evaluate(self, keys: list[bytes], arguments: list[bytes]) -> list[bytes]:
+    async def _evaluate(self, keys: list[bytes], arguments: list[bytes], client: Redis) -> list[bytes]:
         try:
-            return await self._run("EVALSHA", self._sha1, len(keys), *keys, *arguments)
+            return await self._run(("EVALSHA", self._sha1, len(keys), *keys, *arguments), client)
         except NoScriptError:
             # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
-            return await self._run("EVAL", self._script, len(keys), *keys, *arguments)
+            return await self._run(("EVAL", self._script, len(keys), *keys, *arguments), client)
 
-    async def _run(self, *command: str | bytes | int) -> list[bytes]:
-        run = cast("Callable[..., Awaitable[list[bytes]]]", self._client.execute_command)
+    async def _run(self, command: Sequence[str | bytes | int], client: Redis) -> list[bytes]:
+        run = cast("Callable[..., Awaitable[list[bytes]]]", client.execute_command)
         try:
             return await run(*command)
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:
+            await _forget_connections(client)
             raise failure(error) from error
+
+
+def _client(url: str, timeout_s: float) -> Redis:
+    """A client that tries nothing again: decisions have a budget, and the next call connects anew."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=4,
+        timeout=timeout_s,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=min(timeout_s, CONNECT_WITHIN_S),
+        retry=Retry(NoBackoff(), 0),
+        client_name="quotagate",
+    )
+    return Redis.from_pool(pool)  # which closes the pool with the client
+
+
+async def _forget_connections(client: Redis) -> None:
+    """Connect anew next time: after a failover the address may lead elsewhere than its connections do."""
+    await client.connection_pool.disconnect(inuse_connections=False)
 
 
 def failure(error: Exception) -> StoreError:
@@ -176,9 +194,12 @@ def failure(error: Exception) -> StoreError:
 
 def _faults(server: Mapping[str, Any]) -> Iterator[Fault]:
     """What INFO says that is not as it should be."""
-    version = str(server.get("redis_version", "0.0"))
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        yield Fault("version", f"Redis {version} is older than {'.'.join(map(str, OLDEST))}")
+    version = str(server.get("redis_version", ""))
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
+        yield Fault(
+            "version", f"Redis {version or '?'} is not known to be {'.'.join(map(str, OLDEST))} or later"
+        )
     policy = server.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield Fault("maxmemory_policy", f"{policy} evicts buckets, which are then forgotten; set noeviction")

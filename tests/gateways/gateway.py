@@ -212,7 +212,7 @@ def configure(kind: Kind, folder: Path, *changes: Mapping[str, str]) -> None:
 def certificates(folder: Path) -> None:
     """An authority, a gateway's certificate and two people's, made by the example's own script."""
     path = f"{need('openssl').parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["sh", EXAMPLES / "envoy" / "certificates.sh", folder]
+    command = ["sh", str(EXAMPLES / "envoy" / "certificates.sh"), str(folder)]
     subprocess.run(command, env={**os.environ, "PATH": path}, check=True, capture_output=True)
 
 

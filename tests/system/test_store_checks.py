@@ -26,6 +26,11 @@ def exposed(node: Service, name: str) -> str:
     return "".join(line.removeprefix(name) for line in lines if line.startswith(name))
 
 
+def decides(node: Service) -> bool:
+    """Whether answers come from the store, a stalled machine apart."""
+    return eventually(lambda: node.ask(principal="a", usage={"requests": 1})["source"] == "store")
+
+
 @pytest.mark.parametrize("kind", stores.KINDS)
 def test_a_store_that_evicts_is_named_until_it_is_mended(kind):
     with (
@@ -37,7 +42,7 @@ def test_a_store_that_evicts_is_named_until_it_is_mended(kind):
         assert exposed(node, "quotagate_store_faults") == '{fault="maxmemory_policy"} 1.0'
         assert "allkeys-lru evicts buckets" in node.said()
         node.put("user=a", request_rate=10)
-        assert node.ask(principal="a", usage={"requests": 1})["applied"] == 1  # it decides all the same
+        assert decides(node)
         store.config_set("maxmemory-policy", "noeviction")
         eventually(lambda: store_of(node) == "ok")
         assert not exposed(node, "quotagate_store_faults")
@@ -49,7 +54,7 @@ def test_a_store_that_allows_no_info_decides_and_is_named():
         with running(store_url=f"unix://node:secret@{server.socket}") as node:
             assert store_of(node) == "unchecked"
             node.put("user=a", request_rate=10)
-            assert node.ask(principal="a", usage={"requests": 1})["source"] == "store"
+            assert decides(node)
 
 
 @pytest.mark.parametrize("taken", ["-eval -evalsha", "-@write"])
@@ -63,7 +68,7 @@ def test_a_store_that_allows_no_scripts_or_no_writes_is_away(taken):
             assert node.ask(principal="a", usage={"requests": 1})["source"] == "fallback"
             store.execute_command("ACL", "SETUSER", "node", "+@all")
             eventually(lambda: store_of(node) == "ok")
-            assert node.ask(principal="a", usage={"requests": 1})["source"] == "store"
+            assert decides(node)
 
 
 def test_a_wrong_password_is_named():

@@ -20,6 +20,7 @@ class Store:
 
     def __init__(self) -> None:
         self.error: StoreError | None = None
+        self.surprise: Exception | None = None
         self.faults: tuple[Fault, ...] = ()
         self.calls = 0
         self.forgotten: list[bytes] = []
@@ -27,8 +28,7 @@ class Store:
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         self.calls += 1
-        if self.error is not None:
-            raise self.error
+        self._fail()
         return [Answer(()) for _ in plans]
 
     async def forget(self, keys: Sequence[bytes]) -> None:
@@ -38,9 +38,12 @@ class Store:
 
     async def examine(self) -> tuple[Fault, ...]:
         self.examined.put_nowait(None)
-        if self.error is not None:
-            raise self.error
+        self._fail()
         return self.faults
+
+    def _fail(self) -> None:
+        if failed := self.surprise or self.error:
+            raise failed
 
     async def close(self) -> None: ...
 
@@ -87,11 +90,16 @@ async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
     watched = Watched()
     pause = watched.circuit._pause
 
-    async def remembered(seconds: float) -> None:
+    async def remembered(seconds: float) -> bool:
         watched.pauses.append(seconds)
-        await pause(3600 if seconds == circuit.EXAMINE_EVERY_S else 0)
+        return await pause(3600)
+
+    async def slept(seconds: float) -> None:
+        watched.pauses.append(seconds)
+        await asyncio.sleep(0)
 
     monkeypatch.setattr(watched.circuit, "_pause", remembered)
+    monkeypatch.setattr(circuit, "sleep", slept)
     await watched.circuit.start()
     await watched.until_examined()
     yield watched
@@ -151,11 +159,38 @@ async def test_it_looks_at_once_and_then_with_growing_pauses(watched: Watched):
     watched.store.error = None
     while watched.away():
         await watched.until_examined()
-    well, *away = watched.pauses[: watched.pauses.index(circuit.EXAMINE_EVERY_S, 1)]
+    well, *away = watched.pauses
     assert well == circuit.EXAMINE_EVERY_S
+    if away[-1] == circuit.EXAMINE_EVERY_S:
+        away.pop()
     assert away[:3] == list(circuit.PAUSES_S)
     assert set(away[3:]) == {circuit.PAUSES_S[-1]}
     assert len(away) >= 6
+
+
+async def test_a_store_that_fails_its_calls_and_passes_its_examinations_is_damped(watched: Watched):
+    for _ in range(4):
+        watched.store.error = StoreError("response")
+        with pytest.raises(StoreError):
+            await watched.circuit.decide([PLAN])
+        watched.store.error = None
+        while watched.away():
+            await watched.until_examined()
+    paused = [pause for pause in watched.pauses if pause != circuit.EXAMINE_EVERY_S]
+    assert paused == [*circuit.PAUSES_S, circuit.PAUSES_S[-1]][: len(paused)]
+    assert len(paused) >= 3
+
+
+async def test_what_nobody_foresaw_is_a_failure_too(watched: Watched):
+    watched.store.surprise = ZeroDivisionError()
+    with pytest.raises(StoreError, match="ZeroDivisionError"):
+        await watched.circuit.decide([PLAN])
+    await watched.until_examined()
+    assert watched.away()
+    watched.store.surprise = None
+    while watched.away():
+        await watched.until_examined()
+    assert set(watched.counted.reasons) == {"unexpected"}
 
 
 async def test_the_reason_is_the_newest_one(watched: Watched):

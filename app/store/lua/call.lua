@@ -10,7 +10,7 @@ ARGV[n]  an ask:     <B B d>   mode, quotas, at_ms (of the caller's clock; else 
          a, b, c     sampled rate: samples, sample_ms, -; token bucket: burst, -, -; ids: window, interval, ttl (ms)
 Returns  { now in ms, answer, answer, ... }; an answer is "\0" and <B B B d d d d d d> for each quota: outcome,
          reason, clock correction + 4 x live layers, throttle_ms, observed, remaining, largest, remembered ids, fill;
-         or "\1" and a kept one: <I2> length of its context, context, quotas as above.
+         or "\1" and a kept one: <I2> length of its context, context, quotas as above; or "\2" and why there is none.
 State    one string a bucket, drawn at the head of each algorithm's file; every key has a TTL.
 ]]
 

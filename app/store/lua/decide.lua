@@ -129,6 +129,23 @@ local function decide(ask)
   return '\0' .. answer
 end
 
+-- An answer, or why there is none. A bucket of another type and a fault of this script are one ask's own
+-- trouble. What else the store refuses (a write for want of memory, say) it refuses to all: the call fails.
+local function guarded(ask)
+  local first = next_key
+  local fine, answer = pcall(decide, ask)
+  if fine then return answer end
+  local why = type(answer) == 'table' and answer.err or tostring(answer)
+  if not (string.find(why, '^WRONGTYPE') or string.find(why, '^user_script')) then return nil, why end
+  local _, quotas, _, context = unpack_(ASK, ask)
+  next_key = first + quotas + (context > 0 and 1 or 0)
+  return '\2' .. why
+end
+
 local answers = { string.format('%.0f', caller_clock and 0 or store_time) }
-for i = 2, #ARGV do answers[i] = decide(ARGV[i]) end
+for i = 2, #ARGV do
+  local answer, refused = guarded(ARGV[i])
+  if refused then return redis.error_reply(refused) end
+  answers[i] = answer
+end
 return answers
