@@ -21,6 +21,7 @@ def service() -> Iterator[Service]:
         yield node
 
 
+@pytest.mark.timeout(1200)  # thousands of requests, one after the other
 def test_schemathesis_finds_nothing(service: Service):
     ended = subprocess.run(
         [

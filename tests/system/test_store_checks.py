@@ -28,7 +28,7 @@ def exposed(node: Service, name: str) -> str:
 
 def decides(node: Service) -> bool:
     """Whether answers come from the store, a stalled machine apart."""
-    return eventually(lambda: node.ask(principal="a", usage={"requests": 1})["source"] == "store")
+    return bool(eventually(lambda: node.ask(principal="a", usage={"requests": 1})["source"] == "store"))
 
 
 @pytest.mark.parametrize("kind", stores.KINDS)
