@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ MAX_HEAD: Final = 65_536
 """Bytes of a target and header fields together."""
 
 NOT_HTTP: Final = Problem(400, "This is no request of HTTP/1.1.")
+TOO_SLOW: Final = Problem(408, "The request did not come to its end in time.")
 TOO_LARGE: Final = Problem(431, f"The head is larger than {MAX_HEAD:,} bytes.")
 
 _BODY_FIELDS: Final = (b"content-length", b"transfer-encoding")
@@ -28,6 +30,7 @@ class Protocol(PeerProtocol):
     - Trailers are no headers.
     - What is no HTTP, and a head without bounds, is answered with a problem, after the answers to what was
       asked before it.
+    - Who connects and says nothing, or begins a question and does not end it, is not waited for without end.
     - Who ends his side after a question still gets the answer; who leaves altogether is written to no more,
       whichever of his questions is being answered.
     """
@@ -38,21 +41,38 @@ class Protocol(PeerProtocol):
         self._answering: RequestResponseCycle | None = None
         self._last_word: bytes | None = None  # once it is known, nothing is read any more
         self._begun = 0
+        self._is_amid_a_request = False
         self._in_head = True
         self._head_size = 0
         self._head_is_made_up = False
 
     # What the connection tells
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a question, as long as for the next one later."""
+        super().connection_made(transport)
+        self._wait()
+
     def data_received(self, data: bytes) -> None:
         """Read on."""
-        if self._last_word is not None:
+        if self._is_ending():
             return
-        self._unset_keepalive_if_required()
+        awaited = self._begun if self._is_amid_a_request else 0
+        if not awaited:
+            self._unset_keepalive_if_required()
         try:
             self._read(data)
         except httptools.HttpParserError:
             self._end(TOO_LARGE if self._head_size > MAX_HEAD else NOT_HTTP)
+        if self._is_ending():
+            return
+        if self._is_amid_a_request:
+            if self._begun != awaited:
+                self._wait()
+        elif self._is_idle():  # what came was answered before it ended
+            self._wait()
+        else:
+            self._unset_keepalive_if_required()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Stay open while there is something to answer; over TLS no connection is closed by halves."""
@@ -65,9 +85,18 @@ class Protocol(PeerProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Answer nothing more."""
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
         self.pipeline.clear()
         if self._answering is not None:
             _give_up(self._answering)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Wait no longer."""
+        answered = not self._in_head and self._newest is not None and self._newest.response_complete
+        if self._is_amid_a_request and not answered:
+            self._end(TOO_SLOW)
+        else:
+            super().timeout_keep_alive_handler()
 
     # What the parser tells
 
@@ -75,6 +104,7 @@ class Protocol(PeerProtocol):
         """Begin a request."""
         if not self._head_is_made_up:
             super().on_message_begin()
+            self._is_amid_a_request = True
             self._begun += 1
             self._in_head = True
             self._head_size = 0
@@ -103,18 +133,27 @@ class Protocol(PeerProtocol):
         """End a request; the parser believes that one with an upgrade has no body."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
+            self._is_amid_a_request = False
 
     # Answers
 
     def on_response_complete(self) -> None:
         """Go on to the next question, or say the last word."""
         super().on_response_complete()
-        if self._last_word is not None and self._is_idle():
+        if self._is_amid_a_request:
+            self._wait()
+        if self._is_ending() and self._is_idle():
             self._close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _wait(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def _read(self, data: bytes | memoryview) -> None:
         while data:
@@ -144,6 +183,7 @@ class Protocol(PeerProtocol):
 
     def _end(self, problem: Problem) -> None:
         """Answer what was asked, then with a problem, and no more."""
+        self._unset_keepalive_if_required()
         self._forget_what_is_not_whole()
         self._last_word = self._answer(problem)
         if self._is_idle():
@@ -167,6 +207,10 @@ class Protocol(PeerProtocol):
             _give_up(newest)
             if self.pipeline and self.pipeline[0][0] is newest:
                 self.pipeline.popleft()
+
+    def _is_ending(self) -> bool:
+        """Whether the last word is known."""
+        return self._last_word is not None
 
     def _is_idle(self) -> bool:
         """Whether nothing is left to answer."""

@@ -55,9 +55,11 @@ class Caller:
 @asynccontextmanager
 async def calling(node: Node) -> AsyncIterator[Caller]:
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
-    async with asyncio.timeout(30):
-        yield Caller(reader, writer)
-    writer.close()
+    try:
+        async with asyncio.timeout(30):
+            yield Caller(reader, writer)
+    finally:
+        writer.close()
 
 
 @pytest.fixture
@@ -204,6 +206,56 @@ async def test_many_small_heads_together_are_not_a_large_one(caller: Caller):
     head = message("GET", "/health/live", ["X: " + "a" * 1_000])
     caller.send(head * 500)
     await caller.hears(*[200] * 500)
+
+
+# Callers that take their time
+
+
+@pytest.fixture
+def hasty(node: Node) -> Node:
+    """A node that does not wait long."""
+    node.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
+    return node
+
+
+async def test_who_says_nothing_is_let_go(hasty: Node):
+    async with calling(hasty) as caller:
+        await caller.hears_no_more()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"P", ASK[:30], ASK[:-1], message("POST", ONE, ["Expect: 100-continue"], length="9")]
+)
+async def test_who_does_not_end_his_question_is_told_so(hasty: Node, sent: bytes):
+    async with calling(hasty) as caller:
+        caller.send(ASK, sent)
+        await caller.hears(200, 408)
+        await caller.hears_no_more()
+    assert len(hasty.admission.asked) == 1
+
+
+async def test_who_goes_on_with_a_body_that_was_refused_is_told_nothing_more(hasty: Node):
+    async with calling(hasty) as caller:
+        caller.send(message("POST", ONE, length=f"{2**21}"))
+        await caller.hears(413)
+        caller.send(b" " * 2**20)
+        await caller.hears_no_more()
+    async with calling(hasty) as caller:
+        caller.send(message("POST", ONE, length=f"{2**21}"))
+        await caller.hears(413)
+        caller.send(b" " * 2**21, ASK)
+        await caller.hears(200)
+        await caller.hears_no_more()
+
+
+async def test_the_answer_may_take_longer_than_the_question(hasty: Node):
+    hasty.admission.held = asyncio.Event()
+    async with calling(hasty) as caller, calling(hasty) as other:
+        caller.send(ASK)
+        await eventually(lambda: hasty.server.server_state.tasks)
+        await other.hears_no_more()  # it was connected later, and has been let go by now
+        hasty.admission.held.set()
+        await caller.hears(200)
 
 
 # Callers that leave
