@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final
 
@@ -12,6 +13,7 @@ from tests.fuzz.bodies import (
     POOL,
     QUOTAS,
     TOO_LARGE,
+    Json,
     a_name,
     batch_of,
     flipped,
@@ -310,6 +312,81 @@ def warped_quotas(chance: Random, _: int) -> Request:
         headers.append(b"X-Reason: " + chance.choice((b"\xff", b"launch", "ü".encode(), b"\t", b"x" * 5_000)))
     sent = message(method, f"/v1/quotas/{chance.choice(ENTITIES)}", headers, text)
     return Request("warped quotas", sent, Expected(method, changes=True))
+
+
+def bent_lists(chance: Random, _: int) -> Request:
+    """Administration that is asked in a query, of which nobody knows whether it will be understood."""
+    path = chance.choice(
+        ("/v1/quotas", "/v1/quotas:effective", "/v1/quotas:history", "/v1/buckets", "/v1/keys")
+    )
+    query = "".join(chance.choice(_LISTED) for _ in range(chance.choice((0, 1, 3, 5, 20))))
+    return Request("bent lists", message("GET", f"{path}?{query}", [ADMIN]), Expected("GET"))
+
+
+_LISTED: Final = (
+    *(
+        "match=",
+        "match=user",
+        "match=user=*",
+        "match=user=fuzz-1",
+        "match=client-id",
+        "match=ip=",
+        "strict=true",
+    ),
+    *("limit=", "limit=1", "limit=1000", "limit=1001", "cursor=", "entity=user=fuzz-1", "entity=", "bucket="),
+    *(
+        "bucket=user=fuzz-1",
+        "quota=request_rate",
+        "principal=fuzz-1",
+        "client_id=",
+        "ip=10.0.0.7",
+        "broker=1",
+    ),
+    *(
+        "&",
+        "&",
+        "&",
+        "&",
+        "&",
+        "&",
+        "&",
+        "=",
+        "%",
+        "%00",
+        "%ff",
+        "%2A",
+        "*",
+        ",",
+        ";",
+        "x",
+        "0",
+        "-1",
+        "1e9",
+        "9" * 30,
+    ),
+)
+
+
+def warped_administration(chance: Random, _: int) -> Request:
+    """Administration that is asked in a body, of which nobody knows whether it will be understood."""
+    path = chance.choice(list(_POSTED))
+    text = written(chance, warped(chance, chance.choice(_POSTED[path])))
+    if chance.random() < 0.2:
+        text = flipped(chance, text)
+    return Request("warped administration", post(path, text, ADMIN, JSON), Expected("POST", changes=True))
+
+
+_POSTED: Final[Mapping[str, Sequence[Json]]] = {
+    "/v1/quotas:alter": [
+        {"alterations": [{"entity": entity, "quotas": dict(quotas)}], "validate_only": only}
+        for entity, quotas, only in zip(ENTITIES, (*QUOTAS, *PATCHES), [True, False] * 5, strict=False)
+    ],
+    "/v1/buckets:reset": [{"bucket": ENTITIES[0]}, {"bucket": ENTITIES[1], "quota": "request_rate"}],
+    "/v1/keys": [
+        {"name": f"fuzz-{n}", "scopes": ["decide", "read"], "bound_to": ["user=fuzz-*"], "expires_ms": 2**42}
+        for n in range(5)
+    ],
+}
 
 
 def quotas_without_a_key(chance: Random, _: int) -> Request:

@@ -62,6 +62,8 @@ _MIX: Final[Mapping[Maker, float]] = {
     framed.administration: 1,
     framed.spoiled_quotas: 1.5,
     framed.warped_quotas: 1,
+    framed.bent_lists: 1.5,
+    framed.warped_administration: 1,
     framed.quotas_without_a_key: 1.5,
     framed.other_paths: 3,
     framed.many_headers: 0.5,

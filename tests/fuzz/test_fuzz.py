@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -56,7 +56,10 @@ class Footprint:
     @classmethod
     def of(cls, pid: int) -> Footprint:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-        held = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        held = []
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since it was listed
+                held.append(str(entry.readlink()))
         return cls(
             pages * os.sysconf("SC_PAGE_SIZE"), sum(at.startswith("socket:") for at in held), len(held)
         )
