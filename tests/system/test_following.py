@@ -118,12 +118,12 @@ def test_a_node_that_missed_polls_follows(nodes: list[Service]):
         other.put("user=alice", request_rate=2)
         other.put("user=bob", request_rate=3)
         assert other.http.delete("/v1/quotas/user=bob").status_code == 204
-        for node in nodes[:3]:
+        for node in nodes[1:3]:  # whose polls brought the change, and were missed by the one that is held
             eventually(lambda node=node: limit_at(node) == 2)  # type: ignore[misc]
-        time.sleep(1)  # four polls that it misses
     finally:
         os.kill(held.pid, signal.SIGCONT)
     began = time.monotonic()
     eventually(lambda: limit_at(held) == 2)
-    print(f"a node that was held for a second decides by the change {time.monotonic() - began:.2f} s later")
-    assert held.ask(principal="bob", usage={"requests": 1})["applied"] == 0
+    print(f"a node that was held decides by the change {time.monotonic() - began:.2f} s later")
+    bob = held.ask(principal="bob", usage={"requests": 1}, detail=True)
+    assert "user=bob" not in [quota["entity"] for quota in bob["quotas"]]
