@@ -42,8 +42,11 @@ class Protocol(PeerProtocol):
         self._last_word: bytes | None = None  # once it is known, nothing is read any more
         self._begun = 0
         self._is_amid_a_request = False
+        self._fields: list[tuple[bytes, bytes]] = []
         self._in_head = True
+        self._arriving = 0
         self._head_size = 0
+        self._head_size_at_most = 0
         self._head_is_made_up = False
 
     # What the connection tells
@@ -107,27 +110,22 @@ class Protocol(PeerProtocol):
             self._is_amid_a_request = True
             self._begun += 1
             self._in_head = True
-            self._head_size = 0
-
-    def on_url(self, url: bytes) -> None:
-        """Take a part of the target."""
-        if not self._head_is_made_up:
-            super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of the head; one that comes after the body does not say who asks."""
-        if self._in_head and not self._head_is_made_up:
-            super().on_header(name, value)
+            self._head_size = self._head_size_at_most = 0
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
         if not self._head_is_made_up:
-            self._head_size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if self._head_size > MAX_HEAD:
-                raise ValueError("the head is too large")  # which ends the parsing
+            if self._head_size_at_most + self._arriving > MAX_HEAD:
+                self._head_size = len(self.url) + sum(
+                    len(name) + len(value) + 4 for name, value in self.headers
+                )
+                if self._head_size > MAX_HEAD:
+                    raise ValueError("the head is too large")  # which ends the parsing
             self._in_head = False
             super().on_headers_complete()
             self._newest = self.cycle
+            self._fields = self.headers
+            self.headers = []  # for trailers, which are no headers
 
     def on_message_complete(self) -> None:
         """End a request; the parser believes that one with an upgrade has no body."""
@@ -158,14 +156,17 @@ class Protocol(PeerProtocol):
     def _read(self, data: bytes | memoryview) -> None:
         while data:
             begun = self._begun
+            self._arriving = len(data)
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 data = memoryview(data)[upgrade.args[0] :]
                 self._decline_upgrade()
                 continue
-            if self._in_head and self._begun == begun:  # all of it lies within one head
-                self._head_size += len(data)
+            if self._in_head:
+                self._head_size_at_most += len(data)
+                if self._begun == begun:  # all of it lies within one head
+                    self._head_size += len(data)
                 if self._head_size > MAX_HEAD:
                     self._end(TOO_LARGE)
             return
@@ -174,7 +175,7 @@ class Protocol(PeerProtocol):
         """Parse what follows as the body that was announced, by a parser that knows of no upgrade."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        fields = [name + b": " + value for name, value in self.headers if name in _BODY_FIELDS]
+        fields = [name + b": " + value for name, value in self._fields if name in _BODY_FIELDS]
         self._head_is_made_up = True
         try:
             self.parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *fields, b"", b""]))
