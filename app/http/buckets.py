@@ -48,7 +48,7 @@ def router(buckets: Buckets, access: Access, now_ms: Callable[[], int] | None) -
         query = Query.of(request.scope, *FIELDS, *(["at_ms"] if now_ms else []))
         if not query.texts("bucket"):
             query.wrong("bucket", MISSING)
-        bucket, quota = query.one("bucket", buckets.named), query.one("quota", _key)
+        bucket, quota = query.one("bucket", buckets.named), query.one("quota", _key, blank=True)
         at_ms = query.integer("at_ms", 0, MAX_EXACT) if now_ms else None
         query.check()
         assert bucket is not None
@@ -63,6 +63,7 @@ def router(buckets: Buckets, access: Access, now_ms: Callable[[], int] | None) -
     async def reset_bucket(request: Request) -> Response:
         access.require(request.scope, "write")
         bucket, quota = _wanted(await read_json(request, JSON), buckets)
+        Query.of(request.scope).check()
         async with _refusals():
             emptied = await buckets.empty(bucket, quota)
         log.info("a bucket was reset", bucket=str(bucket), quotas=emptied, who=access.who(request.scope))

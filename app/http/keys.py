@@ -60,10 +60,9 @@ def router(keys: Keys, access: Access) -> APIRouter:
     @routes.post(PATH, **schema.CREATE)
     async def create_key(request: Request) -> Response:
         access.require(request.scope, "admin")
-        now_ms = _now_ms()
-        wanted = wanted_of(await read_json(request, JSON), now_ms)
+        wanted = wanted_of(await read_json(request, JSON))
         async with _refusals():
-            key, secret = await keys.create(*wanted, now_ms)
+            key, secret = await keys.create(*wanted, _now_ms())
         log.info("key created", key=key.name, scopes=key.scopes, who=access.who(request.scope))
         return _json(_shown(key) | {"key": secret}, 201)
 
@@ -98,7 +97,7 @@ class _OneOfThree(APIRoute):
         await super().handle(scope, receive, send)
 
 
-def wanted_of(body: Any, now_ms: int) -> Wanted:
+def wanted_of(body: Any) -> Wanted:
     """The key that a body asks for.
 
     Raises:
@@ -111,7 +110,7 @@ def wanted_of(body: Any, now_ms: int) -> Wanted:
         _name(body.get("name"), errors),
         _scopes(body.get("scopes"), errors),
         _bound_to(body.get("bound_to"), errors),
-        _expires_ms(body.get("expires_ms"), now_ms, errors),
+        _expires_ms(body.get("expires_ms"), errors),
     )
     if wanted.bound_to and not BINDABLE.issuperset(wanted.scopes):
         allowed = " and ".join(scope for scope in PERMISSIONS if scope in BINDABLE)
@@ -163,13 +162,14 @@ def _bound_to(entities: object, errors: list[FieldError]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _expires_ms(expires_ms: object, now_ms: int, errors: list[FieldError]) -> int | None:
+def _expires_ms(expires_ms: object, errors: list[FieldError]) -> int | None:
+    """An instant; a key whose instant is over is expired from the beginning."""
     if expires_ms is None:
         return None
     if not isinstance(expires_ms, int) or isinstance(expires_ms, bool):
         errors.append(FieldError("/expires_ms", "must be an instant in milliseconds, an integer"))
-    elif not now_ms < expires_ms <= MAX_EXACT:
-        errors.append(FieldError("/expires_ms", "must be in the future, and at most 2^53 - 1"))
+    elif not 0 <= expires_ms <= MAX_EXACT:
+        errors.append(FieldError("/expires_ms", "must be from 0 to 2^53 - 1"))
     else:
         return expires_ms
     return None

@@ -62,7 +62,10 @@ def _wanted(scopes: list[str], bound_to: Schema) -> Schema:
                 "uniqueItems": True,
             },
             "bound_to": bound_to,
-            "expires_ms": {**_MAYBE_INSTANT, "description": "An instant in the future; null is never."},
+            "expires_ms": {
+                **_MAYBE_INSTANT,
+                "description": "An instant, the end of the key; null is never.",
+            },
         },
         "type": "object",
         "additionalProperties": False,

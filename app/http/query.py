@@ -39,15 +39,17 @@ class Query:
         """Every value of a parameter that may stand several times."""
         return [text for known, text in self._sent if known == name]
 
-    def one(self, name: str, read: Callable[[str], T]) -> T | None:
+    def one(self, name: str, read: Callable[[str], T], *, blank: bool = False) -> T | None:
         """The value of a parameter that may stand once; None without it, or if it is wrong.
 
-        ``read`` raises ``ValueError`` with what would be right.
+        Args:
+            read: raises ``ValueError`` with what would be right.
+            blank: an empty value is as absent, as some clients write a None.
         """
         texts = self.texts(name)
         if len(texts) > 1:
             self.wrong(name, "stands twice")
-        elif texts:
+        elif texts and (texts[0] or not blank):
             try:
                 return read(texts[0])
             except ValueError as error:
@@ -101,7 +103,8 @@ def _parameters(query: bytes, known: Collection[str]) -> tuple[list[tuple[str, s
         if name in known:
             found.append((name, value))
         else:
-            errors.append(FieldError(pointer(name), f"is unknown: use {', '.join(known)}"))
+            use = f": use {', '.join(known)}" if known else ", as every parameter here"
+            errors.append(FieldError(pointer(name), f"is unknown{use}"))
     return found, errors
 
 

@@ -20,6 +20,7 @@ from app.http import quotas_alter, quotas_effective, quotas_list
 from app.http import quotas_schema as schema
 from app.http.access import Access
 from app.http.problems import FieldError, Problem, unprocessable
+from app.http.query import Query
 from app.http.quotas_wire import absent, conditions_of, document_of, etag, origin_of, refusals, stale
 from app.http.strict import JSON, MERGE_PATCH, read_json
 
@@ -105,6 +106,7 @@ def _entity(scope: Scope) -> Entity:
     A client that escapes a whole path segment, as generated ones do, escapes the ``=`` too: such a segment
     is the escaped spelling.
     """
+    Query.of(scope).check()
     raw = scope["raw_path"].decode("utf-8", "surrogateescape")
     segments = raw.split("/", 3)
     if len(segments) < 4 or "/" in segments[3]:

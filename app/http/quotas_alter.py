@@ -20,6 +20,7 @@ from app.domain.quota_value import Definition, ValueErrors, pointer, replace
 from app.http import quotas_lists_schema as schema
 from app.http.access import Access
 from app.http.problems import FieldError, unprocessable
+from app.http.query import Query
 from app.http.quotas_lists_schema import MAX_ALTERED, MAX_APPLIED
 from app.http.quotas_wire import conditions_of, origin_of, refusals
 from app.http.strict import JSON, read_json
@@ -52,6 +53,7 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
     async def alter_quotas(request: Request) -> Response:
         access.require(request.scope, "write")
         sent, validate_only = _structure(await read_json(request, JSON), MAX_ALTERED)
+        Query.of(request.scope).check()
         alterations = await _read(sent, catalog.defaults)
         await change(request, [each for each in alterations if not each.errors], keep=not validate_only)
         return _answer({"results": [_result(each) for each in alterations]})
@@ -60,6 +62,7 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
     async def apply_quotas(request: Request) -> Response:
         access.require(request.scope, "write")
         sent, validate_only = _structure(await read_json(request, JSON), MAX_APPLIED)
+        Query.of(request.scope).check()
         alterations = await _read(sent, catalog.defaults)
         if errors := [error for each in alterations for error in each.errors]:
             raise unprocessable(*errors)

@@ -47,9 +47,9 @@ def _ask(query: Query) -> Ask:
         producer_ids=(),
         principal=query.one("principal", _name),
         client_id=query.one("client_id", lambda text: _name(text) if text else text),
-        ip=query.one("ip", read_address),
-        broker=query.one("broker", _name),
-        listener=query.one("listener", _name),
+        ip=query.one("ip", read_address, blank=True),
+        broker=query.one("broker", _name, blank=True),
+        listener=query.one("listener", _name, blank=True),
         at_ms=query.integer("at_ms", 0, MAX_EXACT),
     )
 

@@ -34,7 +34,7 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
         query = Query.of(request.scope, "match", "strict", "limit", "cursor")
         wanted = _filter(query)
         limit = query.integer("limit", 1, MAX_LIMIT) or LIMIT
-        after = query.one("cursor", _entity_at)
+        after = query.one("cursor", _entity_at, blank=True)
         query.check()
         async with refusals():
             page = await catalog.page(wanted, after, limit)
@@ -54,9 +54,9 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
     async def quotas_history(request: Request) -> Response:
         access.require(request.scope, "read")
         query = Query.of(request.scope, "entity", "limit", "cursor")
-        entity = query.one("entity", Entity.parse)
+        entity = query.one("entity", Entity.parse, blank=True)
         limit = query.integer("limit", 1, MAX_LIMIT) or LIMIT
-        before = query.one("cursor", _change_at)
+        before = query.one("cursor", _change_at, blank=True)
         query.check()
         async with refusals():
             found = await catalog.history(entity, before, limit + 1)

@@ -131,15 +131,14 @@ def apply(
 ) -> None:
     """Make the catalog what a file says: all of it, or nothing.
 
-    Shows the plan and asks. Refuses if the catalog has changed since the plan.
+    Shows the plan, and asks at a terminal. Refuses if the catalog has changed since the plan.
 
     \b
     Examples:
       quotagate quotas apply -f quotas.yaml
       quotagate quotas apply -f quotas.yaml --yes --if-match 17 --reason launch
     """
-    if not yes and (not sys.stdin.isatty() or str(file) == "-"):
-        raise typer.BadParameter("there is nobody to ask here: say --yes")
+    asks = not yes and sys.stdin.isatty() and str(file) != "-"
     wanted = _read(file)
     with connected(url, key, config) as node:
         found = _plan(node, wanted, only_named=only_named)
@@ -153,7 +152,7 @@ def apply(
         if not found.changes:
             show.document({"version": found.version, "changes": []}, output)
             return
-        if not yes:
+        if asks:
             typer.confirm(
                 f"Apply {_count(len(found.changes), 'change', 'changes')} to {node.url}?",
                 abort=True,
