@@ -20,6 +20,8 @@ OPEN_PATHS = {"/health/live", "/health/ready"}
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
 HARDLY_REFILLED = {"algorithm": "token_bucket", "limit": 0.001, "burst": 1_000, "enforcement": "deny"}
 ASK = {"principal": "alice", "usage": {"requests": 1}}
+ASKS = {"/v1/decisions": ASK, "/v1/decisions:batch": {"asks": [ASK]}}
+"""What decides whether a key with the scope account may ask stands in the body."""
 
 
 Calling = Callable[..., "Caller"]
@@ -122,7 +124,7 @@ def test_a_key_with_another_scope_is_403_and_with_the_right_one_passes(
     callers = {scope: calling(closed, created(closed, f"only-{scope}", scope)) for scope in PERMISSIONS}
     for method, path, scopes in operations:
         for scope, caller in callers.items():
-            status = caller.status(method, path, {})
+            status = caller.status(method, path, ASKS.get(path, {}))
             if scope in scopes or scope == "admin" or not scopes:
                 assert status not in (401, 403), f"{method} {path} with the scope {scope}: {status}"
             else:
@@ -133,10 +135,9 @@ def test_a_bound_key_is_403_everywhere_but_for_its_own_entities(
     closed: Service, operations: list[tuple[str, str, set[str]]], calling: Calling
 ):
     caller = calling(closed, created(closed, "bound", "decide", "account", bound_to=["user=acme"]))
-    asks = {"/v1/decisions": ASK, "/v1/decisions:batch": {"asks": [ASK]}}
     for method, path, scopes in operations:
         if scopes:
-            assert caller.status(method, path, asks.get(path, {})) == 403, f"{method} {path}"
+            assert caller.status(method, path, ASKS.get(path, {})) == 403, f"{method} {path}"
     assert caller.status("POST", "/v1/decisions", {**ASK, "principal": "acme"}) == 200
 
 
@@ -181,8 +182,10 @@ def test_record_and_refund_need_the_scope_account(closed: Service, calling: Call
         refused = plain.decision("/v1/decisions", ASK | more)
         assert refused.status_code == 403, more
         assert 'scope="account"' in refused.headers["www-authenticate"]
-    both = calling(closed, created(closed, "both", "decide", "account"))
-    assert both.status("POST", "/v1/decisions", ASK | {"mode": "record"}) == 200
+    for name, scopes in {"both": ["decide", "account"], "alone": ["account"]}.items():
+        accounting = calling(closed, created(closed, name, *scopes))
+        assert accounting.status("POST", "/v1/decisions", ASK | {"mode": "record"}) == 200
+        assert accounting.status("POST", "/v1/decisions", ASK) == (200 if name == "both" else 403)
 
 
 def test_a_wrong_key_is_refused_where_none_is_needed_and_slowed_and_a_valid_one_beside_it_is_not(
