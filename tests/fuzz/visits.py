@@ -22,7 +22,7 @@ from tests.fuzz.cases import (
 )
 from tests.fuzz.messages import CHECK, ONE, chunked, in_pieces, message, oddly_dressed
 
-# Visits: what is no HTTP, or not quite
+# What is no HTTP, or not quite
 
 
 def random_bytes(chance: Random, _: int) -> Visit:
@@ -281,7 +281,7 @@ def line_ends(chance: Random, number: int) -> Visit:
     return Visit("line ends", (text.replace(old, new, chance.choice((1, -1))),))
 
 
-# Visits: connections
+# Connections
 
 
 def half_closed(chance: Random, number: int) -> Visit:
