@@ -204,6 +204,9 @@ async def test_a_million_requests():
         ["sockets", run.warm.sockets, "", run.end.sockets],
         ["open files", run.warm.files, "", run.end.files],
     ]
+    asked = sum(canary.asked for canary in run.storm.canaries)
+    sent = [[f"{run.storm.requests:,}", f"{asked:,}", f"{run.seconds:.0f}", len(run.storm.faults)]]
+    found("fuzz", "The run", command, ("requests", "of canaries besides", "seconds", "faults"), sent)
     found("fuzz", "What the node held", command, ("", "after 50,000", "most", "at the end"), held)
 
 
