@@ -48,7 +48,7 @@ def router(buckets: Buckets, access: Access, now_ms: Callable[[], int] | None) -
         query = Query.of(request.scope, *FIELDS, *(["at_ms"] if now_ms else []))
         if not query.texts("bucket"):
             query.wrong("bucket", MISSING)
-        bucket, quota = query.one("bucket", buckets.named), query.one("quota", _key, blank=True)
+        bucket, quota = query.one("bucket", buckets.named), query.one("quota", _key)
         at_ms = query.integer("at_ms", 0, MAX_EXACT) if now_ms else None
         query.check()
         assert bucket is not None

@@ -220,7 +220,7 @@ _NEXT: Final = {
     "name": "cursor",
     "in": "query",
     "description": "The next_cursor of the page before. It stays good while quotas change.",
-    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"},
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]*$"},
 }
 _MATCH: Final = {
     "name": "match",
@@ -280,7 +280,7 @@ HISTORY: Final[dict[str, Any]] = {
                 "name": "entity",
                 "in": "query",
                 "description": "Spelled as in a path, and then encoded as part of a query.",
-                "schema": {"type": "string", "pattern": ENTITY_PATTERN},
+                "schema": {"type": "string", "pattern": f"^$|{ENTITY_PATTERN}"},
                 "example": "user=alice",
             },
             _LIMIT,
@@ -374,13 +374,19 @@ _EFFECTIVE: Final = {
         }
     ]
 }
+# Empty is as absent, but for the principal, whom nobody is, and the client, who may have no name.
 _WHO: Final = {
     "principal": ("Who asks.", Name, "alice"),
     "client_id": ("As which client; one may be named by nothing at all.", ClientName, "etl"),
     "ip": ("From which address.", Address, "10.0.0.7"),
-    "broker": ("At which broker.", Name, "1"),
-    "listener": ("On which of its listeners.", Name, "EXTERNAL"),
+    "broker": ("At which broker.", ClientName, "1"),
+    "listener": ("On which of its listeners.", ClientName, "EXTERNAL"),
 }
+
+
+def _or_blank(schema: Schema) -> Schema:
+    """A schema of alternatives with nothing as one more."""
+    return schema | {"anyOf": [*schema["anyOf"], {"maxLength": 0}]} if "anyOf" in schema else schema
 
 
 def effective(*, timed: bool) -> dict[str, Any]:
@@ -390,7 +396,7 @@ def effective(*, timed: bool) -> dict[str, Any]:
             "name": name,
             "in": "query",
             "description": said,
-            "schema": msgspec.json.schema(type_),
+            "schema": _or_blank(msgspec.json.schema(type_)),
             "examples": {"one": {"value": example}},
         }
         for name, (said, type_, example) in _WHO.items()

@@ -182,7 +182,8 @@ def test_a_replica_dies_amid_its_work(both):
             one.result()
     counts = Counter(answers)
     assert counts.keys() <= {200, 502, "cut off"}
-    assert counts.total() - counts[200] <= CALLERS
+    # Each caller has one ask with it, and a dying socket may take in one more.
+    assert counts.total() - counts[200] <= 2 * CALLERS
     assert counts[200] <= both.charged("amid") <= counts.total()
     both.revive(0)
 
