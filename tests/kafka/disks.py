@@ -1,0 +1,53 @@
+"""Small disks for the brokers of tests: each a tmpfs of its own, which only root may mount."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+NAME: Final = "quotagate-kafka"
+"""What a disk is called in the table of mounts, with the id of the program it serves after a dash."""
+
+
+@contextmanager
+def mounted(folder: Path, size: int) -> Iterator[Path]:
+    """A disk of so many bytes at `folder`; where there can be none: a skip, or a failure under CI=true."""
+    folder.mkdir()
+    options = f"size={size},mode=755"
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, f"{NAME}-{os.getpid()}", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.splitlines()[0]
+        reason = f"each broker needs a small disk of its own, and only root may mount one: {said}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    try:
+        yield folder
+    finally:
+        _unmount(folder)
+
+
+def clear() -> None:
+    """Take away what tests left mounted that were killed."""
+    table = Path("/proc/mounts")
+    for line in table.read_text(encoding="utf-8").splitlines() if table.exists() else ():
+        name, folder, *_ = line.split()
+        serves = name.removeprefix(f"{NAME}-")
+        if serves != name and not Path(f"/proc/{serves}").exists():
+            _unmount(Path(folder))
+
+
+def _unmount(folder: Path) -> None:
+    """At once for everyone who looks, and for good when the last program that uses it has ended."""
+    subprocess.run(["umount", "--lazy", folder], check=False, capture_output=True)

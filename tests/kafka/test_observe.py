@@ -1,0 +1,207 @@
+"""The Kafka source at a real cluster: true sizes, with and without TLS and login; brokers die and hang."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    NewTopic,
+    ResourcePattern,
+    ResourceType,
+)
+
+from app.domain.volumes import Observation, ObservationFailed, Volume
+from tests.kafka import brokers, tool
+from tests.kafka.brokers import PROTOCOLS, Broker, Cluster
+from workers.volumes.kafka import KafkaSource
+
+WITHIN_S = 20.0
+SHORT_S = 4.0
+"""For polls that a broker makes last until their end."""
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Cluster]:
+    """A cluster whose brokers may be killed and held."""
+    with brokers.running() as started:
+        yield started
+
+
+def source(cluster: Cluster, protocol: str = "PLAINTEXT", **properties: str) -> KafkaSource:
+    given = {**cluster.properties_of(protocol), **properties}
+    return KafkaSource(given.pop("bootstrap_servers"), given)
+
+
+def as_the_machine_has_it(broker: Broker) -> Volume:
+    disk = os.statvfs(broker.log_dir)
+    total, available = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    return Volume(str(broker.number), str(broker.log_dir), total, available)
+
+
+async def observed_at_rest(cluster: Cluster, polled: KafkaSource) -> Observation:
+    """An observation during which no disk changed, with what the machine itself has to say."""
+    give_up = time.monotonic() + 60
+    while True:
+        before = [as_the_machine_has_it(broker) for broker in cluster.brokers.values()]
+        seen = await polled.observe(WITHIN_S)
+        after = [as_the_machine_has_it(broker) for broker in cluster.brokers.values()]
+        if before == after:
+            assert seen.volumes == tuple(after)
+            return seen
+        assert time.monotonic() < give_up, "the disks do not come to rest"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_sizes_are_those_of_the_disks(cluster, protocol):
+    seen = await observed_at_rest(cluster, source(cluster, protocol))
+    assert seen.answered == frozenset({"1", "2"})
+    assert seen.silent == {}
+
+
+async def test_sizes_follow_what_is_written(cluster):
+    """And come without a line for each partition, of which a cluster may have many."""
+    polled = source(cluster)
+    before = await observed_at_rest(cluster, polled)
+    admin = KafkaAdminClient(**cluster.properties)
+    producer = KafkaProducer(**cluster.properties)
+    try:
+        admin.create_topics([NewTopic("written", replica_assignments={0: [2]})])
+        producer.send("written", b"x" * 500_000).get(30)
+        after = await observed_at_rest(cluster, polled)
+        assert _available(after, "2") <= _available(before, "2") - 500_000
+        assert _available(after, "1") > _available(before, "1") - 500_000
+    finally:
+        admin.delete_topics(["written"])
+        producer.close()
+        admin.close()
+
+
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+async def test_a_wrong_password_is_said(cluster, protocol):
+    with pytest.raises(ObservationFailed, match="refuses the login: Authentication failed: Invalid username"):
+        await source(cluster, protocol, sasl_plain_password="wrong").observe(WITHIN_S)
+
+
+async def test_a_login_by_scram_as_strimzi_hands_it_out(cluster):
+    setting = ("--alter", "--add-config", "SCRAM-SHA-512=[password=dave-secret]")
+    entity = ("--entity-type", "users", "--entity-name", "dave")
+    tool.run("kafka.admin.ConfigCommand", "--bootstrap-server", cluster.bootstrap, *setting, *entity)
+    given = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_jaas_config": f'{brokers.SCRAM} required username="dave" password="dave-secret";',
+        "ssl_cafile": str(cluster.authority.ca),
+    }
+    seen = await KafkaSource(cluster.bootstrap_of("SASL_SSL"), given).observe(WITHIN_S)
+    assert seen.answered == frozenset({"1", "2"})
+
+
+async def test_a_certificate_of_somebody_else_is_refused(cluster):
+    given = cluster.properties_of("SSL")
+    del given["ssl_cafile"]
+    with pytest.raises(ObservationFailed, match="certificate verify failed"):
+        await KafkaSource(given.pop("bootstrap_servers"), given).observe(WITHIN_S)
+
+
+async def test_plain_text_to_a_tls_listener_fails_within_the_bound(cluster):
+    began = time.monotonic()
+    with pytest.raises(ObservationFailed):
+        await KafkaSource(cluster.bootstrap_of("SSL"), {}).observe(SHORT_S)
+    assert time.monotonic() - began <= SHORT_S
+
+
+async def test_a_login_without_the_right_is_told_which_it_lacks():
+    """A broker that refuses answers with no log directory at all, beside the error."""
+    guarded = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",  # who the brokers are to each other here
+    }
+    with brokers.running(1, properties=guarded) as one:
+        polled = source(one, "SASL_PLAINTEXT")
+        seen = await polled.observe(WITHIN_S)
+        assert (seen.volumes, seen.answered) == ((), frozenset())
+        lacks = "answers CLUSTER_AUTHORIZATION_FAILED (31): the login needs Describe on the cluster"
+        assert seen.silent == {"1": lacks}
+
+        cluster = ResourcePattern(ResourceType.CLUSTER, "kafka-cluster")
+        admin = KafkaAdminClient(**one.properties)
+        admin.create_acls([ACL("User:alice", "*", ACLOperation.DESCRIBE, ACLPermissionType.ALLOW, cluster)])
+        admin.close()
+        give_up = time.monotonic() + 30
+        while seen.silent:  # until the broker has heard of it
+            assert time.monotonic() < give_up, seen
+            seen = await polled.observe(WITHIN_S)
+        assert seen.volumes == (as_the_machine_has_it(one.brokers[1]),)
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SASL_SSL"])
+async def test_a_hung_broker_is_silent_and_the_poll_ends_in_time(own, protocol):
+    """The kernel takes its connections all the same, so nothing is refused."""
+    polled = source(own, protocol)
+    own.brokers[2].hold()
+    try:
+        for _ in range(2):
+            began = time.monotonic()
+            seen = await polled.observe(SHORT_S)
+            assert time.monotonic() - began <= SHORT_S
+            assert seen.volumes == (as_the_machine_has_it(own.brokers[1]),)
+            assert seen.answered == frozenset({"1"})
+            assert "no answer within" in seen.silent["2"]
+    finally:
+        own.brokers[2].go_on()
+    assert (await _until_all_answer(polled)).silent == {}
+
+
+async def test_a_killed_broker_is_silent_until_the_cluster_forgets_it(own):
+    polled = source(own)
+    own.brokers[2].kill()
+    began = time.monotonic()
+    seen = await polled.observe(SHORT_S)
+    assert time.monotonic() - began <= SHORT_S
+    assert seen.volumes == (as_the_machine_has_it(own.brokers[1]),)
+    assert seen.silent == {"2": "no connection: Connection refused"}
+    while seen.silent:
+        assert time.monotonic() - began < 60
+        seen = await polled.observe(SHORT_S)
+    assert seen.answered == frozenset({"1"})
+    own.brokers[2].start()
+    assert (await _until_all_answer(polled)).silent == {}
+
+
+async def test_all_brokers_hung_fail_the_observation_in_time(own):
+    for broker in own.brokers.values():
+        broker.hold()
+    try:
+        began = time.monotonic()
+        with pytest.raises(ObservationFailed, match=r"no answer within 2\.0 s; .* no answer within 2\.0 s"):
+            await source(own).observe(SHORT_S)
+        assert time.monotonic() - began <= SHORT_S
+    finally:
+        for broker in own.brokers.values():
+            broker.go_on()
+    await _until_all_answer(source(own))
+
+
+async def _until_all_answer(polled: KafkaSource) -> Observation:
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            seen = await polled.observe(WITHIN_S)
+        except ObservationFailed:
+            seen = Observation((), frozenset(), {})
+        if seen.answered == frozenset({"1", "2"}):
+            return seen
+        assert time.monotonic() < give_up, f"{seen}"
+
+
+def _available(seen: Observation, broker: str) -> int:
+    (found,) = [volume.available_bytes for volume in seen.volumes if volume.broker == broker]
+    assert found is not None
+    return found

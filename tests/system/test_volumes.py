@@ -1,0 +1,368 @@
+"""Volumes on real nodes: what a factor does to decisions, how nodes follow it, what it costs the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+import pytest
+import redis
+
+from tests import stores
+from tests.pushing import FULL, MINUTE, WELL, drill, factor, push, pushed, standing, volume
+from tests.service import Service, eventually
+
+EXCLUDED = ("topic-operator", "cruise control")
+FACTOR = {"quota": "throttle_factor", "entity": None, "bucket": None}
+SOON_S = 15.0
+"""A change is followed within a second; this is for a machine that is busy with other tests."""
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Service]:
+    settings = {
+        "QUOTAGATE_VOLUME_FALLBACK_FACTOR": "0.5",
+        "QUOTAGATE_VOLUME_EXCLUDED_PRINCIPALS": ";".join(EXCLUDED),
+    }
+    with pushed(environment=settings) as node:
+        yield node
+
+
+@pytest.fixture
+def now(node: Service) -> int:
+    """A time at which nothing is left of what other tests pushed or began."""
+    node.http.delete("/v1/volumes:drill")
+    at_ms = int(standing(node)["since_ms"]) + 1_000 * MINUTE
+    push(node, WELL, at_ms=at_ms)
+    return at_ms
+
+
+def produced(
+    node: Service, at_ms: int, size: float = 1, principal: str = "alice", **more: Any
+) -> dict[str, Any]:
+    usage = {"produce_bytes": size, **more.pop("usage", {})}
+    return node.ask(principal=principal, usage=usage, at_ms=at_ms, **more)
+
+
+def test_factor_0_throttles_whoever_produces_whether_or_not_he_has_a_quota(node: Service, now: int):
+    node.put("user=limited", producer_byte_rate=1_000_000, request_rate=1_000)
+    push(node, FULL, at_ms=now)
+    held = {
+        "decision": "throttle",
+        "throttle_ms": MINUTE,
+        "charged": False,
+        "applied": 0,
+        "source": "local",
+        "limited_by": FACTOR,
+    }
+    assert produced(node, now) == held
+    assert node.ask(usage={"produce_bytes": 0.5}, at_ms=now) == held
+    limited = produced(node, now, principal="limited", usage={"requests": 1}, detail=True)
+    assert [verdict["quota"] for verdict in limited.pop("quotas")] == ["request_rate", "producer_byte_rate"]
+    assert limited == {**held, "applied": 2}
+    looked = node.ask(principal="limited", usage={"requests": 0}, mode="peek", detail=True, at_ms=now)
+    assert looked["quotas"][0]["observed"] == 0, "nothing was charged"
+
+
+def test_the_wait_is_until_the_next_check_but_a_second_at_least_and_an_interval_when_it_is_overdue(
+    node: Service, now: int
+):
+    push(node, FULL, at_ms=now)
+    waits = {0: MINUTE, 1: 59_999, 58_999: 1_001, 59_000: 1_000, 59_999: 1_000, 60_000: 1_000, 60_001: MINUTE}
+    found = {after: produced(node, now + after)["throttle_ms"] for after in waits}
+    assert found == waits
+
+
+def test_what_a_factor_of_0_does_not_touch(node: Service, now: int):
+    node.put("user=limited", producer_byte_rate=1_000_000)
+    push(node, FULL, at_ms=now)
+    for usage in (
+        {"fetch_bytes": 5},
+        {"requests": 1},
+        {"produce_bytes": 0},
+        {"mutations": 1, "connections": 1},
+    ):
+        assert node.ask(principal="limited", usage=usage, at_ms=now)["decision"] == "admit", usage
+    for principal in EXCLUDED:
+        assert produced(node, now, principal=principal)["decision"] == "admit"
+    recorded = produced(node, now, principal="limited", mode="record")
+    assert (recorded["decision"], recorded["charged"]) == ("admit", True)
+    refunded = produced(node, now, principal="limited", mode="refund")
+    assert (refunded["decision"], refunded["charged"]) == ("admit", True)
+    peeked = produced(node, now, mode="peek")
+    assert (peeked["decision"], peeked["limited_by"]) == ("throttle", FACTOR)
+    assert produced(node, now, enforcement="deny")["limited_by"] == FACTOR
+    assert produced(node, now, cluster_action=True)["limited_by"] == FACTOR
+
+
+def test_a_limit_of_0_rejects_before_the_factor_holds(node: Service, now: int):
+    node.put("user=none", producer_byte_rate=0)
+    node.put("user=idle", request_rate=0)
+    push(node, FULL, at_ms=now)
+    for principal, quota in (("none", "producer_byte_rate"), ("idle", "request_rate")):
+        refused = produced(node, now, principal=principal, usage={"requests": 1})
+        assert refused["decision"] == "reject"
+        assert refused["limited_by"]["quota"] == quota
+        assert (refused["charged"], refused["source"], refused["applied"]) == (False, "local", 1)
+
+
+def test_an_answer_that_was_kept_is_given_again_whatever_holds_now(node: Service, now: int):
+    node.put("user=retrying", producer_byte_rate=1_000_000)
+    before = produced(node, now, principal="retrying", id="attempt-1")
+    assert (before["decision"], before["charged"]) == ("admit", True)
+    push(node, FULL, at_ms=now)
+    assert produced(node, now + 1, principal="retrying", id="attempt-1") == before
+    assert produced(node, now + 1, principal="retrying", id="attempt-2")["limited_by"] == FACTOR
+    push(node, WELL, at_ms=now + 2)
+    assert produced(node, now + 2, principal="retrying", id="attempt-2")["decision"] == "admit"
+
+
+def test_a_batch_is_held_where_it_produces_and_nowhere_else(node: Service, now: int):
+    push(node, FULL, at_ms=now)
+    asks = [
+        {"principal": "alice", "usage": {kind: 1}, "at_ms": now} for kind in ("requests", "produce_bytes")
+    ]
+    assert [said["decision"] for said in node.batch(asks * 2)] == ["admit", "throttle"] * 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "share", "scaled", "sizes"),
+    [
+        (1_000, 0.5, 500, (6_000, 1, 4_000, 77)),
+        (10, 0.01, 1, (20, 5)),  # never below 1 byte per second
+        (1_000_000, 0.123456, 123_456, (2_000_000, 3)),
+    ],
+)
+def test_between_0_and_1_a_limit_is_multiplied(
+    node: Service, now: int, limit: int, share: float, scaled: int, sizes: tuple[int, ...]
+):
+    """A principal that is excluded has the multiplied limit as its own: both are told the same, always."""
+    node.put("user=scaled", producer_byte_rate=limit)
+    node.put("user=topic-operator", producer_byte_rate=scaled)
+    drill(node, share, 100 * MINUTE)
+    delays = []
+    for place, size in enumerate(sizes):
+        at_ms = now + 700 * place
+        ours, control = (
+            produced(node, at_ms, size, principal, detail=True) for principal in ("scaled", "topic-operator")
+        )
+        (verdict,), (wanted,) = ours.pop("quotas"), control.pop("quotas")
+        assert verdict == {**wanted, "entity": "user=scaled", "bucket": "user=scaled"}
+        assert verdict["limit"] == scaled
+        assert (ours["decision"], ours["throttle_ms"]) == (control["decision"], control["throttle_ms"])
+        delays.append(ours["throttle_ms"])
+    assert delays[0] > 0
+    recorded = produced(node, now + 5_000, 0, "scaled", mode="record", detail=True)
+    assert recorded["quotas"][0]["limit"] == limit, "work that is done is measured by the whole limit"
+
+
+def test_a_factor_slows_the_refill_of_a_token_bucket_and_leaves_its_burst(node: Service, now: int):
+    quota = {"limit": 100, "algorithm": "token_bucket", "burst": 500, "enforcement": "deny"}
+    node.put("user=bursting", producer_byte_rate=quota)
+    drill(node, 0.1, 100 * MINUTE)
+    assert produced(node, now, 500, "bursting")["decision"] == "admit"
+    assert produced(node, now, 10, "bursting")["throttle_ms"] == 1_000, "10 bytes at 10 a second"
+    assert produced(node, now, 501, "bursting")["decision"] == "reject"
+
+
+def test_effective_limits_and_headers_tell_of_the_factor(node: Service, now: int):
+    node.put("user=told", producer_byte_rate=1_000, consumer_byte_rate=1_000)
+
+    def limits(principal: str) -> dict[str, float]:
+        found = node.http.get("/v1/quotas:effective", params={"principal": principal, "at_ms": now}).json()
+        return {one["quota"]: one["limit_now"] for one in found["quotas"]}
+
+    def policy() -> tuple[int, str]:
+        query = {"produce_bytes": 1, "at_ms": now}
+        answer = node.http.get("/v1/check", params=query, headers={"X-Quotagate-Principal": "told"})
+        return answer.status_code, answer.headers.get("ratelimit-policy", "")
+
+    assert limits("told") == {"producer_byte_rate": 1_000, "consumer_byte_rate": 1_000}
+    assert policy() == (200, '"producer_byte_rate";q=10000;w=10')
+    drill(node, 0.25, MINUTE)
+    node.put("user=topic-operator", producer_byte_rate=1_000)
+    assert limits("told") == {"producer_byte_rate": 250, "consumer_byte_rate": 1_000}
+    assert limits("topic-operator") == {"producer_byte_rate": 1_000}
+    assert policy() == (200, '"producer_byte_rate";q=2500;w=10')
+    drill(node, 0, MINUTE)
+    assert limits("told") == {"producer_byte_rate": 0, "consumer_byte_rate": 1_000}
+    status, _ = policy()
+    assert status == 429
+
+
+def test_a_drill_holds_beside_the_source_and_ends_by_itself(node: Service, now: int):
+    push(node, FULL, at_ms=now)
+    began = drill(node, 1, 5_000)["drill"]["since_ms"]
+    assert began == now, "the newest time that anybody told"
+    assert produced(node, now + 4_999)["decision"] == "admit", "a drill holds whatever the volumes say"
+    assert produced(node, now + 5_000)["limited_by"] == FACTOR
+
+
+def test_metrics_of_volumes_come_and_go_with_them(node: Service, now: int):
+    def metrics() -> dict[str, float]:
+        lines = node.http.get("/metrics").text.splitlines()
+        told = (line.rpartition(" ") for line in lines if line.startswith("quotagate_"))
+        return {name.removeprefix("quotagate_"): float(value) for name, _, value in told}
+
+    before = metrics()
+    push(node, FULL, volume("2", 500), {**volume("2", None, "/other"), "total_bytes": None}, at_ms=now)
+    found = metrics()
+    assert found["throttle_factor"] == 0
+    assert (found["active_brokers"], found["active_log_dirs"]) == (2, 3)
+    assert found["volume_limit_violations_total"] == before["volume_limit_violations_total"] + 1
+    sizes = {name: size for name, size in found.items() if name.startswith(("volume_avail", "volume_total"))}
+    assert sizes == {
+        'volume_available_bytes{broker="1",dir="/data"}': 5,
+        'volume_total_bytes{broker="1",dir="/data"}': 1_000,
+        'volume_available_bytes{broker="2",dir="/data"}': 500,
+        'volume_total_bytes{broker="2",dir="/data"}': 1_000,
+    }
+    push(node, WELL, at_ms=now + 1)
+    found = metrics()
+    assert (found["throttle_factor"], found["active_brokers"], found["active_log_dirs"]) == (1, 1, 1)
+    assert 'volume_total_bytes{broker="2",dir="/data"}' not in found
+    node.ask(usage={"requests": 1}, at_ms=now + 5 * MINUTE + 2)
+    found = metrics()
+    assert found["throttle_factor"] == 0.5
+    fallbacks = "throttle_factor_fallback_total"
+    assert found[fallbacks] == before[fallbacks] + 1, "counted by whoever looks first"
+
+
+@pytest.mark.parametrize(
+    ("settings", "wait_ms"),
+    [
+        ({"QUOTAGATE_VOLUME_SOURCE": "static"}, MINUTE),
+        ({"QUOTAGATE_VOLUME_CHECK_INTERVAL": "PT0S"}, 1_000),
+        ({"QUOTAGATE_VOLUME_SOURCE": "", "QUOTAGATE_VOLUME_MIN_AVAILABLE_BYTES": ""}, MINUTE),
+    ],
+)
+def test_where_nothing_is_observed_a_drill_alone_makes_a_factor(settings: dict[str, str], wait_ms: int):
+    fallback = {"QUOTAGATE_VOLUME_FALLBACK_FACTOR": "0"}
+    with pushed(environment={**fallback, **settings}) as node:
+        at_ms = 1_000_000
+        assert produced(node, at_ms)["decision"] == "admit"
+        shown = standing(node, at_ms + 1_000 * MINUTE)
+        assert (shown["factor"], shown["valid_until_ms"], shown["next_check_ms"]) == (1, None, None)
+        began = drill(node, 0, 5_000)["drill"]
+        held = [produced(node, at)["throttle_ms"] for at in (began["since_ms"], began["until_ms"] - 1)]
+        assert held == [wait_ms, wait_ms]
+        assert produced(node, began["until_ms"])["decision"] == "admit"
+
+
+def test_ids_that_are_held_are_refreshed_but_not_by_a_look(node: Service, now: int):
+    """Ids stay remembered 12 s without a refresh, and charges count for 9 s; the factor is 0 for a minute."""
+    node.put("user=ids", producer_ids_rate={"limit": 3, "window_ms": 9_000})
+    node.ask(principal="ids", usage={"producer_ids": [1, 2, 3]}, at_ms=now)
+    push(node, FULL, at_ms=now)
+    for after in range(0, 60_001, 2_000):
+        held = produced(node, now + after, principal="ids", usage={"producer_ids": [1, 2]})
+        assert held["limited_by"] == FACTOR
+        looked = produced(node, now + after, principal="ids", usage={"producer_ids": [3]}, mode="peek")
+        assert looked["limited_by"] == FACTOR
+    lifted = now + 60_001
+    push(node, WELL, at_ms=lifted)
+    # Of three new ids each is one too many, once the quota is used up; those that are remembered are free.
+    assert (
+        node.ask(principal="ids", usage={"producer_ids": [11, 12, 13]}, at_ms=lifted)["decision"] == "admit"
+    )
+    seen = {id_: node.ask(principal="ids", usage={"producer_ids": [id_]}, at_ms=lifted) for id_ in (1, 2, 3)}
+    assert {id_: said["decision"] for id_, said in seen.items()} == {1: "admit", 2: "admit", 3: "throttle"}
+
+
+def test_a_held_ask_costs_no_call_and_a_scaled_one_no_more_than_another(node: Service, now: int):
+    node.put("user=counted", producer_byte_rate=1e12)
+
+    times = count(now)  # a drill begins at the newest of them
+
+    def calls(**more: Any) -> int:
+        before = _calls(node)
+        for at_ms in islice(times, 100):
+            produced(node, at_ms, principal="counted", **more)
+        return _calls(node) - before
+
+    plain = calls()
+    assert plain == 100
+    drill(node, 0.5, 100 * MINUTE)
+    assert calls() == plain
+    drill(node, 0, 100 * MINUTE)
+    assert calls() == 0
+    node.put("user=counted", producer_byte_rate=1e12, producer_ids_rate=1_000)
+    assert calls(usage={"producer_ids": []}) == 0, "no id, nothing to refresh"
+    assert calls(usage={"producer_ids": [1]}) <= 100, "one refresh each, beside the answers"
+
+
+def _calls(node: Service) -> int:
+    with redis.Redis.from_url(node.store_url) as client:
+        found: dict[str, Any] = client.info("commandstats")
+    return int(found["cmdstat_evalsha"]["calls"])
+
+
+def test_two_nodes_follow_a_push_and_a_drill_and_fall_back_by_themselves():
+    """By the store's clock, with a validity that ends while one looks."""
+    short = {
+        "QUOTAGATE_VOLUME_CHECK_INTERVAL": "PT4S",
+        "QUOTAGATE_VOLUME_VALIDITY": "PT4S",
+        "QUOTAGATE_VOLUME_FALLBACK_FACTOR": "0.75",
+    }
+    with (
+        stores.running("valkey") as url,
+        pushed(callers=False, environment=short, store_url=url) as one,
+        pushed(callers=False, environment=short, store_url=url, database_url=one.database_url) as other,
+    ):
+        ask = {"principal": "alice", "usage": {"produce_bytes": 1}}
+        assert push(one, FULL)["factor"] == 0.0
+        held = eventually(lambda: _throttled(other.ask(**ask)), within_s=SOON_S)
+        assert held["limited_by"] == FACTOR
+        assert 1_000 <= held["throttle_ms"] <= 4_000
+        push(other, WELL)
+        assert other.ask(**ask)["decision"] == "admit", "who took it decides by it at once"
+        for node in (one, other):
+            eventually(partial(_fell_back, node), within_s=60)
+            metrics = node.http.get("/metrics").text
+            assert "quotagate_throttle_factor 0.75" in metrics
+        drill(one, 0, 600_000)
+        eventually(lambda: _throttled(other.ask(**ask)), within_s=SOON_S)
+        assert other.http.delete("/v1/volumes:drill").status_code == 204
+        eventually(lambda: one.ask(**ask)["decision"] == "admit", within_s=SOON_S)
+        who = one.http.get("/v1/quotas:history?entity=throttle_factor").json()["changes"]
+        assert [bool(change["after"]) for change in who] == [False, True]
+
+
+def test_a_store_that_is_killed_while_the_factor_is_0():
+    with stores.server("valkey") as store, pushed(callers=False, store_url=store.url) as node:
+        node.put("user=alice", producer_byte_rate=1_000_000)
+        push(node, FULL)
+        ask = {"principal": "alice", "usage": {"produce_bytes": 1}}
+        assert node.ask(**ask)["limited_by"] == FACTOR
+        store.kill()
+        for _ in range(20):
+            assert _throttled(node.ask(**ask))["limited_by"] == FACTOR
+        assert factor(node) == 0.0, "what the node holds to"
+        refused = node.http.post("/v1/volumes", json={"volumes": [WELL]})
+        assert refused.status_code == 503
+        assert node.http.post("/v1/volumes:drill", json={"factor": 1, "for_ms": 1}).status_code == 503
+        began, told = reversed(node.http.get("/v1/quotas:history?entity=throttle_factor").json()["changes"])
+        assert (began["before"], told["after"]) == (None, None)
+        assert told["reason"].startswith("the drill did not begin: ")
+        store.start()  # empty: nothing of it was kept
+        store.until_it_answers()
+        assert node.ask(**ask)["limited_by"] == FACTOR
+        eventually(lambda: _recorded(store.url), within_s=SOON_S)
+        assert factor(node) == 0.0, "what it lost is written again by who knows"
+        push(node, WELL)
+        eventually(lambda: node.ask(**ask)["source"] == "store", within_s=SOON_S)
+
+
+def _throttled(said: dict[str, Any]) -> dict[str, Any]:
+    return said if said["decision"] == "throttle" else {}
+
+
+def _fell_back(node: Service) -> bool:
+    return bool(node.http.get("/health/ready").json()["throttle_factor"] == 0.75)
+
+
+def _recorded(url: str) -> bool:
+    with redis.Redis.from_url(url) as client:
+        return any(b"volumes" in key for key in client.scan_iter())

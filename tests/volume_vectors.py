@@ -1,0 +1,71 @@
+"""Strimzi's vectors of volumes, each through a real node that is pushed observations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tests.pushing import MINUTE, factor, push, standing, volume
+from tests.service import Service
+
+Node = Callable[[str, str], Service]
+"""Gives the node that has this validity and this fallback."""
+
+
+def limit(vector: Mapping[str, Any], node: Node) -> None:
+    """E01: a volume at the limit violates."""
+    assert vector["cfg"] == {"min_available_bytes": 100}
+    its = node("PT5M", "0.5")
+    for at, (available, expected) in enumerate(vector["rows"]):
+        now_ms = at * MINUTE
+        seen = push(its, *(volume("1", size, f"/d{n}") for n, size in enumerate(available)), at_ms=now_ms)
+        assert (seen["factor"], factor(its, now_ms)) == (expected, expected), available
+
+
+def validity(vector: Mapping[str, Any], node: Node) -> None:
+    """E06: a factor is valid up to and including the end of its validity."""
+    its = node(vector["cfg"]["validity"], "0.5")
+    began = _later(its)
+    push(its, volume("1", 500), at_ms=began)
+    assert "exactly 5m VALID; 5m+1ns expired" in vector["rows"]
+    ages = [0, 5 * MINUTE - 1, 5 * MINUTE, 5 * MINUTE + 1]
+    assert [factor(its, began + age) for age in ages] == [1.0, 1.0, 1.0, 0.5]
+
+
+def observations(vector: Mapping[str, Any], node: Node) -> None:
+    """E07, but for `here`: what was told of a volume is valid just as long."""
+    assert "up to and including" in vector["here"]
+    its = node(vector["cfg"]["entries_valid_for"], "0.5")
+    for age, expected, entries in [(MINUTE - 1, 0.0, 3), (MINUTE, 0.0, 3), (MINUTE + 1, 1.0, 1)]:
+        began = _later(its)
+        push(its, volume("1", 500), volume("2", 5), volume("3", 500), at_ms=began)
+        after = push(its, volume("1", 500), at_ms=began + age, complete=False)
+        assert (after["factor"], len(after["volumes"])) == (expected, entries), age
+
+
+def timeline(vector: Mapping[str, Any], node: Node) -> None:
+    """E09: the proposal's own timeline; what fails is an observation that does not come."""
+    its = node(vector["cfg"]["validity"], str(vector["cfg"]["fallback"]))
+    began = _later(its)
+    for row, expected in vector["rows"]:
+        told = re.fullmatch(r"(\d)m (ok|fail)", row)
+        assert told
+        now_ms = began + int(told[1]) * MINUTE
+        if told[2] == "ok":
+            push(its, volume("1", 500), at_ms=now_ms)
+        assert factor(its, now_ms) == expected, row
+
+
+VOLUMES: Final[Mapping[str, Callable[[Mapping[str, Any], Node], None]]] = {
+    "E01": limit,
+    "E06": validity,
+    "E07": observations,
+    "E09": timeline,
+}
+"""What to do with each vector, by its id."""
+
+
+def _later(node: Service) -> int:
+    """A time at which nothing is left of what was pushed before."""
+    return int(standing(node)["since_ms"]) + 1_000 * MINUTE
