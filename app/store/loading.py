@@ -1,0 +1,184 @@
+"""Loading assertions into a running store, by a script of its own beside the one that decides."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from app.domain.digest import spread
+from app.domain.ladder import Applied
+from app.domain.loading import Charges, Loaded, WrittenId
+from app.domain.quota import Quota
+from app.domain.sampled_rate import Sample
+from app.domain.token_bucket import Tokens
+from app.store.encoding import ALGORITHMS as NUMBERS
+from app.store.encoding import ORDER_STEP, parameters
+from app.store.keys import ORDER_KEY, PREFIX, bucket_key
+from app.store.redis import failure
+from app.store.script import ALGORITHMS, FOLDER, FORGET, numbers, shares
+
+Items = Sequence[WrittenId] | Sequence[Charges] | Sequence[Sample] | Sequence[Tokens]
+
+MOST_AT_ONCE: Final = 200
+"""Assertions in one call, as ids in one that decides: so that none holds the store for long."""
+
+OUTCOMES: Final = "local ADDED, THERE, OVER, NO_ROOM = 1, 2, 3, 4\n"
+
+_CALL: Final = struct.Struct("<BBd")
+_NOW_AND_DONE: Final = struct.Struct("<dd")
+_BUCKET: Final = struct.Struct("<BBHdddddd")
+_ID: Final = struct.Struct("<32sdd")
+_TWO: Final = struct.Struct("<dd")
+_THREE: Final = struct.Struct("<ddd")
+_LOADED: Final = struct.Struct("<4I")
+
+
+def assemble() -> str:
+    """The script that loads: the algorithms as they decide, each followed by how it loads."""
+    parts = [numbers(), (FOLDER / "call.lua").read_text(), OUTCOMES]
+    for name in ALGORITHMS:
+        decides, loads = ((FOLDER / f"{part}.lua").read_text() for part in (name, f"load_{name}"))
+        before = shares() if name == "producer_ids" else ""
+        parts.append(f"local function make_{name}()\n{before}{decides}{loads}return {name}\nend\n")
+    return "\n".join([*parts, (FOLDER / "load.lua").read_text()])
+
+
+SCRIPT: Final = assemble()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one bucket should hold: items of one kind, those of ids and charges in order of time."""
+
+    applied: Applied
+    items: Items
+
+
+class Loader:
+    """Puts assertions into a store, one bounded call at a time.
+
+    Args:
+        url: the store's.
+        name: of what is loaded; how far it has come is kept under it, beside what was loaded.
+        at_ms: the time by which all is judged, where the callers' clocks decide; else the store's own.
+        max_ids: the most ids remembered for one principal.
+        script: another text in place of the script, for the tests that plant faults in it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        at_ms: int | None = None,
+        max_ids: int = 1_000_000,
+        timeout_s: float = 30.0,
+        script: str = SCRIPT,
+    ) -> None:
+        self._client = Redis.from_url(
+            url, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0), client_name="quotagate-backfill"
+        )
+        self._key = f"{PREFIX}:backfill:{name}".encode()
+        self._script = script
+        self._sha1 = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+        self._call = _CALL.pack(at_ms is not None, 0, max_ids)
+        self.at_ms = at_ms
+
+    async def now_ms(self) -> int:
+        """The time by which is judged.
+
+        Raises:
+            StoreError: no answer, or an error for one.
+        """
+        if self.at_ms is not None:
+            return self.at_ms
+        seconds, micros = await self._run("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def done(self) -> int:
+        """How many assertions an earlier run had done when it was cut short; 0 if none was.
+
+        Raises:
+            StoreError: as for ``now_ms``.
+        """
+        return int(await self._run("GET", self._key) or 0)
+
+    async def next_order(self) -> int:
+        """The next place in the order of what is logged: what the store decides later comes after it.
+
+        Raises:
+            StoreError: as for ``now_ms``.
+        """
+        return int(await self._run("EVAL", FORGET, 1, ORDER_KEY)) * ORDER_STEP  # forgetting nothing
+
+    async def load(self, loads: Sequence[Load], done: int) -> list[Loaded]:
+        """Put what is asserted of some buckets into them, and note how many assertions are done with it.
+
+        Raises:
+            StoreError: as for ``now_ms``; the call may be made again, whatever became of it.
+        """
+        keys = [self._key, *(bucket_key(load.applied) for load in loads)]
+        first = _NOW_AND_DONE.pack(self.at_ms or 0, done)
+        arguments = [self._call, first, *(_encode(load.applied.quota, load.items) for load in loads)]
+        try:
+            reply = await self._run("EVALSHA", self._sha1, len(keys), *keys, *arguments)
+        except NoScriptError:
+            reply = await self._run("EVAL", self._script, len(keys), *keys, *arguments)
+        return [Loaded(*_LOADED.unpack(packed)) for packed in reply[1:]]
+
+    async def finish(self) -> None:
+        """Forget how far it came: all is loaded.
+
+        Raises:
+            StoreError: as for ``now_ms``.
+        """
+        await self._run("DEL", self._key)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _run(self, *command: str | bytes | int) -> Any:
+        run = cast("Callable[..., Awaitable[Any]]", self._client.execute_command)
+        try:
+            return await run(*command)
+        except NoScriptError:
+            raise
+        except (RedisError, OSError) as error:
+            raise failure(error) from error
+
+
+def written_id(digest: int, at_ms: int, layer_ms: int) -> WrittenId:
+    """An id of which the digest is known, as a signed integer."""
+    return WrittenId(spread(digest.to_bytes(8, "big", signed=True)), at_ms, layer_ms)
+
+
+def _encode(quota: Quota, items: Items) -> bytes:
+    """A bucket's parameters and what it should hold; ``lua/load.lua`` draws it."""
+    first = items[0]
+    if isinstance(first, WrittenId):
+        kind, packed = 1, [_ID.pack(*item) for item in items]
+    elif isinstance(first, Charges):
+        kind, packed = 2, [_TWO.pack(*item) for item in items]
+    elif isinstance(first, Sample):
+        kind, packed = 3, [_THREE.pack(*item) for item in items]
+    else:
+        kind, packed = 4, [_TWO.pack(*item) for item in items]
+    head = _BUCKET.pack(
+        NUMBERS[quota.algorithm],
+        0,
+        len(items),
+        quota.limit,
+        kind,
+        *parameters(quota),
+        quota.longest_delay_ms,
+    )
+    return b"".join([head, *packed])

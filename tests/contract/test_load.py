@@ -1,0 +1,253 @@
+"""Loading a history beside live traffic: the script against the plain form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
+from app.domain.ask import Ask
+from app.domain.digest import digest, spread
+from app.domain.ladder import Applied, applied
+from app.domain.loading import (
+    Charges,
+    Loaded,
+    WrittenId,
+    load_charges,
+    load_ids,
+    load_samples,
+    load_tokens,
+)
+from app.domain.oracle import IdsBucket, RateBucket, TokensBucket
+from app.domain.quota import KEYS
+from app.domain.sampled_rate import Sample
+from app.domain.token_bucket import Tokens
+from app.store import loading
+from app.store.keys import bucket_key
+from app.store.loading import Load, Loader
+from tests.contract.histories import IDS
+from tests.contract.machine import RULES, SECRET, Difference, Machine, explored
+from tests.said import say
+from tests.stores import KINDS, running
+
+MUST_MEET = (
+    *(f"{kind} {what}" for kind in ("ids", "charges", "samples") for what in ("added", "there", "over")),
+    "ids no room",
+    "charges no room",
+    "tokens added",
+    "tokens there",
+    "live layers before an id was loaded",
+    "charges between charges",
+    "layer begun",
+)
+AT_LEAST = 20
+
+
+class LoadMachine(Machine):
+    """The machine of decisions, in which histories are loaded too; they are random, and partly there."""
+
+    script_of_load = loading.SCRIPT
+
+    @initialize(max_ids=st.sampled_from((40, 160)), sequential=st.just(value=False), data=st.data())
+    def begin(self, max_ids: int, sequential: bool, data: Any) -> None:
+        super().begin(max_ids, sequential, data)
+        self.loader = Loader(self.url, "machine", at_ms=self.now, max_ids=max_ids, script=self.script_of_load)
+
+    def teardown(self) -> None:
+        if hasattr(self, "loader"):
+            self.loop.run_until_complete(self.loader.close())
+        super().teardown()
+
+    @rule(
+        principal=st.sampled_from(("a", "b")),
+        first=st.sampled_from((0, 5, 20, 60, 200)),
+        ages=st.lists(st.integers(0, 6_000), min_size=1, max_size=40),
+        begun=st.integers(0, 10_000),
+    )
+    def load_some_ids(self, principal: str, first: int, ages: list[int], begun: int) -> None:
+        found = self._applied("producer_ids_rate", principal)
+        if found is None:
+            return
+        bucket, now = self._bucket_of(found)
+        layers = found.quota.layers
+        chosen = (IDS[first:] + IDS)[: len(ages)]
+        ids = [
+            WrittenId(
+                spread(digest(SECRET, principal, id_)), now - age, now - age - begun % layers.interval_ms
+            )
+            for id_, age in zip(chosen, sorted(ages, reverse=True), strict=True)
+        ]
+        assert isinstance(bucket, IdsBucket)
+        before = len(bucket.state.layers), max(bucket.state.layers, default=0)
+        expected = load_ids(bucket.state, ids, now, found.quota, self.max_ids)
+        self.met["live layers before an id was loaded"] += before[0] > 0 and expected.added > 0
+        self.met["layer begun"] += max(bucket.state.layers, default=0) - before[1]
+        self._load("ids", found, ids, expected)
+        self._decide([Ask({}, tuple(chosen[:5]), principal, broker=self._broker(found), detail=True)])
+
+    @rule(
+        principal=st.sampled_from(("a", "b")),
+        charges=st.dictionaries(
+            st.integers(0, 4_500), st.sampled_from((1, 1, 2, 3, 30)), min_size=1, max_size=20
+        ),
+        close=st.booleans(),
+    )
+    def load_some_charges(self, principal: str, charges: dict[int, int], close: bool) -> None:
+        found = self._applied("producer_ids_rate", principal)
+        if found is None:
+            return
+        bucket, now = self._bucket_of(found)
+        assert isinstance(bucket, IdsBucket)
+        wanted = {now - age: n for age, n in charges.items()}
+        if close:  # to what is there already
+            wanted |= {
+                at + more: 2 for at in bucket.state.charges[-10:] for more in (0, -1) if at + more <= now
+            }
+        items = [Charges(at, wanted[at]) for at in sorted(wanted)]
+        newest = max(bucket.state.charges, default=0)
+        expected = load_charges(bucket.state, items, now, found.quota.window_ms, self.max_ids)
+        self.met["charges between charges"] += expected.added > 0 and items[0].at_ms < newest
+        self._load("charges", found, items, expected)
+        again = load_charges(bucket.state, items, now, found.quota.window_ms, self.max_ids)
+        if not expected.no_room and again.added:
+            raise Difference("loading twice charges twice")
+        self._decide([Ask({}, (f"new-{self.now}",), principal, broker=self._broker(found), detail=True)])
+
+    @rule(
+        key=st.sampled_from(sorted(set(KEYS) - {"producer_ids_rate"})),
+        principal=st.sampled_from(("a", "b")),
+        data=st.data(),
+    )
+    def load_a_rate(self, key: str, principal: str, data: Any) -> None:
+        found = self._applied(key, principal)
+        if found is None:
+            return
+        bucket, now = self._bucket_of(found)
+        values = st.sampled_from((1.0, 2.5, 7.0, 30.0))
+        if isinstance(bucket, RateBucket):
+            ages = data.draw(st.lists(st.integers(0, 1_500), min_size=1, max_size=6, unique=True))
+            close = {sample.start_ms for sample in bucket.state[: data.draw(st.integers(0, 3))]}
+            samples = tuple(
+                Sample(data.draw(values), start, min(start + data.draw(st.integers(0, 200)), now))
+                for start in sorted({now - age for age in ages} | close)
+            )
+            for each in (samples, bucket.state):
+                if each:
+                    bucket.state, expected = load_samples(bucket.state, each, now, found.quota)
+                    self._load("samples", found, each, expected)
+        elif isinstance(bucket, TokensBucket):
+            level = found.quota.burst - data.draw(values)
+            before = bucket.state
+            for tokens in (Tokens(level, now - data.draw(st.integers(0, 3_000))), before):
+                if tokens is not None:
+                    bucket.state, expected = load_tokens(bucket.state, tokens, now, found.quota)
+                    self._load("tokens", found, [tokens], expected)
+        whole = Ask({KEYS[key].usage: 1}, None, principal, "c", "10.0.0.1", "1", "L", detail=True)
+        self._decide([whole])
+
+    def _applied(self, key: str, principal: str) -> Applied | None:
+        """The first quota of a key that applies to a principal who brings everything."""
+        usage = {KEYS[key].usage: 1.0}
+        ids = () if key == "producer_ids_rate" else None
+        broker = None if ids == () and self.now % 2 else "1"
+        ask = Ask(usage if ids is None else {}, ids, principal, "c", "10.0.0.1", broker, "L")
+        return next(iter(applied(ask, self.quotas, RULES)), None)
+
+    @staticmethod
+    def _broker(found: Applied) -> str | None:
+        return "1" if found.bucket.endswith(";broker=1") else None
+
+    def _bucket_of(self, found: Applied) -> tuple[Any, int]:
+        """The oracle's bucket, and the time by which it is loaded."""
+        quota = found.quota
+        name = (quota.key, found.bucket, quota.identity, quota.epoch)
+        bucket = self.oracle.buckets.setdefault(name, self.oracle._absent(quota))
+        return bucket, max(self.now, bucket.newest_ms if bucket.newest_ms is not None else self.now)
+
+    def _load(self, kind: str, found: Applied, items: Any, expected: Loaded) -> None:
+        """Have the store load the same twice: as the plain form has it, and then nothing more."""
+        self.loader.at_ms = self.now
+        load = Load(found, items)
+        (got,) = self.loop.run_until_complete(self.loader.load([load], len(items)))
+        if got != expected:
+            raise Difference(f"{load}\nstore:  {got}\noracle: {expected}")
+        key = bucket_key(found)
+        held = self.redis.dump(key)
+        (again,) = self.loop.run_until_complete(self.loader.load([load], len(items)))
+        if not expected.no_room and (again.added or self.redis.dump(key) != held):
+            raise Difference(f"{load}\nloading twice changed something: {again}")
+        if expected.no_room:
+            self._twice_where_there_is_no_room(found, items, again)
+        if held is not None and self.redis.pttl(key) == -1:
+            raise Difference(f"no expiry on {key!r}")
+        for what in ("added", "there", "over", "no_room"):
+            self.met[f"{kind} {what.replace('_', ' ')}"] += getattr(expected, what)
+
+    def _twice_where_there_is_no_room(self, found: Applied, items: Any, got: Loaded) -> None:
+        """The plain form follows, so that both hold the same when the next ask comes."""
+        bucket, now = self._bucket_of(found)
+        if isinstance(items[0], WrittenId):
+            expected = load_ids(bucket.state, items, now, found.quota, self.max_ids)
+        else:
+            expected = load_charges(bucket.state, items, now, found.quota.window_ms, self.max_ids)
+        if got != expected:
+            raise Difference(f"{items}\nstore:  {got}\noracle: {expected}")
+
+
+def run(url: str, *, examples: int, script: str = loading.SCRIPT, shrink: bool = True) -> Counter[str]:
+    """Run the machine against a store; what it met, and how often."""
+
+    class Run(LoadMachine):
+        pass
+
+    Run.script_of_load = script
+    return explored(Run, url, examples=examples, steps=40, shrink=shrink)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_load_does_what_the_plain_form_says(kind: str) -> None:
+    """Beside decisions of every kind, which agree before and after."""
+    met: Counter[str] = Counter()
+    with running(kind) as url:
+        while met["steps"] < 1_500 or (rare(met) and met["steps"] < 12_000):
+            met += run(url, examples=50)
+    say(f"{kind}: {met['steps']:,} steps", {name: met[name] for name in MUST_MEET})
+    assert rare(met) == {}
+
+
+FAULTS = {
+    "an id in a layer that dies too early": (
+        "is_live(part, number) and at - part.starts[number % LAYERS] < part.interval then return number",
+        "is_live(part, number) then return number",
+    ),
+    "an older layer's cells set in a newer one's place": (
+        "words[1] = max(written, number)",
+        "words[1] = number",
+    ),
+    "a moved id counted twice": (
+        "counts[number % LAYERS] = max(counts[number % LAYERS] - 1, 0)\n  end\n  local into",
+        "counts[number % LAYERS] = max(counts[number % LAYERS], 0)\n  end\n  local into",
+    ),
+    "charges added to those that are there": ("max(ids - (place - first), 0)", "ids"),
+    "charges appended out of order": ("local first = wanted[1][1] - dropped", "local first = part.charges"),
+    "sums of samples added": ("max(old[1], value)", "old[1] + value"),
+    "the larger level": ("tokens_at(part, part.tokens, part.at, at) <= level", "false"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    """The machine that finds nothing in the script finds each of these."""
+    right, wrong = FAULTS[fault]
+    assert loading.SCRIPT.count(right) == 1, "the fault must be planted in one place"
+    with running("valkey") as url, pytest.raises(Difference):
+        run(url, examples=1_000, script=loading.SCRIPT.replace(right, wrong), shrink=False)
+
+
+def rare(met: Counter[str]) -> dict[str, int]:
+    """What was met too rarely."""
+    return {name: met[name] for name in MUST_MEET if met[name] < AT_LEAST}

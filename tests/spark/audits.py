@@ -1,0 +1,100 @@
+"""Runs the audit within the tests' own Spark, and reads its report."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from app.domain.decision import BYTE_RATES
+from workers.spark.audit import job
+from workers.spark.audit.judge import Rules, judging
+from workers.spark.buckets import KEY_COLUMNS, Asked
+from workers.spark.folder import Folder
+from workers.spark.log import Period
+
+
+class Audited:
+    """One audit's report."""
+
+    def __init__(self, report: dict[str, Any], folder: Path) -> None:
+        self.report = report
+        self.folder = folder
+        self.held: bool = report["held"]
+        self.overall: dict[str, Any] = self.rows("overall")[0]
+        self.principals = {row["principal"]: row for row in self.rows("principals")}
+        self.cases = sorted(self.rows("cases"), key=lambda row: (row["order"], row["bucket"] or ""))
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = pq.read_table(self.folder / table).to_pylist()
+        return found
+
+    @property
+    def not_held(self) -> dict[str | None, set[str]]:
+        """The principals for whom not all held, and what did not."""
+        return {name: set(row["not_held"]) for name, row in self.principals.items() if row["not_held"]}
+
+
+def arguments(log: Path, out: Path, *more: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    job.add_arguments(parser)
+    return parser.parse_args(["--log", str(log), "--out", str(out), *more])
+
+
+def audit(spark: SparkSession, log: Path, *more: str) -> Audited:
+    """Audit a log; the report lies beside it."""
+    out = log.with_name(f"{log.name}-report")
+    given = arguments(log, out, "--overwrite", *more)
+    with Folder(spark, str(out), overwrite=True) as folder:
+        report = job.audit(spark, given, Period.of(given.from_, given.to), folder)
+    return Audited(report, out)
+
+
+def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[Asked]:
+    """What ``by_bucket`` makes of rows, in plain Python."""
+    found = []
+    for row in rows:
+        if row["kind"] in {"decision", "late"} and row["order"] is not None and not row["replayed"]:
+            delays = [v["throttle_ms"] for v in row["verdicts"] if v["quota"] in BYTE_RATES]
+            whole = {
+                **row,
+                "is_refused": row["decision"] in {"throttle", "reject"},
+                "byte_delay_ms": max(delays, default=0),
+            }
+            for verdict in row["verdicts"]:
+                counts_ids = verdict["algorithm"] == "producer_ids"
+                said = {**whole, **verdict, "ids": row["ids"] if counts_ids else None, "key": _key(verdict)}
+                found.append(Asked(**{name: said[name] for name in Asked._fields}))
+    return sorted(found, key=lambda one: (one.key, one.order))
+
+
+def _key(verdict: Mapping[str, Any]) -> str:
+    sampled = verdict["algorithm"] != "producer_ids"
+    parts = [str(verdict[name] if sampled or not name.startswith("sample") else 0) for name in KEY_COLUMNS]
+    return "\t".join(parts)
+
+
+def judge(rows: Iterable[Mapping[str, Any]], rules: Rules | None = None) -> Findings:
+    """Judge rows without Spark."""
+    table = pa.Table.from_pylist([one._asdict() for one in asked_of(rows)])
+    batches = judging(rules or Rules())(table.to_batches(max_chunksize=1_000))
+    found = [row for batch in batches for row in batch.to_pylist()]
+    return Findings(
+        {(row["quota"], row["bucket"], row["principal"]): row for row in found if row["case"] == "tally"},
+        [row for row in found if row["case"] != "tally"],
+    )
+
+
+class Findings(NamedTuple):
+    """What was found: tallies by quota, bucket and principal, and the cases."""
+
+    tallies: dict[tuple[str, str, str | None], dict[str, Any]]
+    cases: list[dict[str, Any]]
+
+    def total(self, count: str) -> Any:
+        return sum(tally[count] for tally in self.tallies.values())

@@ -1,0 +1,458 @@
+"""Each bucket is judged as the oracle decides it, and what a store lost, gained or forgot is told apart."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from app.domain.ask import Ask
+from app.domain.entity import Entity
+from app.domain.oracle import IdsBucket, Oracle, RateBucket
+from tests.spark import faults
+from tests.spark.audits import Findings, judge
+from tests.spark.logs import SECRET, START_MS, Logged, asks
+from workers.spark.audit.held import improbable
+from workers.spark.audit.judge import Rules
+
+NAMES = ("a", "b", "c")
+QUICK = (0, 0, 1, 2, 5, 20)
+CLOCKS = (0, 1, 5, 20, 100, 1_000, -40, -30_000, 20_000)
+BYTES = ("producer_byte_rate", "user=a", "a")
+IDS = ("producer_ids_rate", "user=a", "a")
+
+
+def logged(asks_: int = 0, gap_ms: tuple[int, ...] = QUICK, seed: int = 1, **oracle) -> Logged:
+    log = Logged(Oracle(SECRET, **oracle))
+    log.run(asks(seed, NAMES), asks_, gap_ms, seed)
+    return log
+
+
+def send(log: Logged, count: int, gap_ms: int = 100, size: int = 1_000) -> None:
+    """Produce requests of one principal at a steady pace."""
+    for _ in range(count):
+        log.now_ms += gap_ms
+        log.ask(Ask({"produce_bytes": size}, None, "a", detail=True))
+
+
+def bring(log: Logged, *ids: int, mode: str = "admit") -> None:
+    log.now_ms += 1
+    log.ask(Ask({}, ids, "a", mode=mode, detail=True))  # type: ignore[arg-type]
+
+
+def ids_of(log: Logged) -> IdsBucket:
+    [bucket] = [each for key, each in log.oracle.buckets.items() if key[0] == "producer_ids_rate"]
+    assert isinstance(bucket, IdsBucket)
+    return bucket
+
+
+def wipe(log: Logged) -> None:
+    log.oracle.buckets.clear()
+
+
+def clean(found: Findings) -> bool:
+    wrong = ("differs", "lost", "unlogged", "charged_again", "falsely_seen", "over", "unjudged")
+    return not any(found.total(count) for count in wrong) and not found.cases
+
+
+@pytest.mark.parametrize("gap_ms", [QUICK, CLOCKS], ids=["quick", "clocks"])
+@pytest.mark.parametrize("seed", [1, 2, 3, 5])
+def test_what_the_oracle_decides_is_exact(seed: int, gap_ms: tuple[int, ...]):
+    log = logged(1_500, gap_ms, seed)
+    found = judge(log.rows)
+    wrong = [case for case in found.cases if case["case"] != "falsely_seen"]
+    assert not wrong, wrong[:3]
+    assert found.total("over") == 0, "refunds and clocks that are set back are no excess"
+    assert found.total("judged") + found.total("unjudged") == found.total("verdicts") > 2_000
+    # a peek that comes before the newest time of its ids is answered from a copy, and not judged
+    assert found.total("unjudged") <= (0 if gap_ms is QUICK else found.total("corrections"))
+    assert found.total("corrections") == sum(
+        verdict["correction"] > 0 for row in log.rows for verdict in row["verdicts"]
+    )
+    assert (found.total("corrections") > 50) == (gap_ms is CLOCKS)
+
+
+def test_few_ids_remembered_at_most():
+    found = judge(logged(1_500, max_ids=60).rows, Rules(max_ids=60))
+    assert found.total("differs") == found.total("lost") == 0
+    reasons = {row["reason"] for row in _ids_verdicts(logged(1_500, max_ids=60))}
+    assert "capacity" in reasons
+
+
+def test_delays_that_are_summed_as_kip_124_has_it():
+    log = logged(800, sequential=True)
+    assert judge(log.rows, Rules(sequential=True)).total("differs") == 0
+    assert judge(log.rows, Rules(sequential=False)).total("differs") > 0
+
+
+def test_a_quota_that_is_changed_is_judged_as_it_stood():
+    log = logged(300)
+    user = Entity.parse("user=*")
+    for key, changed in (
+        ("producer_byte_rate", {"limit": 5_000}),
+        ("producer_ids_rate", {"limit": 7, "shadow": True}),
+        ("request_rate", {"enforcement": "deny", "samples": 4, "epoch": 9}),
+        ("controller_mutation_rate", {"limit": 10, "burst": 40}),
+    ):
+        log.quotas[key][user] = replace(log.quotas[key][user], **changed)
+    log.run(asks(5, NAMES), 700, QUICK)
+    found = judge(log.rows)
+    assert not [case for case in found.cases if case["case"] != "falsely_seen"]
+
+
+def test_answers_given_again_and_without_the_store_charge_nothing():
+    log = logged()
+    send(log, 10)
+    row = log.rows[-1]
+    log.rows.append({**row, "replayed": True, "place": 98})
+    log.rows.append({**row, "order": None, "source": "fallback", "failure": "timeout", "place": 99})
+    send(log, 10)
+    assert clean(judge(log.rows))
+
+
+def test_a_wiped_store_is_a_loss():
+    log = logged()
+    send(log, 20)
+    wipe(log)
+    send(log, 20)
+    tally = judge(log.rows).tallies[BYTES]
+    assert (tally["lost"], tally["lost_units"]) == (1, pytest.approx(20_000))
+    assert tally["differs"] == tally["unjudged"] == 0, "from then on it is judged from what was left"
+
+
+def test_the_last_charge_of_a_failed_over_store_is_a_loss():
+    log = logged()
+    send(log, 20)
+    bucket = next(iter(log.oracle.buckets.values()))
+    assert isinstance(bucket, RateBucket)
+    before = bucket.state
+    send(log, 1)
+    bucket.state = before
+    send(log, 20)
+    tally = judge(log.rows).tallies[BYTES]
+    assert (tally["lost"], tally["lost_units"]) == (1, pytest.approx(1_000))
+    assert tally["differs"] == tally["unjudged"] == 0
+
+
+def test_a_loss_that_nothing_explains_is_judged_again_once_it_is_known_what_is_left():
+    log = logged()
+    send(log, 40)
+    bucket = next(iter(log.oracle.buckets.values()))
+    assert isinstance(bucket, RateBucket)
+    bucket.state = bucket.state[:-3]
+    send(log, 400)
+    tally = judge(log.rows).tallies[BYTES]
+    assert tally["lost"] == 1
+    assert tally["differs"] == 0
+    assert 0 < tally["unjudged"] < 200
+
+
+def test_a_reset_is_no_loss():
+    log = logged()
+    send(log, 20)
+    bring(log, *range(10))
+    wipe(log)
+    order = log.order - 1
+    bring(log, *range(10))
+    send(log, 20)
+    assert judge(log.rows).total("lost") > 0
+    found = judge(log.rows, Rules(resets={("user=a", key): [order] for key in (BYTES[0], IDS[0])}))
+    assert clean(found), found.cases
+
+
+def test_what_happened_before_the_log_began_is_not_held_against_anybody():
+    log = logged()
+    bring(log, *range(20))
+    send(log, 205)
+    later = log.rows[105:]
+    log.rows = []
+    bring(log, 3, 4, 100)
+    send(log, 300)
+    bring(log, 5, 101)
+    found = judge([*later, *log.rows], Rules(is_whole=False))
+    assert not found.cases
+    assert found.total("differs") == found.total("lost") == found.total("unlogged") == 0
+    tally = found.tallies[BYTES]
+    assert tally["unjudged"] < tally["judged"], "after a window it is known how the bucket stands"
+
+
+def test_ids_of_a_bucket_that_rested_are_judged_again():
+    log = logged()
+    bring(log, 1, 2, 3)
+    log.rows = []
+    bring(log, 2)
+    log.now_ms += 100_000
+    bring(log, 2, 7)
+    row = copy.deepcopy(log.rows[-1])
+    later = Rules(is_whole=False)
+    assert clean(judge(log.rows, later))
+    row["verdicts"][0]["charged_ids"] = row["verdicts"][0]["charged_ids"][:1]
+    row["verdicts"][0]["observed"] = 1.0
+    assert judge([log.rows[0], row], later).total("falsely_seen") == 1
+
+
+def test_charges_that_no_row_tells_of_are_nobodys_fault():
+    log = logged()
+    send(log, 20)
+    late = log.rows.pop(10)
+    bring(log, 1, 2, 3)
+    bring(log, 4)
+    log.rows.pop(-2)
+    bring(log, 1, 5)
+    found = judge(log.rows)
+    assert late["decision"] == "admit"
+    assert found.tallies[BYTES]["unlogged"] == found.tallies[IDS]["unlogged"] == 1
+    assert judge(log.rows, Rules(is_whole=False)).tallies[IDS]["unlogged"] == 0, (
+        "it may be older than the log"
+    )
+    assert found.total("falsely_seen") == 0
+    assert found.total("differs") == found.total("lost") == 0
+
+
+def test_an_id_that_is_charged_again_was_lost():
+    log = logged()
+    bring(log, 1, 2, 3)
+    ids_of(log).state.segments.clear()
+    bring(log, 2, 4)
+    found = judge(log.rows)
+    [case] = found.cases
+    assert (case["case"], case["digest"]) == ("charged_again", log.rows[0]["ids"][1])
+    assert found.tallies[IDS]["charged_again"] == 1
+
+
+def test_every_id_taken_as_seen_is_named():
+    log = logged()
+    bring(log, 1, 2, 3)
+    bring(log, 4, 5)
+    row = log.rows[-1]
+    verdict = row["verdicts"][0]
+    verdict |= {"charged_ids": verdict["charged_ids"][1:], "observed": 4.0, "remaining": 36.0}
+    found = judge(log.rows)
+    [case] = found.cases
+    assert (case["case"], case["principal"], case["digest"], case["at_ms"]) == (
+        "falsely_seen",
+        "a",
+        row["ids"][0],
+        START_MS + 2,
+    )
+    assert found.tallies[IDS]["lookups"] == 5
+
+
+def test_a_refusal_that_an_id_taken_as_seen_explains():
+    log = logged()
+    bring(log, 1)
+    log.now_ms += 1_000
+    bring(log, *range(2, 40))
+    bring(log, 100, 101, 102)
+    row = log.rows[-1]
+    verdict = row["verdicts"][0]
+    assert row["decision"] == "throttle"
+    assert clean(judge(log.rows))
+    verdict["throttle_ms"] -= 1_001  # as if one of the three had been seen, and only one charge had to leave
+    found = judge(log.rows)
+    assert (found.total("falsely_seen"), found.total("differs")) == (1, 0)
+    verdict["throttle_ms"] -= 1
+    assert judge(log.rows).total("differs") == 1, "no number of seen ids explains this one"
+
+
+def test_more_than_a_limit_of_ids_is_above_the_bound():
+    log = logged()
+    bring(log, *range(40))
+    log.ask(Ask({}, (100, 101), "a", mode="record", detail=True))
+    row = log.rows[-1]
+    assert judge(log.rows).tallies[IDS]["over"] == 0, "work that was done already is apart"
+    row["mode"] = "admit"
+    tally = judge(log.rows).tallies[IDS]
+    assert (tally["over"], tally["worst"], tally["bound"]) == (1, 42 / 40, 1.0)
+
+
+@pytest.mark.parametrize("fault", [faults.double, faults.grasping])
+def test_each_charge_that_no_row_tells_of_is_counted(fault):
+    log = Logged(faults.Faulty(SECRET, {"a": fault}))
+    log.run(asks(1, ["a"]), 1_000, QUICK)
+    found = judge(log.rows)
+    for quota in ("producer_byte_rate", "request_rate", "controller_mutation_rate"):
+        tally = found.tallies[quota, "user=a", "a"]
+        charged = sum(
+            verdict["usage"] > 0
+            for row in log.rows
+            for verdict in row["verdicts"]
+            if (verdict["quota"], verdict["bucket"]) == (quota, "user=a")
+            and row["mode"] in {"admit", "record"}
+            and row["charged"] == (fault is faults.double)
+        )
+        assert charged / 2 < tally["unlogged"] <= charged, quota
+        assert (tally["lost"], tally["differs"]) == (0, 0)
+    assert (found.tallies[IDS]["unlogged"] > 10) == (fault is faults.double)
+    assert found.total("falsely_seen") == found.total("charged_again") == 0
+
+
+def test_after_one_dropped_row_a_busy_rate_is_judged_on():
+    log = logged()
+    send(log, 1_000, gap_ms=40, size=2_000)
+    log.rows.pop(300)
+    tally = judge(log.rows).tallies[BYTES]
+    assert (tally["unlogged"], tally["lost"], tally["differs"]) == (1, 0, 0)
+    assert tally["unjudged"] < 50
+
+
+def test_a_dropped_row_that_began_the_window_is_no_loss():
+    log = logged()
+    send(log, 30, gap_ms=500)
+    log.now_ms += 30_000
+    send(log, 1, size=1)
+    send(log, 40, gap_ms=900)
+    log.rows.pop(30)
+    tally = judge(log.rows).tallies[BYTES]
+    assert (tally["unlogged"], tally["lost"], tally["differs"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("gap_ms", [QUICK, (0, 5, 100, 1_000, 3_000)], ids=["quick", "slow"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("share", [0.02, 0.4])
+def test_rows_cut_out_of_an_honest_log_are_no_fault(seed: int, share: float, gap_ms: tuple[int, ...]):
+    """But for refunds, which look like a loss; and charges of nothing, which only move when samples begin."""
+    log, dice = logged(1_500, gap_ms, seed), random.Random(seed)
+    may, rows = Counter[tuple[str, str]](), []
+    for row in log.rows:
+        if row["mode"] == "refund" or 0.0 in row["usage"].values() or dice.random() > share:
+            rows.append(row)
+        else:
+            may.update((verdict["quota"], verdict["bucket"]) for verdict in row["verdicts"])
+    found = judge(rows)
+    for count in ("lost", "differs", "over", "charged_again"):
+        assert found.total(count) == 0, [case for case in found.cases if case["case"] != "unlogged"][:3]
+    assert not improbable(found.total("falsely_seen"), found.total("lookups"))
+    assert found.total("judged") > found.total("unjudged")
+    unlogged = Counter[tuple[str, str]]()
+    for (quota, bucket, _), tally in found.tallies.items():
+        unlogged[quota, bucket] += tally["unlogged"]
+    assert unlogged
+    assert unlogged <= may, "no charge is counted twice"
+
+
+@pytest.mark.parametrize("gap_ms", [(0, 5, 100, 1_000, 3_000), CLOCKS], ids=["slow", "clocks"])
+def test_a_log_whose_beginning_was_removed(gap_ms: tuple[int, ...]):
+    log = logged(1_500, gap_ms, 2)
+    found = judge(log.rows[500:], Rules(is_whole=False))
+    for count in ("lost", "differs", "over", "charged_again"):
+        assert found.total(count) == 0, count
+    assert not improbable(found.total("falsely_seen"), found.total("lookups"))
+    assert found.total("judged") > 3 * found.total("unjudged")
+
+
+def in_use(log: Logged, fault: str | None = None) -> None:
+    """Three ids that are always asked for, and now and then a new one."""
+    for turn in range(2_000):
+        log.now_ms += 99
+        ids = [1, 2, 3] if turn % 20 else [1, 2, 3, 1_000 + turn]
+        bring(log, *ids)
+        if fault == "takes for seen" and turn % 40 == 0:
+            verdict = log.rows[-1]["verdicts"][0]
+            verdict |= {"charged_ids": verdict["charged_ids"][:-1], "observed": verdict["observed"] - 1}
+            ids_of(log).state.charges.pop()
+        if fault == "forgets" and turn % 200 == 150:
+            ids_of(log).state.segments.clear()
+
+
+def test_ids_of_a_busy_bucket_are_judged_once_the_log_covers_a_layers_life():
+    from_ms = START_MS + 100_000
+    later = Rules(is_whole=False, judge_from_ms=from_ms, log_from_ms=START_MS)
+    found = {}
+    for fault in (None, "takes for seen", "forgets"):
+        log = logged()
+        in_use(log)
+        log.rows, log.now_ms = [], START_MS
+        ids_of(log).move(-198_000 - 2_000)
+        in_use(log, fault)
+        found[fault] = judge(log.rows, later)
+    assert clean(found[None])
+    assert found[None].total("lookups") == found["takes for seen"].total("lookups") > 40
+    assert found["takes for seen"].total("falsely_seen") > 20
+    assert found["forgets"].total("charged_again") >= 4 * 3
+
+
+def test_a_bucket_that_is_older_than_the_log_knows_ids_that_no_row_tells_of():
+    log = logged()
+    bring(log, 1, 2, 3)
+    for _ in range(100):
+        log.now_ms += 1_000
+        bring(log, 1, 2, 3)
+    log.rows = []
+    bring(log, 50)
+    bring(log, 1, 2, 3)
+    assert clean(judge(log.rows, Rules(is_whole=False)))
+    assert judge(log.rows).total("falsely_seen") == 3, "of a log that is said to be whole"
+
+
+def test_what_a_late_call_charged_is_not_taken_for_seen():
+    log = logged()
+    bring(log, 1, 2)
+    bring(log, *range(10, 20))
+    log.rows[-1] |= {"order": None, "source": "fallback", "failure": "timeout"}
+    log.now_ms += 500
+    bring(log, *range(10, 20))
+    tally = judge(log.rows).tallies[IDS]
+    assert (tally["unlogged"], tally["falsely_seen"], tally["differs"], tally["lost"]) == (1, 0, 0, 0)
+
+
+def test_what_came_late_is_replayed():
+    log = logged()
+    send(log, 5)
+    bring(log, 1, 2)
+    log.rows[-1] |= {"kind": "late"}
+    log.rows[-2] |= {"kind": "late"}
+    send(log, 5)
+    bring(log, 1, 2, 3)
+    found = judge(log.rows)
+    assert clean(found)
+    assert found.total("judged") == 12
+
+
+def test_what_is_loaded_is_nobodys_fault():
+    log = logged()
+    bring(log, 1, 2)
+    send(log, 20)
+    order = log.order - 1
+    told = len(log.rows)
+    bring(log, *range(10, 20))
+    send(log, 5)
+    del log.rows[told:]
+    bring(log, *range(10, 20), 30)
+    send(log, 400)
+    loads = {("user=a", key): [order] for key in (BYTES[0], IDS[0])}
+    found = judge(log.rows, Rules(loads=loads))
+    wrong = ("differs", "lost", "unlogged", "falsely_seen", "over")
+    assert [found.total(count) for count in wrong] == [0] * len(wrong), found.cases
+    assert found.tallies[BYTES]["unjudged"] < 200
+    assert judge(log.rows).total("unlogged") == 2, "but for the loads"
+
+
+def test_what_is_given_back_may_be_admitted_again():
+    log = logged()
+    for _ in range(6):
+        for mode in ("admit", "refund"):
+            log.now_ms += 1
+            log.ask(Ask({"mutations": 20}, None, "a", mode=mode, detail=True))
+    [tally] = judge(log.rows).tallies.values()
+    assert (tally["over"], tally["worst"]) == (0, 1.0)
+
+
+def test_after_a_failover_only_losses_are_found():
+    log = logged()
+    bring(log, *range(40))
+    wipe(log)
+    bring(log, *range(100, 140))
+    bring(log, 7)
+    tally = judge(log.rows).tallies[IDS]
+    assert log.rows[-1]["decision"] == "throttle"
+    assert (tally["lost"], tally["lost_units"], tally["differs"], tally["over"]) == (2, 41, 0, 0)
+
+
+def _ids_verdicts(log: Logged):
+    return [
+        verdict for row in log.rows for verdict in row["verdicts"] if verdict["quota"] == "producer_ids_rate"
+    ]

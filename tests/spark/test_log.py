@@ -1,0 +1,220 @@
+"""Reading the log: the files of a period alone, each row once; a file that is wrong is named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from app.domain.oracle import Oracle
+from tests.spark.audits import asked_of
+from tests.spark.logs import SECRET, START_MS, Logged, asks
+from workers.decision_log.schema import HOUR_MS, SCHEMA, VERSION, VERSION_KEY
+from workers.spark import log
+from workers.spark.__main__ import explained
+from workers.spark.buckets import asked, by_bucket
+from workers.spark.log import Period
+from workers.spark.refused import Refused, WrongUse
+
+
+@pytest.fixture(scope="module")
+def logged() -> Logged:
+    made = Logged(Oracle(SECRET))
+    for hour in range(3):
+        made.now_ms = START_MS + hour * HOUR_MS
+        made.run(asks(hour, ("a", "b")), 60, (0, 10, 1_000), hour)
+    return made
+
+
+@pytest.fixture(scope="module")
+def good(logged: Logged, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return logged.write(tmp_path_factory.mktemp("good") / "log")
+
+
+@pytest.fixture
+def folder(good: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(good, tmp_path / "log"))
+
+
+def file_of(folder: Path, hour: int) -> Path:
+    return folder / f"date=2026-11-21/hour={10 + hour}/part.parquet"
+
+
+def test_a_period_is_read_from_its_own_files(spark: SparkSession, folder: Path):
+    file_of(folder, 0).write_bytes(b"this hour is not looked at")
+    half = START_MS + HOUR_MS + 20_000
+    rows = log.read(spark, str(folder), Period(half, START_MS + 2 * HOUR_MS + 1)).collect()
+    times = [row["at_ms"] for row in rows]
+    assert min(times) >= half
+    assert max(times) == START_MS + 2 * HOUR_MS
+    assert len(rows) < 61
+
+
+def test_rows_that_stand_twice_count_once(spark: SparkSession, folder: Path, logged: Logged):
+    logged.write(folder, logged.rows[30:90], "again")
+    assert log.rows(spark, str(folder), Period()).count() == 240
+    rows = log.read(spark, str(folder), Period()).select("batch", "place").collect()
+    assert len(rows) == len(set(rows)) == 180
+
+
+def test_many_batches_that_stand_twice(
+    spark: SparkSession, folder: Path, logged: Logged, monkeypatch: pytest.MonkeyPatch
+):
+    logged.write(folder, name="again")
+    monkeypatch.setattr(log, "MANY_BATCHES", 0)
+    assert log.read(spark, str(folder), Period()).count() == 180
+
+
+def test_a_log_by_bucket_is_what_its_rows_say(spark: SparkSession, good: Path, logged: Logged):
+    rows = log.read(spark, str(good), Period())
+    found = list(asked(by_bucket(rows, 3).toArrow().to_batches()))
+    assert sorted(found, key=lambda one: (one.key, one.order)) == asked_of(logged.rows)
+    keys = [one.key for one in found]
+    begun = [key for place, key in enumerate(keys) if place == 0 or keys[place - 1] != key]
+    assert len(begun) == len(set(begun)), "a bucket's rows stand together"
+    orders: dict[str, list[int]] = {}
+    for one in found:
+        orders.setdefault(one.key, []).append(one.order)
+    assert all(order == sorted(order) for order in orders.values())
+
+
+def test_an_empty_period(spark: SparkSession, good: Path):
+    with pytest.raises(
+        Refused, match=r"no row in the period from 2026-11-22 .*holds hours 2026-11-21 10 to 2026"
+    ):
+        log.read(spark, str(good), Period.of("2026-11-22T00:00:00Z", None))
+
+
+def test_a_folder_that_holds_no_log(spark: SparkSession, tmp_path: Path):
+    with pytest.raises(Refused, match="holds no decision log"):
+        log.read(spark, str(tmp_path), Period())
+    with pytest.raises(Refused, match="nowhere: cannot be listed"):
+        log.read(spark, str(tmp_path / "nowhere"), Period())
+    with pytest.raises(Refused, match="nowhere://"):
+        log.read(spark, "nowhere://bucket/log", Period())
+
+
+def without(table: pa.Table, column: str) -> pa.Table:
+    return table.drop_columns([column])
+
+
+def narrower_verdicts(table: pa.Table) -> pa.Table:
+    verdict = SCHEMA.field("verdicts").type.value_type
+    fields = [verdict.field(place) for place in range(verdict.num_fields)]
+    type_ = pa.list_(pa.struct([field for field in fields if field.name != "charged_ids"]))
+    place = table.schema.get_field_index("verdicts")
+    return table.set_column(place, pa.field("verdicts", type_), pa.nulls(table.num_rows, type_))
+
+
+def of_version(table: pa.Table, version: int | None) -> pa.Table:
+    return table.replace_schema_metadata(None if version is None else {VERSION_KEY: str(version)})
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda table: without(table, "order"), "column order: is missing"),
+        (lambda table: without(table, "verdicts"), "column verdicts: is missing"),
+        (narrower_verdicts, "column verdicts: "),
+        (lambda table: of_version(table, VERSION + 1), "metadata quotagate.schema: .*newer"),
+        (lambda table: of_version(table, VERSION - 1), "metadata quotagate.schema: .*older"),
+        (lambda table: of_version(table, None), "metadata quotagate.schema: "),
+    ],
+    ids=["column", "verdicts", "field of a struct", "newer", "older", "no version"],
+)
+def test_a_file_of_other_columns_is_named(spark: SparkSession, folder: Path, change, field: str):
+    file = file_of(folder, 1)
+    pq.write_table(change(pq.read_table(file, partitioning=None)), file)
+    with pytest.raises(Refused, match=field) as refused:
+        log.read(spark, str(folder), Period())
+    assert str(refused.value).startswith(str(file))
+
+
+def test_a_time_outside_its_folder_s_hour_is_named(spark: SparkSession, folder: Path, logged: Logged):
+    """A period is read from the files of its hours, so it would leave such a row out, and say nothing."""
+    file = file_of(folder, 1)
+    row = next(row for row in logged.rows if row["at_ms"] >= START_MS + HOUR_MS)
+    stray = START_MS + 3 * HOUR_MS
+    rows = pa.Table.from_pylist([row, row | {"at_ms": stray}], schema=SCHEMA)
+    pq.write_table(rows, file)
+    with pytest.raises(Refused) as refused:
+        log.read(spark, str(folder), Period(START_MS + HOUR_MS, START_MS + 2 * HOUR_MS))
+    assert str(refused.value) == f"{file}: column at_ms: has {stray}, whose place is date=2026-11-21/hour=13"
+
+
+@pytest.mark.parametrize("name", ["a[b] c%20#d", "x{y}z*", "back\\slash?"])
+def test_a_folder_s_name_is_no_pattern(spark: SparkSession, good: Path, tmp_path: Path, name: str):
+    folder = shutil.copytree(good, tmp_path / name)
+    assert log.read(spark, str(folder), Period()).count() == 180
+
+
+@pytest.mark.parametrize(
+    ("url", "listed", "spark_s"),
+    [
+        ("s3://bucket/log?region=eu", "bucket/log/a[1].parquet", r"s3a://bucket/log/a\[1\].parquet"),
+        ("hdfs://namenode:8020/log", "/log/a.parquet", "hdfs://namenode:8020/log/a.parquet"),
+        *(
+            (url, "box/log/a.parquet", "abfss://box@acc.dfs.core.windows.net/log/a.parquet")
+            for url in (
+                "abfss://box@acc.dfs.core.windows.net/log",
+                "abfss://box:key@acc.dfs.core.windows.net/log",
+                "abfss://acc.blob.core.windows.net/box/log",
+                "abfss://acc:key@box/log",
+            )
+        ),
+    ],
+)
+def test_a_listed_file_is_what_hadoop_calls_it(url: str, listed: str, spark_s: str):
+    assert log._for_spark(url, listed) == spark_s
+
+
+def test_an_azure_url_without_an_account_is_refused():
+    with pytest.raises(Refused, match=r"abfs://\.\.\.: Spark takes CONTAINER@ACCOUNT"):
+        log._for_spark("abfs://box/log", "box/log/a.parquet")
+
+
+def test_a_half_written_file_is_named(spark: SparkSession, folder: Path):
+    file = file_of(folder, 1)
+    file.write_bytes(file.read_bytes()[:-500])
+    with pytest.raises(Refused, match=f"{file}: cannot be read as Parquet"):
+        log.read(spark, str(folder), Period())
+
+
+def test_a_file_that_is_being_written_is_no_part_of_the_log(spark: SparkSession, folder: Path):
+    (folder / "date=2026-11-21/hour=10/_next.parquet").write_bytes(b"PAR1 half of")
+    assert log.read(spark, str(folder), Period()).count() == 180
+
+
+def test_a_file_that_is_broken_within_is_named(spark: SparkSession, folder: Path):
+    file = file_of(folder, 1)
+    data = bytearray(file.read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
+    file.write_bytes(data)
+    with pytest.raises(Exception, match="FAILED_READ_FILE") as failed:
+        log.read(spark, str(folder), Period()).toArrow()
+    said = explained(str(failed.value))
+    assert said.startswith(f"{file}: "), said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("from_", "to", "says"),
+    [
+        ("yesterday", None, "--from: 'yesterday' must be an instant"),
+        (None, "2026-13-01", "--to: "),
+        ("2026-11-21T11:00:00Z", "2026-11-21T12:00:00+01:00", "is not after"),
+    ],
+)
+def test_periods_that_are_none(from_: str | None, to: str | None, says: str):
+    with pytest.raises(WrongUse, match=says):
+        Period.of(from_, to)
+
+
+def test_an_instant_without_an_offset_is_utc():
+    assert Period.of("2026-11-21T10:00:00", "2026-11-21T12:00:00.5+01:00") == Period(
+        START_MS, START_MS + HOUR_MS + 500
+    )

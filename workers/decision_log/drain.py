@@ -1,0 +1,192 @@
+"""The writer's loop: batches from the stream gather, go into files, and only then leave the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import structlog
+
+from app.place import NoPlace
+from app.store.port import StoreError
+from workers.decision_log.flush import Flush
+from workers.decision_log.folder import Folder, reason
+from workers.decision_log.stream import Entry, Stream
+
+PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""How long to wait before each further attempt at a folder that takes nothing; the last one is repeated."""
+
+STORE_PAUSES_S: Final = (0.05, 0.1, 0.5, 2.0)
+"""The same, before each further attempt at the store."""
+
+WAIT_MS: Final = 500
+"""How long one call waits for new batches: also how long a stop waits for it."""
+
+FIRST_AT_ONCE: Final = 16
+MOST_AT_ONCE: Final = 200
+"""Batches in one call, before it is known how large they are, and after."""
+
+log = structlog.get_logger("quotagate.log")
+
+
+class Limits(NamedTuple):
+    """When what has gathered is written: as soon as one of these is reached.
+
+    Attributes:
+        packed: bytes, as they lie in the stream; in memory they are some ten times as many while written.
+    """
+
+    rows: int = 50_000
+    packed: int = 16 * 1024 * 1024
+    age_s: float = 5.0
+
+
+LIMITS: Final = Limits()
+
+
+class Drain:
+    """Takes batches out of the stream, for one who leads.
+
+    At most two lots are in memory, one that gathers and one that is written; if no more can be written no
+    more is read, and the stream fills up to its own bound.
+
+    Attributes:
+        error: why the folder takes nothing, in one word; empty if it does.
+        failures: how often it did not; taken by whoever reports them.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        folder: Folder,
+        limits: Limits = LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+        pauses_s: tuple[float, ...] = PAUSES_S,
+    ) -> None:
+        self.error = ""
+        self.failures = 0
+        self._stream = stream
+        self._folder = folder
+        self._limits = limits
+        self._clock = clock
+        self._pauses_s = pauses_s
+        self._held: list[Entry] = []
+        self._rows = self._packed = 0
+        self._largest = 0
+        """The largest entry so far, by which is judged how many more fit."""
+        self._since = 0.0
+        self._flush: Flush | None = None
+        self._failed = 0
+        self._again_at = 0.0
+        self._done: list[tuple[bytes, int, int]] = []
+        """What is in files, and the store does not know yet."""
+
+    async def run(self, over: asyncio.Event) -> None:
+        """Go on until it is over."""
+        failed = 0
+        while not over.is_set():
+            try:
+                await self._tell()
+                if not self._full:
+                    await self._take()
+            except StoreError as error:
+                if not failed:
+                    log.warning(
+                        "the store is away; the decision log waits", reason=error.reason, why=str(error)
+                    )
+                pause_s = STORE_PAUSES_S[min(failed, len(STORE_PAUSES_S) - 1)]
+                failed += 1
+                await wait(over, pause_s)
+            else:
+                if failed:
+                    log.info("the store is back; the decision log goes on")
+                failed = 0
+            if self._flush is None and (self._full or self._due_in_s <= 0):
+                self._begin()
+            if self._flush is not None and self._clock() >= self._again_at:
+                await self._write(self._flush)
+            elif self._full:
+                await wait(over, self._again_at - self._clock())
+
+    async def finish(self) -> None:
+        """Write what has gathered, unless that fails: then it stays in the stream for the next leader."""
+        for _ in range(2):  # what is being written, and what gathered behind it
+            if self.error:  # to find an object store away takes a dozen seconds
+                break
+            if self._flush is None and self._held:
+                self._begin()
+            if self._flush is not None:
+                await self._write(self._flush)
+        with contextlib.suppress(StoreError):
+            await self._tell()
+
+    @property
+    def _full(self) -> bool:
+        return self._rows >= self._limits.rows or self._packed >= self._limits.packed
+
+    @property
+    def _due_in_s(self) -> float:
+        return self._since + self._limits.age_s - self._clock() if self._held else math.inf
+
+    async def _take(self) -> None:
+        fit = (self._limits.packed - self._packed) // self._largest if self._largest else FIRST_AT_ONCE
+        count = max(1, min(fit, MOST_AT_ONCE))
+        due_ms = WAIT_MS if self._flush else self._due_in_s * 1000
+        found = await self._stream.read(count, round(max(min(due_ms, WAIT_MS), 1)))
+        if found and not self._held:
+            self._since = self._clock()
+        for entry in found:
+            self._held.append(entry)
+            self._rows += max(entry.rows, 1)
+            self._packed += len(entry.packed)
+            self._largest = max(self._largest, len(entry.packed))
+
+    def _begin(self) -> None:
+        self._flush = Flush(self._held, f"{self._held[0].id.decode()}-{secrets.token_hex(4)}")
+        self._held = []
+        self._rows = self._packed = 0
+
+    async def _write(self, flush: Flush) -> None:
+        try:
+            await asyncio.to_thread(flush.write, self._folder)
+        except (OSError, pa.ArrowException, NoPlace) as error:
+            self._cannot(error)
+            return
+        if self.error:
+            log.info("the decision log is written again", folder=self._folder.name)
+        self.error, self._failed = "", 0
+        self._flush = None
+        self._done += flush.done
+
+    def _cannot(self, error: Exception) -> None:
+        """Note that the folder takes nothing, and when to try again; said when the reason is another."""
+        self.failures += 1
+        self._again_at = self._clock() + self._pauses_s[min(self._failed, len(self._pauses_s) - 1)]
+        self._failed += 1
+        said, self.error = self.error, reason(error)
+        if said != self.error:
+            log.warning(
+                "the decision log cannot be written; its batches wait in the store",
+                folder=self._folder.name,
+                reason=self.error,
+                why=self._folder.told(error),
+            )
+
+    async def _tell(self) -> None:
+        """Tell the store what is in files: only then do batches leave the stream."""
+        if self._done:
+            await self._stream.done(self._done)
+            self._done = []
+
+
+async def wait(over: asyncio.Event, seconds: float) -> None:
+    """Wait so long, or until it is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(seconds, 0.0)):
+            await over.wait()

@@ -1,0 +1,66 @@
+"""The decision log as one table, for Python: each row once, every file of a version that is understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import compute, fs
+from pyarrow import parquet as pq
+
+from workers.decision_log.folder import Folder
+from workers.decision_log.schema import HOUR_MS, IDENTITY, SCHEMA, blaming, footer, hour_of
+
+TRIES: Final = 3
+"""Of listing the files: those of a past hour may be merged while they are read."""
+
+
+def read(url: str | Path, *, since_ms: int | None = None, until_ms: int | None = None) -> pa.Table:
+    """The rows of a period, or all.
+
+    Args:
+        url: of the log.
+        since_ms, until_ms: the period; its end is not part of it.
+
+    Raises:
+        BadFile: a file is corrupt, of another version, or lacks a column.
+        OSError: the folder cannot be read.
+    """
+    folder = Folder(url)
+    for attempt in range(TRIES):
+        try:
+            tables = [_table(folder, file) for file in folder.rows() if _within(file, since_ms, until_ms)]
+        except FileNotFoundError:
+            if attempt == TRIES - 1:
+                raise
+        else:
+            break
+    rows = distinct(pa.concat_tables([SCHEMA.empty_table(), *tables]))
+    if since_ms is not None:
+        rows = rows.filter(compute.greater_equal(rows["at_ms"], since_ms))
+    if until_ms is not None:
+        rows = rows.filter(compute.less(rows["at_ms"], until_ms))
+    return rows
+
+
+def distinct(rows: pa.Table) -> pa.Table:
+    """Each row once, in the order of their first places."""
+    numbered = rows.select(IDENTITY).append_column("at", pa.array(range(rows.num_rows), pa.int64()))
+    first = numbered.group_by(list(IDENTITY)).aggregate([("at", "min")])["at_min"]
+    return rows if len(first) == rows.num_rows else rows.take(first.sort())
+
+
+def _within(file: fs.FileInfo, since_ms: int | None, until_ms: int | None) -> bool:
+    hour = hour_of(file.path)
+    assert hour is not None
+    return (since_ms is None or hour + HOUR_MS > since_ms) and (until_ms is None or hour < until_ms)
+
+
+def _table(folder: Folder, file: fs.FileInfo) -> pa.Table:
+    footer(file.path, folder.filesystem)
+    with blaming(file.path):
+        found = pq.read_table(
+            file.path, filesystem=folder.filesystem, columns=SCHEMA.names, partitioning=None
+        )
+        return found.select(SCHEMA.names).cast(SCHEMA)

@@ -1,0 +1,206 @@
+"""From batches to rows at rest: column by column, because a row at a time would be the writer's whole day."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from app.domain.quota import PRODUCER_IDS_RATE
+from app.store.decision_log import CHARGED, REFRESHED, VERSION, Batch, QuotaThen, Row, VerdictThen
+from workers.decision_log.schema import CHANGE, LIMITED_BY, SCHEMA, VERDICT
+
+_DECODER: Final = msgspec.msgpack.Decoder(Batch)
+_DIGESTS: Final = pa.list_(pa.int64())
+_OF_QUOTA: Final = tuple(name for name in QuotaThen.__struct_fields__ if name != "enforcement")
+_OF_VERDICT: Final = tuple(name for name in VerdictThen.__struct_fields__ if name not in {"quota", "ids"})
+
+
+class Unreadable(ValueError):
+    """A batch that cannot be read, and why."""
+
+
+def decode(packed: bytes) -> Batch:
+    """A batch as a node left it.
+
+    Raises:
+        Unreadable: it is none, or of a newer version.
+    """
+    try:
+        batch = _DECODER.decode(packed)
+    except msgspec.MsgspecError as error:
+        newer = _version(packed)
+        why = f"its version is {newer}, newer than {VERSION}" if newer > VERSION else str(error)
+        raise Unreadable(why) from error
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"a text in it is not UTF-8: {error.reason}") from error
+    if batch.version != VERSION:
+        age = "newer" if batch.version > VERSION else "older"
+        raise Unreadable(f"its version is {batch.version}, {age} than {VERSION}")
+    return batch
+
+
+def table(batches: Sequence[Batch]) -> pa.Table:
+    """The rows of batches, in order.
+
+    Raises:
+        Unreadable: one of them speaks of what it does not hold, or has a number that no column takes.
+    """
+    rows = [row for batch in batches for row in batch.rows]
+    if not rows:
+        return SCHEMA.empty_table()
+    try:
+        return pa.Table.from_arrays(list(_columns(batches, rows)), schema=SCHEMA)
+    except (pa.ArrowException, OverflowError) as error:
+        raise Unreadable(" ".join(str(error).split())) from error
+
+
+def _columns(batches: Sequence[Batch], rows: Sequence[Row]) -> Iterator[pa.Array]:
+    def of_all(name: str) -> list[Any]:
+        return list(map(attrgetter(name), rows))
+
+    joined = of_all("ids")
+    sizes = [len(batch.rows) for batch in batches]
+    digests = _digests(joined)
+    change = attrgetter(*CHANGE.names)
+    made: dict[str, Any] = {
+        "batch": _repeated((batch.id for batch in batches), sizes),
+        "node": _repeated((batch.node for batch in batches), sizes),
+        "place": pa.array(chain.from_iterable(map(range, sizes)), pa.int32()),
+        "usage": _usage(of_all("usage")),
+        "ids": _ids(joined, digests),
+        "limited_by": _struct(LIMITED_BY, of_all("limited_by")),
+        "verdicts": _verdicts(batches, digests),
+        "change": _struct(CHANGE, [None if row.what is None else change(row) for row in rows]),
+    }
+    for field in SCHEMA:
+        column = made.get(field.name)
+        yield pa.array(of_all(field.name), field.type) if column is None else column
+
+
+def _repeated(values: Iterable[str], sizes: Sequence[int]) -> pa.Array:
+    """A value for each batch, as a value for each row."""
+    places = array("i", chain.from_iterable([place] * size for place, size in enumerate(sizes)))
+    return pa.array(values, pa.string()).take(_numbers(places, pa.int32()))
+
+
+def _usage(usages: Sequence[dict[str, float]]) -> pa.Array:
+    offsets = pa.array(accumulate(map(len, usages), initial=0), pa.int32())
+    names = pa.array(chain.from_iterable(usages), pa.string())
+    amounts = pa.array(chain.from_iterable(usage.values() for usage in usages), pa.float64())
+    return pa.MapArray.from_arrays(offsets, names, amounts)
+
+
+def _digests(joined: Iterable[bytes]) -> array[int]:
+    """Digests of eight bytes each, as signed integers in big-endian order."""
+    digests = array("q")
+    try:
+        digests.frombytes(b"".join(joined))
+    except ValueError:
+        raise Unreadable("its digests are not of eight bytes each") from None
+    if sys.byteorder == "little":
+        digests.byteswap()
+    return digests
+
+
+def _ids(joined: Sequence[bytes], digests: array[int]) -> pa.Array:
+    lengths = [len(ids) for ids in joined]
+    if any(length % 8 for length in lengths):
+        raise Unreadable("its digests are not of eight bytes each")
+    offsets = pa.array((total // 8 for total in accumulate(lengths, initial=0)), pa.int32())
+    without = pa.array([not length for length in lengths], pa.bool_())
+    return pa.ListArray.from_arrays(offsets, _numbers(digests, pa.int64()), type=_DIGESTS, mask=without)
+
+
+def _struct(kind: pa.StructType, values: Sequence[tuple[Any, ...] | None]) -> pa.Array:
+    """Tuples as a struct; its first field is never null, so where the struct is null it is empty."""
+    empty = ("", *(None,) * (kind.num_fields - 1))
+    parts = zip(*(value or empty for value in values), strict=True)
+    arrays = [pa.array(part, field.type) for part, field in zip(parts, kind, strict=True)]
+    without = pa.array([value is None for value in values], pa.bool_())
+    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=without)
+
+
+def _verdicts(batches: Sequence[Batch], digests: array[int]) -> pa.Array:
+    """The verdicts of each row; what they say of their quotas is copied from the batch's, not told anew."""
+    quotas = [quota for batch in batches for quota in batch.quotas]
+    told: list[VerdictThen] = []
+    which = array("i")
+    ends = array("i", [0])
+    charged, refreshed = _Chosen(), _Chosen()
+    before, first = 0, 0
+    for batch in batches:
+        held = len(batch.quotas)
+        counts_ids = [quota.quota == PRODUCER_IDS_RATE for quota in batch.quotas]
+        for row in batch.rows:
+            ids = len(row.ids) // 8
+            for verdict in row.verdicts:
+                if not 0 <= verdict.quota < held:
+                    raise Unreadable(f"a verdict names quota {verdict.quota} of {held}")
+                which.append(before + verdict.quota)
+                if not counts_ids[verdict.quota]:
+                    charged.nothing()
+                    refreshed.nothing()
+                    continue
+                flags = verdict.ids
+                if flags and len(flags) != ids:
+                    raise Unreadable(f"a verdict has {len(flags)} marks for {ids} ids")
+                charged.choose(CHARGED, flags, digests, first)
+                refreshed.choose(REFRESHED, flags, digests, first)
+            told += row.verdicts
+            ends.append(len(told))
+            first += ids
+        before += held
+
+    at = _numbers(which, pa.int32())
+    columns = {"charged_ids": charged.column(), "refreshed_ids": refreshed.column()}
+    for name in _OF_VERDICT:
+        columns[name] = pa.array(map(attrgetter(name), told), VERDICT.field(name).type)
+    for name in _OF_QUOTA:
+        columns[name] = pa.array(map(attrgetter(name), quotas), VERDICT.field(name).type).take(at)
+    verdicts = pa.StructArray.from_arrays([columns[field.name] for field in VERDICT], fields=list(VERDICT))
+    return pa.ListArray.from_arrays(_numbers(ends, pa.int32()), verdicts)
+
+
+class _Chosen:
+    """For each verdict the digests that have a mark, or null where it is of no ids."""
+
+    def __init__(self) -> None:
+        self._digests = array("q")
+        self._ends = array("i", [0])
+        self._null: list[bool] = []
+
+    def nothing(self) -> None:
+        self._ends.append(len(self._digests))
+        self._null.append(True)
+
+    def choose(self, mark: int, marks: bytes, digests: array[int], first: int) -> None:
+        if mark in marks:  # which it seldom is: an id is charged once, and refreshed once for each layer
+            self._digests.extend(digests[first + at] for at, found in enumerate(marks) if found == mark)
+        self._ends.append(len(self._digests))
+        self._null.append(False)
+
+    def column(self) -> pa.Array:
+        null = pa.array(self._null, pa.bool_())
+        values = _numbers(self._digests, pa.int64())
+        return pa.ListArray.from_arrays(_numbers(self._ends, pa.int32()), values, type=_DIGESTS, mask=null)
+
+
+def _numbers(numbers: array[int], kind: pa.DataType) -> pa.Array:
+    """Numbers as a column, without a copy."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _version(packed: bytes) -> int:
+    """The version that a batch says it has, whatever else stands in it; 0 if it says none."""
+    try:
+        said = msgspec.msgpack.decode(packed, type=list[msgspec.Raw])
+        return msgspec.msgpack.decode(said[0], type=int)
+    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError):
+        return 0

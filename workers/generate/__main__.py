@@ -1,0 +1,208 @@
+"""`quotagate generate`: traffic for running nodes, or a decision log of any size, with its truth."""
+# ruff: noqa: D301  a real backspace keeps the lines of examples apart
+
+from __future__ import annotations
+
+import hashlib
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from workers.generate.drive import Drive, DriveFailedError, write_truth
+from workers.generate.progress import bar
+from workers.generate.traffic import GENERATIONS, Traffic
+from workers.generate.write_log import Order, WriteFailedError, write_log
+
+HASHED_WITH: Final = "QUOTAGATE_HASH_SECRET"
+END_MS: Final = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400) * 1000
+"""When the year 9999 is over, and with it the hours that a log has."""
+
+cli = typer.Typer(
+    help="Make realistic traffic: principals of very different sizes, producers that live long, restart in "
+    "loops, begin anew after errors or make a producer for each batch, and storms of connections after "
+    "deployments. The same seed makes the same traffic.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong use.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Seed = Annotated[int, typer.Option(help="The same seed makes the same traffic.")]
+Events = Annotated[int, typer.Option(min=1, max=GENERATIONS, help="How many asks.")]
+Principals = Annotated[int, typer.Option(min=1, max=65_000, help="How many principals.")]
+Zipf = Annotated[
+    float,
+    typer.Option(
+        min=0.0, max=5.0, help="The n-th busiest principal asks n^-ZIPF times as often as the busiest."
+    ),
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="quotagate generate")
+
+
+@cli.command()
+def log(
+    to: Annotated[Path, typer.Option(help="The folder of the log, which must not be there yet.")],
+    events: Events,
+    seed: Seed = 1,
+    truth: Annotated[
+        Path | None, typer.Option(help="The folder of the ground truth; by default TO-truth.")
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(min=0.001, max=1e6, help="Asks a second of the time in the log.")
+    ] = 500.0,
+    begin: Annotated[
+        datetime,
+        typer.Option(
+            "--from",
+            formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"],
+            help="When the traffic begins, in UTC.",
+        ),
+    ] = datetime(2026, 1, 1, tzinfo=UTC),
+    principals: Principals = 1_000,
+    zipf: Zipf = 1.1,
+    programs: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="How many programs share the work; one for each processor."),
+    ] = None,
+) -> None:
+    """Write a decision log of any size, as nodes with QUOTAGATE_LOG=all would have, and its ground truth.
+
+    The log is a folder of Parquet, decided exactly. The truth has uses-*.parquet, a row for each id that an
+    ask names, and totals.json. Ids are hashed with QUOTAGATE_HASH_SECRET, or by the seed if it is not set.
+
+    \b
+    Examples:
+      quotagate generate log --to traffic --events 1000000
+      quotagate generate log --to traffic --events 1000000 --seed 7 --rate 100 --from 2026-03-01
+    """
+    _must_be_new("--to", to)
+    beside = truth or to.with_name(f"{to.name}-truth")
+    _must_be_new("--truth", beside)
+    if to.absolute() == beside.absolute():
+        raise typer.BadParameter("must not be the folder of the log", param_hint="--truth")
+    traffic = Traffic(seed, events, rate, principals, zipf)
+    order = Order(
+        traffic=traffic,
+        start_ms=_start_ms(begin, traffic),
+        secret=_secret(seed),
+        programs=programs or min(len(os.sched_getaffinity(0)), 256),
+    )
+    try:
+        with bar("rows", events) as advance:
+            totals = write_log(order, to, beside, advance)
+    except WriteFailedError as failed:
+        _fail(str(failed))
+    overall = totals["overall"]
+    typer.echo(f"{to}: {overall['asks']:,} decisions, {overall['charged']:,} ids charged; truth in {beside}")
+
+
+@cli.command()
+def drive(
+    url: Annotated[list[str], typer.Option(help="A node to ask; repeat for more, which are asked in turn.")],
+    events: Events,
+    truth: Annotated[Path, typer.Option(help="The folder of the ground truth, which must not be there yet.")],
+    seed: Seed = 1,
+    batch: Annotated[int, typer.Option(min=1, max=1_000, help="How many asks a call carries.")] = 20,
+    at_once: Annotated[int, typer.Option(min=1, max=1_000, help="How many calls are under way at once.")] = 8,
+    rate: Annotated[float, typer.Option(min=0.001, max=1e6, help="Asks a second of the traffic.")] = 500.0,
+    paced: Annotated[
+        bool, typer.Option("--paced", help="Send each ask when its time comes; else as fast as it goes.")
+    ] = False,
+    retries: Annotated[
+        int, typer.Option(min=0, max=100, help="How often a throttled ask is asked again after its wait.")
+    ] = 0,
+    longest_wait_ms: Annotated[
+        int, typer.Option(min=1, max=3_600_000, help="A throttled ask with a longer wait is given up.")
+    ] = 2_000,
+    set_quotas: Annotated[
+        bool, typer.Option("--set-quotas", help="First set the quotas that the traffic is made for.")
+    ] = False,
+    key: Annotated[str | None, typer.Option(envvar="QUOTAGATE_KEY", help="A key of the nodes.")] = None,
+    principals: Principals = 1_000,
+    zipf: Zipf = 1.1,
+) -> None:
+    """Send traffic to running nodes, and write the ground truth of what they answered.
+
+    The truth has uses-0.parquet, a row for each id that an ask names, and totals.json. An ask that got no
+    decision is counted as failed, and the command then ends with 1: whether it was charged nobody knows.
+
+    \b
+    Examples:
+      quotagate generate drive --url http://127.0.0.1:8080 --events 10000 --truth truth
+      quotagate generate drive --url http://n1:8080 --url http://n2:8080 --events 10000 --truth truth \\
+        --set-quotas --key KEY --paced --retries 1
+    """
+    _must_be_new("--truth", truth)
+    for each in url:
+        if not each.startswith(("http://", "https://")):
+            raise typer.BadParameter(f"{each!r} must begin with http:// or https://", param_hint="--url")
+    order = Drive(
+        traffic=Traffic(seed, events, rate, principals, zipf),
+        urls=[each.rstrip("/") for each in url],
+        at_once=at_once,
+        batch=batch,
+        paced=paced,
+        retries=retries,
+        longest_wait_ms=longest_wait_ms,
+        key=key,
+        set_quotas=set_quotas,
+    )
+    try:
+        with bar("asks", events) as advance:
+            totals = write_truth(order, truth, advance)
+    except DriveFailedError as failed:
+        _fail(str(failed))
+    overall = totals["overall"]
+    typer.echo(f"{overall['asks']:,} decisions, {overall['charged']:,} ids charged; truth in {truth}")
+    if totals["failed"]:
+        _fail(f"{totals['failed']:,} asks got no decision: {'; '.join(totals['failures'])}")
+
+
+def _must_be_new(option: str, folder: Path) -> None:
+    if folder.exists():
+        raise typer.BadParameter(f"{folder} is there already; name a new folder", param_hint=option)
+
+
+def _start_ms(begin: datetime, traffic: Traffic) -> int:
+    """When the traffic begins, if all of it lies where the log has hours."""
+    start_ms = int(begin.replace(tzinfo=UTC).timestamp()) * 1000
+    if start_ms < 0:
+        raise typer.BadParameter(f"{begin:%Y-%m-%d} is before 1970, where no log begins", param_hint="--from")
+    if start_ms + traffic.length_ms >= END_MS:
+        raise typer.BadParameter(
+            f"{traffic.events:,} asks at {traffic.rate:g} a second from there end after the year 9999; "
+            "begin sooner, or raise --rate",
+            param_hint="--from",
+        )
+    return start_ms
+
+
+def _secret(seed: int) -> bytes:
+    """The deployment's secret, if it is given, so that a store can know the ids; else one from the seed."""
+    given = os.environ.get(HASHED_WITH)
+    if not given:
+        return hashlib.blake2b(f"generated {seed}".encode(), digest_size=32).digest()
+    try:
+        secret = bytes.fromhex(given)
+    except ValueError:
+        secret = b""
+    if len(secret) != 32:
+        _fail(f"{HASHED_WITH}: must be 32 bytes in hex")
+    return secret
+
+
+def _fail(why: str) -> NoReturn:
+    typer.echo(f"quotagate generate: {why}", err=True)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Sends traffic to running nodes over HTTP, and keeps the truth of what they answered.
+
+What exact sets would have charged follows from the answers alone: an id whose ask went on, and that no ask
+before it had brought in, must have been charged; whatever order the nodes decided in, the sums are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import httpx
+
+from workers.generate import quotas
+from workers.generate.traffic import LISTENER, Event, Traffic
+from workers.generate.truth import Truth, write_totals
+
+TIMEOUT_S: Final = 30.0
+FOLLOWED_WITHIN_S: Final = 10.0
+USES_AT_ONCE: Final = 50_000
+WENT_ON: Final = frozenset({"admit", "delay"})
+
+
+class DriveFailedError(Exception):
+    """The traffic could not be sent as it was to be; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """What is to be sent, and how.
+
+    Attributes:
+        urls: of the nodes, which are asked in turn.
+        at_once: how many calls are under way at once, at most.
+        batch: how many asks a call carries; 1 asks without a batch.
+        paced: an ask is sent when its time comes, else as soon as there is room.
+        retries: how often a throttled ask is asked again, after the wait it was told.
+        longest_wait_ms: a longer wait is not waited for.
+        key: sent to the nodes if it is given.
+        set_quotas: set the quotas that the traffic is made for, first.
+    """
+
+    traffic: Traffic
+    urls: Sequence[str]
+    at_once: int = 8
+    batch: int = 20
+    paced: bool = False
+    retries: int = 0
+    longest_wait_ms: int = 2_000
+    key: str | None = None
+    set_quotas: bool = False
+
+
+def write_truth(
+    order: Drive, truth: Path, progress: Callable[[int], None] = lambda _done: None
+) -> dict[str, Any]:
+    """Send the traffic, and write its truth into a folder that is not there yet; gives the totals.
+
+    Raises:
+        DriveFailedError: the quotas could not be set, or the truth not be written.
+    """
+    aside = truth.with_name(f"_{truth.name}.writing")
+    try:
+        aside.mkdir(parents=True)
+        driven = _Driven(order, Truth(aside / "uses-0.parquet", digests=False), progress)
+        began_ms = _now_ms()
+        asyncio.run(driven.run())
+        driven.truth.close()
+        said = {
+            "seed": order.traffic.seed,
+            "events": order.traffic.events,
+            "from_ms": began_ms,
+            "to_ms": _now_ms(),
+            "quotas": quotas.DEFINITIONS,
+            "retries": driven.asked_again,
+            "sources": driven.sources,
+            "failed": driven.failed,
+            "failures": driven.failures,
+        }
+        totals = write_totals(aside, said, [driven.truth.sums])
+        aside.rename(truth)
+    except OSError as error:
+        raise DriveFailedError(str(error)) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return totals
+
+
+class Posts(Protocol):
+    """What is needed of an HTTP client."""
+
+    async def post(self, url: str, *, json: Any) -> httpx.Response:
+        """Send JSON."""
+
+
+@dataclass(slots=True)
+class _Driven:
+    """Traffic on its way, and what came back.
+
+    Attributes:
+        failed: asks that got no decision; whether they were charged is unknown.
+        failures: some of the reasons, each once.
+        sources: by whom asks were answered; what the store did not answer charged nothing for certain.
+    """
+
+    order: Drive
+    truth: Truth
+    progress: Callable[[int], None]
+    failed: int = 0
+    asked_again: int = 0
+    failures: list[str] = field(default_factory=list)
+    sources: Counter[str] = field(default_factory=Counter)
+    _answered: int = 0
+    _since_flush: int = 0
+    _brought_in: set[tuple[str, int]] = field(default_factory=set)
+
+    async def run(self) -> None:
+        """Send everything, and wait for every answer."""
+        order = self.order
+        headers = {"Authorization": f"Bearer {order.key}"} if order.key else {}
+        limits = httpx.Limits(max_connections=order.at_once)
+        async with httpx.AsyncClient(
+            headers=headers, limits=limits, timeout=TIMEOUT_S, trust_env=False
+        ) as client:
+            if order.set_quotas:
+                await self._set_quotas(client)
+            calls = enumerate(_in_calls(order.traffic.stream(), order.batch))
+            began = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(order.at_once):
+                    group.create_task(self._send_some(client, calls, began))
+
+    async def _set_quotas(self, client: httpx.AsyncClient) -> None:
+        for entity, definitions in quotas.DEFINITIONS.items():
+            url = f"{self.order.urls[0]}/v1/quotas/{entity}"
+            try:
+                answer = await client.put(url, json=definitions, headers={"X-Reason": "quotagate generate"})
+            except httpx.HTTPError as error:
+                raise DriveFailedError(f"{url}: {str(error) or type(error).__name__}") from None
+            if not answer.is_success:
+                raise DriveFailedError(f"{url}: {answer.status_code} {answer.text}")
+        for node in self.order.urls:
+            await self._until_followed(client, node)
+
+    async def _until_followed(self, client: httpx.AsyncClient, node: str) -> None:
+        """Wait until a node decides by the new quotas; the others take them in within a second."""
+        someone = {"principal": "p", "ip": "10.0.0.1", "broker": "1", "listener": LISTENER}
+        wanted = {(entity, key) for entity, its in quotas.DEFINITIONS.items() for key in its}
+        give_up = time.monotonic() + FOLLOWED_WITHIN_S
+        while True:
+            try:
+                answer = await client.get(f"{node}/v1/quotas:effective", params=someone)
+                answer.raise_for_status()
+            except httpx.HTTPError as error:
+                raise DriveFailedError(f"{node}: {str(error) or type(error).__name__}") from None
+            if wanted <= {(each["entity"], each["quota"]) for each in answer.json()["quotas"]}:
+                return
+            if time.monotonic() > give_up:
+                raise DriveFailedError(f"{node}: does not decide by the new quotas")
+            await asyncio.sleep(0.02)
+
+    async def _send_some(
+        self, client: Posts, calls: Iterator[tuple[int, Sequence[Event]]], began: float
+    ) -> None:
+        for number, events in calls:
+            if self.order.paced:
+                await asyncio.sleep(began + events[-1].at_ms / 1000 - time.monotonic())
+            throttled = await self._ask(client, number, [(event, event.ask) for event in events])
+            for _ in range(self.order.retries):
+                throttled = await self._ask_again(client, number, throttled)
+
+    async def _ask_again(
+        self, client: Posts, number: int, throttled: Sequence[tuple[Event, dict[str, Any], int]]
+    ) -> list[tuple[Event, dict[str, Any], int]]:
+        """Ask again what is worth waiting for; connections as KIP-612 has it, with a re-check."""
+        waiting = [each for each in throttled if each[2] <= self.order.longest_wait_ms]
+        if not waiting:
+            return []
+        await asyncio.sleep(max(wait for _, _, wait in waiting) / 1000)
+        self.asked_again += len(waiting)
+        asks = [
+            (event, ask if event.principal is not None else {**ask, "recheck": True})
+            for event, ask, _ in waiting
+        ]
+        return await self._ask(client, number + 1, asks)
+
+    async def _ask(
+        self, client: Posts, number: int, asks: Sequence[tuple[Event, dict[str, Any]]]
+    ) -> list[tuple[Event, dict[str, Any], int]]:
+        """Ask the node whose turn it is; gives back what was throttled, and for how long."""
+        node = self.order.urls[number % len(self.order.urls)]
+        try:
+            decisions = await _decisions(client, node, [ask for _, ask in asks])
+        except (httpx.HTTPError, _RefusedError) as error:
+            self._fail(f"{node}: {str(error) or type(error).__name__}", len(asks))
+            return []
+        throttled = []
+        for (event, ask), decision in zip(asks, decisions, strict=True):
+            self._note(event, decision["decision"], decision["source"])
+            if decision["decision"] == "throttle":
+                throttled.append((event, ask, decision["throttle_ms"]))
+        self._answered += len(asks)
+        self.progress(self._answered)
+        return throttled
+
+    def _fail(self, why: str, asks: int) -> None:
+        self.failed += asks
+        if why not in self.failures and len(self.failures) < 10:
+            self.failures.append(why)
+
+    def _note(self, event: Event, decision: str, source: str) -> None:
+        """Keep what an answer means for each id of its ask."""
+        principal, now_ms, charged = event.principal or "", _now_ms(), 0
+        self.sources[source] += 1
+        new = [each for each in event.ids if (principal, each) not in self._brought_in]
+        for each, cause in zip(event.ids, event.causes, strict=True):
+            charge = each in new and decision in WENT_ON and source == "store"
+            charged += charge
+            self.truth.used(
+                event.number, now_ms, principal, each, b"", cause, decision, new=each in new, charged=charge
+            )
+        if charged:
+            self._brought_in.update((principal, each) for each in new)
+        self.truth.asked(principal, decision, len(event.ids), len(new), charged)
+        self._since_flush += len(event.ids)
+        if self._since_flush >= USES_AT_ONCE:
+            self.truth.flush()
+            self._since_flush = 0
+
+
+class _RefusedError(Exception):
+    """A node answered with an error."""
+
+
+async def _decisions(client: Posts, node: str, asks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(asks) == 1:
+        return [(await _posted(client, f"{node}/v1/decisions", asks[0]))]
+    found: list[dict[str, Any]] = (await _posted(client, f"{node}/v1/decisions:batch", {"asks": asks}))[
+        "decisions"
+    ]
+    return found
+
+
+async def _posted(client: Posts, url: str, body: Any) -> dict[str, Any]:
+    answer = await client.post(url, json=body)
+    if not answer.is_success:
+        raise _RefusedError(f"{answer.status_code} {answer.text[:300]}")
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def _in_calls(events: Iterator[Event], size: int) -> Iterator[list[Event]]:
+    """Cut into lists of a size, the last one perhaps shorter."""
+    while call := list(itertools.islice(events, size)):
+        yield call
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

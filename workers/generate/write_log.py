@@ -1,0 +1,273 @@
+"""Writes a decision log of any size straight to Parquet, decided as nodes would have, and the truth with it.
+
+Several programs share the work: each judges its part of the principals, as if it were their node, and one of
+them the connections. The folders appear whole, at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from app.domain.digest import fingerprint
+from workers.decision_log.fingerprints import with_secrets
+from workers.decision_log.schema import HOUR_MS, SCHEMA, partition
+from workers.generate import quotas
+from workers.generate.columns import Columns
+from workers.generate.judge import Decided, Judge
+from workers.generate.traffic import Event, Traffic
+from workers.generate.truth import Truth, write_totals
+
+ROWS_AT_ONCE: Final = 50_000
+ROWS_OF_A_BATCH: Final = 100
+EVENTS_OF_A_CALL: Final = 16
+ORDER_OF_A_CALL: Final = 128
+"""By which the order grows from call to call of the script."""
+
+LOOK_EVERY_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be written.
+
+    Attributes:
+        start_ms: when the traffic begins.
+        secret: hashes the ids.
+        programs: how many share the work.
+    """
+
+    traffic: Traffic
+    start_ms: int
+    secret: bytes
+    programs: int
+
+
+class WriteFailedError(Exception):
+    """The log could not be written; the text says why."""
+
+
+def write_log(
+    order: Order, log: Path, truth: Path, progress: Callable[[int], None] = lambda _done: None
+) -> dict[str, Any]:
+    """Write the log and its truth into two folders that are not there yet; gives the totals.
+
+    Raises:
+        WriteFailedError: nothing is left behind then.
+    """
+    aside = [folder.with_name(f"_{folder.name}.writing") for folder in (log, truth)]
+    try:
+        for folder in aside:
+            folder.mkdir(parents=True)
+    except OSError as error:
+        raise WriteFailedError(f"{folder}: {error.strerror or error}") from None
+    try:
+        sums = _write_all(order, aside[0], aside[1], progress)
+        _write_quotas(order, aside[0])
+        said = {
+            "seed": order.traffic.seed,
+            "events": order.traffic.events,
+            "from_ms": order.start_ms,
+            "to_ms": order.start_ms + order.traffic.length_ms,
+            "quotas": quotas.DEFINITIONS,
+        }
+        totals = write_totals(aside[1], said, sums)
+        for written, folder in zip(aside, (log, truth), strict=True):
+            written.rename(folder)
+    except OSError as error:
+        raise WriteFailedError(str(error)) from None
+    finally:
+        for folder in aside:
+            shutil.rmtree(folder, ignore_errors=True)
+    return totals
+
+
+def _write_all(order: Order, log: Path, truth: Path, progress: Callable[[int], None]) -> list[Any]:
+    """Let each program write its part; what each of them counted."""
+    context = get_context("spawn")
+    done, trouble = context.Array("Q", order.programs), context.SimpleQueue()
+    parts = [
+        context.Process(
+            target=_write_part, args=(order, part, str(log), str(truth), done, trouble), daemon=True
+        )
+        for part in range(order.programs)
+    ]
+    for program in parts:
+        program.start()
+    try:
+        while any(program.is_alive() for program in parts):
+            for program in parts:
+                program.join(LOOK_EVERY_S / len(parts))
+            progress(sum(done[:]))
+            if any(program.exitcode for program in parts):
+                break
+        if codes := [program.exitcode for program in parts if program.exitcode]:
+            why = f"a program that writes it ended with {codes[0]}" if trouble.empty() else trouble.get()
+            raise WriteFailedError(why)
+    finally:
+        for program in parts:
+            program.kill()
+            program.join()
+    sums = []
+    for part in range(order.programs):
+        kept = truth / f"sums-{part}.json"
+        sums.append(json.loads(kept.read_text(encoding="utf-8")))
+        kept.unlink()
+    return sums
+
+
+def _write_part(order: Order, part: int, log: str, truth: str, done: Any, trouble: Any) -> None:
+    """What one program does; it ends with the one that started it, which Ctrl-C is for.
+
+    Args:
+        done: takes how many rows it has written.
+        trouble: takes why it could not go on.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    starter = parent_process()
+
+    def count(rows: int) -> None:
+        done[part] = rows
+        if starter is not None and not starter.is_alive():
+            raise SystemExit(1)
+
+    try:
+        sums = _Part(order, part, Path(log), Path(truth)).write(count)
+        (Path(truth) / f"sums-{part}.json").write_text(json.dumps(sums), encoding="utf-8")
+    except OSError as error:
+        trouble.put(str(error))
+        raise SystemExit(1) from None
+
+
+class _Part:
+    """The rows and the truth of one program's principals."""
+
+    def __init__(self, order: Order, part: int, log: Path, truth: Path) -> None:
+        self._order = order
+        self._part = part
+        self._columns = Columns(f"generated-{part}")
+        self._judge = Judge(self._columns, order.secret)
+        self._truth = Truth(truth / f"uses-{part}.parquet")
+        self._files = _Files(log, self._columns.node, order.secret)
+        self._rows = 0
+
+    def write(self, done: Callable[[int], None]) -> dict[str, dict[str, int]]:
+        """Write every event that is this program's; gives the sums."""
+        hour = 0
+        for event in self._order.traffic.stream(self._is_mine):
+            now_ms = self._order.start_ms + event.at_ms
+            if now_ms // HOUR_MS != hour or len(self._columns) >= ROWS_AT_ONCE:
+                self._flush(hour)
+                done(self._rows)
+                hour = now_ms // HOUR_MS
+            self._log(event, now_ms)
+        self._flush(hour)
+        self._files.close()
+        self._truth.close()
+        done(self._rows)
+        return {name: dict(counts) for name, counts in self._truth.sums.items()}
+
+    def _is_mine(self, rank: int, connects: bool) -> bool:
+        if connects:
+            return self._part == self._order.programs - 1  # a listener's bucket is everybody's
+        return rank % self._order.programs == self._part
+
+    def _log(self, event: Event, now_ms: int) -> None:
+        columns = self._columns
+        columns.batch.append(self._rows // ROWS_OF_A_BATCH)
+        columns.place.append(self._rows % ROWS_OF_A_BATCH)
+        call, within = divmod(event.number, EVENTS_OF_A_CALL)
+        columns.order.append((call + 1) * ORDER_OF_A_CALL + within)
+        self._rows += 1
+        self._note(event, now_ms, self._judge.decide(event, now_ms))
+
+    def _note(self, event: Event, now_ms: int, said: Decided) -> None:
+        principal = event.principal or ""
+        self._truth.asked(principal, said.decision, len(event.ids), len(said.unseen), len(said.charged))
+        for each, digest, cause in zip(event.ids, said.digests, event.causes, strict=True):
+            self._truth.used(
+                event.number,
+                now_ms,
+                principal,
+                each,
+                digest,
+                cause,
+                said.decision,
+                new=digest in said.unseen,
+                charged=digest in said.charged,
+            )
+
+    def _flush(self, hour: int) -> None:
+        if self._columns:
+            self._files.write(hour, self._columns.taken())
+            self._truth.flush()
+
+
+class _Files:
+    """One Parquet file an hour, in the folder of its hour."""
+
+    def __init__(self, log: Path, node: str, secret: bytes) -> None:
+        self._log = log
+        self._node = node
+        self._schema = with_secrets(SCHEMA, [fingerprint(secret)])
+        self._hour = 0
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, hour: int, rows: pa.RecordBatch) -> None:
+        """Write rows that all belong to an hour, counted from 1970, and to none before."""
+        if self._writer is None or hour != self._hour:
+            self.close()
+            self._hour = hour
+            folder = self._log / partition(hour * HOUR_MS)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(
+                folder / f"{self._node}.parquet", self._schema, compression="zstd"
+            )
+        self._writer.write_batch(rows)
+
+    def close(self) -> None:
+        """Finish the file of the last hour."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _write_quotas(order: Order, log: Path) -> None:
+    """The quotas, as the changes that set them before the first ask."""
+    rows: Sequence[dict[str, Any]] = [
+        {
+            **dict.fromkeys(SCHEMA.names),
+            "kind": "quota",
+            "batch": f"generated-quotas-{0:012}",
+            "place": place,
+            "node": "generated-0",
+            "at_ms": order.start_ms,
+            "deny": False,
+            "recheck": False,
+            "cluster_action": False,
+            "usage": {},
+            "throttle_ms": 0,
+            "charged": False,
+            "applied": 0,
+            "replayed": False,
+            "change": {
+                "what": entity,
+                "before": None,
+                "after": json.dumps(definitions),
+                "who": "quotagate generate",
+                "version": place + 1,
+            },
+        }
+        for place, (entity, definitions) in enumerate(quotas.DEFINITIONS.items())
+    ]
+    path = log / partition(order.start_ms) / "generated-quotas.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, compression="zstd")

@@ -1,0 +1,85 @@
+"""The command line of the jobs: `python -m workers.spark JOB ...`, and what spark-submit starts.
+
+Exit codes: 0 done, and what was to be shown held; 1 refused, failed, or did not hold; 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
+
+from workers.spark.refused import Refused
+
+JOBS: Final[dict[str, tuple[str, str]]] = {
+    "backfill": ("workers.spark.backfill", "say what every filter and window should hold at a moment"),
+    "audit": ("workers.spark.audit.job", "prove from the log that the limits held"),
+}
+"""Jobs by name: where each is, and what it does in one line."""
+
+FAILED_FILE: Final = re.compile(r"\[FAILED_READ_FILE\S*\] Encountered error while reading file (\S+?)\.? ")
+SHOWN_LINES: Final = 6
+
+
+class Job(Protocol):
+    """A module that is a job; it imports Spark only once it runs, so that its help comes at once."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """What the job takes."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it; the exit code."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="quotagate spark",
+        description="Spark jobs over the decision log.",
+        epilog="Exit codes: 0 done, and what was to be shown held; 1 refused, failed, or did not hold; "
+        "2 wrong use.",
+    )
+    jobs = parser.add_subparsers(dest="job", metavar="JOB", required=True)
+    for name, (module, says) in JOBS.items():
+        job = cast("Job", importlib.import_module(module))
+        about = jobs.add_parser(
+            name, help=says, description=says, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        about.add_argument(
+            "--master",
+            help="where to run: spark://..., k8s://..., yarn; default: spark-submit's, else local[*]",
+        )
+        about.add_argument("--memory", default="2g", help="of the Java on this machine; default: %(default)s")
+        about.add_argument("--java", default="", metavar="OPTIONS", help="further options of that Java")
+        job.add_arguments(about)
+        about.set_defaults(run=job.run)
+    arguments = parser.parse_args(argv)
+    try:
+        return cast("int", arguments.run(arguments))
+    except Refused as refused:
+        print(f"quotagate: {refused}", file=sys.stderr)  # noqa: T201
+        return refused.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        print(f"quotagate: {explained(str(error))}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def explained(message: str) -> str:
+    """What Spark's message says to somebody who has never seen Spark: the file, or its first lines."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if found := FAILED_FILE.search(f"{message} "):
+        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+        why = causes[-1] if causes else "cannot be read as Parquet"
+        return f"{found[1].removeprefix('file://')}: {why}"
+    return "\n  ".join(["the job failed:", *lines[:SHOWN_LINES]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

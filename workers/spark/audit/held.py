@@ -1,0 +1,51 @@
+"""Which bounds there are, and whether what was found is within them."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from app.domain.shape import FALSE_SEEN
+
+IMPROBABLE: Final = 1e-6
+"""A bound of a chance is broken by what would be so improbable if it held: one in a million audits."""
+
+FALSELY_SEEN: Final = "more new ids taken as seen than 1 in 10,000"
+OVER: Final = "more admitted than the bound"
+DIFFERS: Final = "verdicts that are not the exact ones"
+LOST: Final = "charges lost"
+UNTOLD: Final = "charges that no row tells of"
+STALE: Final = "limits that did not stand"
+MISSING: Final = "rows are missing from the log"
+NOTHING: Final = "nothing was judged"
+
+
+def improbable(falsely_seen: int, lookups: int) -> bool:
+    """Whether so many new ids taken as seen speak against the design's chance of 1e-4 each.
+
+    >>> improbable(1, 100), improbable(3, 10_000), improbable(5, 1_000), improbable(0, 0)
+    (False, False, True, False)
+    """
+    if not falsely_seen:
+        return False
+    expected = FALSE_SEEN * lookups
+    if falsely_seen <= expected:
+        return False
+    return at_least(falsely_seen, expected) < IMPROBABLE
+
+
+def at_least(times: int, expected: float) -> float:
+    """The chance that something rare happens so often or more, when so often is expected (Poisson).
+
+    >>> round(at_least(1, 0.5), 4), round(at_least(3, 0.1), 7)
+    (0.3935, 0.0001547)
+    """
+    if expected <= 0:
+        return 0.0
+    term = math.exp(-expected + times * math.log(expected) - math.lgamma(times + 1))
+    chance, more = 0.0, times
+    while term > chance * 1e-12:
+        chance += term
+        more += 1
+        term *= expected / more
+    return chance

@@ -1,0 +1,254 @@
+"""The report as one page that needs nothing else: no script, no other host, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+from app.domain.decision import OUTCOMES
+from app.domain.shape import FALSE_SEEN
+from workers.spark.audit import charts
+from workers.spark.audit.admitted import excess
+from workers.spark.audit.held import FALSELY_SEEN
+
+STYLE: Final = """
+:root {
+  color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #68717d; --line: #d5dae1;
+  --good: #1a7f4b; --bad: #b3261e;
+  --admit: #4a90c4; --delay: #d9a514; --throttle: #d9682b; --reject: #a02c5a;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --ink: #e4e8ee; --paper: #14181d; --faint: #98a2b0; --line: #333b46; --good: #55c48a; --bad: #ff7b72;
+    --admit: #5aa5dc; --delay: #e5bd4b; --throttle: #ee8a54; --reject: #d66a98;
+  }
+}
+body {
+  background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
+  margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
+}
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+p.faint, th { color: var(--faint); }
+.held { color: var(--good); } .failed { color: var(--bad); }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+td, th {
+  border-bottom: 1px solid var(--line); padding: .25rem .9rem .25rem 0; text-align: left;
+  vertical-align: top; font-weight: normal;
+}
+td.n, th.n { text-align: right; white-space: nowrap; }
+td:not(.n) { min-width: 7rem; } td:not(.n):nth-child(2) { min-width: 11rem; }
+svg { width: 100%; height: auto; } svg text { fill: var(--faint); font: 12px system-ui, sans-serif; }
+.axis { stroke: var(--line); } .bound { stroke: var(--ink); stroke-dasharray: 4 3; }
+.admit { fill: var(--admit); } .delay { fill: var(--delay); } .throttle { fill: var(--throttle); }
+.reject { fill: var(--reject); } .within { fill: var(--good); } .beyond { fill: var(--bad); }
+span.key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; }
+span.key.admit { background: var(--admit); } span.key.delay { background: var(--delay); }
+span.key.throttle { background: var(--throttle); } span.key.reject { background: var(--reject); }
+"""
+
+HEAD: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>Quotagate audit</title><style>{style}</style></head><body>
+"""
+
+COUNTS: Final = (
+    ("asks", "decisions"),
+    *((outcome, outcome) for outcome in OUTCOMES),
+    ("fallback", "answered by the fallback, without the store"),
+    ("unordered", "without a place in the store's order: local and fallback answers"),
+    ("replayed", "answers given again to a retry"),
+    ("verdicts", "verdicts of quotas, given by the store"),
+    ("judged", "verdicts recomputed exactly and compared"),
+    ("unjudged", "verdicts not compared: the bucket was in use before the log begins, or lost track of"),
+    ("differs", "verdicts or decisions that are not the exact ones"),
+    ("lookups", "look-ups of ids that were new"),
+    ("falsely_seen", "of them taken as seen"),
+    ("charged_ids", "ids charged"),
+    ("charged_again", "ids charged although they were known"),
+    ("lost", "times that a bucket had lost charges"),
+    ("lost_units", "units lost with them"),
+    ("unlogged", "times that a bucket held charges no row tells of"),
+    ("untold", "of them more than decisions without the store may have made"),
+    ("stale", "verdicts by a limit that did not stand"),
+    ("corrections", "clock corrections"),
+    ("over", "asks admitted above a bound"),
+    ("missing_batches", "batches missing from the log, by their numbers"),
+    ("dropped_rows", "rows that nodes had to drop"),
+)
+
+
+def html(report: Mapping[str, Any]) -> str:
+    """The page of a report."""
+    total = report["overall"]
+    counts = [(says, _number(total[name])) for name, says in COUNTS]
+    parts = [
+        HEAD.format(style=STYLE),
+        *_verdict(report, total),
+        "<h2>Over all</h2>",
+        _table([("", ""), ("count", "n")], counts),
+        *_lacking(report),
+        *_decisions(report),
+        *_false_seen(report, total),
+        *_admitted(report),
+        *_principals("Principals for whom not all held", report["failed"], total["failed"]),
+        *_principals("The principals with most decisions", report["largest"], len(report["largest"])),
+        *_cases(report),
+        *_end(report),
+    ]
+    return "".join(parts)
+
+
+def _verdict(report: Mapping[str, Any], total: Mapping[str, Any]) -> Iterable[str]:
+    yield "<h1>Quotagate audit</h1>"
+    if report["held"]:
+        yield '<p class="held"><strong>All bounds held.</strong></p>'
+    else:
+        reasons = "; ".join(total["not_held"]) or "see the principals below"
+        who = f", for {total['failed']:,} principals" if total["failed"] else ""
+        yield f'<p class="failed"><strong>Not all bounds held</strong>{who}: {escape(reasons)}.</p>'
+    period = f"{charts.clock(report['from_ms'])} to {charts.clock(report['to_ms'])} UTC"
+    yield f'<p class="faint">{escape(report["log"])}, {period}. '
+    yield f"{report['changes']:,} changes of quotas and {report['factors']:,} of the throttle factor. "
+    yield "Each verdict was judged by the limit that its node applied, and that limit by these changes, with "
+    yield f"{report['grace_s']:g} s around each in which either side is right.</p>"
+
+
+def _lacking(report: Mapping[str, Any]) -> Iterable[str]:
+    if not report["lacking"]:
+        return
+    yield "<h2>Missing from the log</h2><p>Batches whose numbers are missing between those of others: "
+    yield "refused by a full stream, or lost with the store before they were read.</p>"
+    yield _table(
+        [("node", ""), ("first number", "n"), ("last number", "n"), ("missing", "n")],
+        [(one.node, *(_number(each) for each in one[1:])) for one in report["lacking"]],
+    )
+
+
+def _decisions(report: Mapping[str, Any]) -> Iterable[str]:
+    yield "<h2>Decisions over time</h2><p>"
+    for outcome in OUTCOMES:
+        yield f'<span class="key {outcome}"></span>{outcome}'
+    yield "</p>"
+    yield charts.stacked(report["over_time"], OUTCOMES, report["slice_ms"])
+
+
+def _false_seen(report: Mapping[str, Any], total: Mapping[str, Any]) -> Iterable[str]:
+    yield "<h2>New ids taken as seen</h2>"
+    rows = [
+        ("all principals", total),
+        *((_named(row), row) for row in report["failed"][:10] if row["lookups"]),
+    ]
+    plotted = []
+    for name, row in rows:
+        rate = row["falsely_seen"] / row["lookups"] if row["lookups"] else 0.0
+        number = f"{row['falsely_seen']:,} of {row['lookups']:,}"
+        plotted.append((name, rate / FALSE_SEEN, number, FALSELY_SEEN not in row["not_held"]))
+    yield charts.bars(plotted, "the part of new ids that was taken as seen, against the design's bound")
+    yield f'<p class="faint">The design allows {FALSE_SEEN:g} of the look-ups of new ids. It counts as '
+    yield "broken by what would happen in one of a million audits if it held.</p>"
+    if report["falsely_seen"]:
+        yield _table(
+            [("principal", ""), ("id's digest", "n"), ("when (UTC)", "")],
+            [
+                (_named(row), _digest(row["digest"]), charts.clock(row["at_ms"]))
+                for row in report["falsely_seen"]
+            ],
+        )
+
+
+def _admitted(report: Mapping[str, Any]) -> Iterable[str]:
+    yield "<h2>Admitted, against the stated bounds</h2>"
+    plotted = []
+    for row in report["nearest"]:
+        part = excess(row["worst"], row["bound"])
+        number = f"{row['worst']:.4f} of {row['bound']:.4f}"
+        plotted.append((f"{row['quota']} {row['bucket']}", part, number, row["over"] == 0))
+    yield charts.bars(plotted, "the most admitted in any window, against the bound") or (
+        "<p>No quota that denies admitted anything.</p>"
+    )
+
+
+def _principals(title: str, rows: Sequence[Mapping[str, Any]], count: int) -> Iterable[str]:
+    if not rows:
+        return
+    yield f"<h2>{escape(title)}</h2>"
+    names = (
+        "asks",
+        *OUTCOMES,
+        "fallback",
+        "differs",
+        "falsely_seen",
+        "lost",
+        "untold",
+        "stale",
+        "corrections",
+        "over",
+    )
+    counts = [(name.replace("_", " "), "n") for name in names]
+    yield _table(
+        [("principal", ""), ("what did not hold", ""), *counts],
+        [(_named(row), "; ".join(row["not_held"]), *(_number(row[name]) for name in names)) for row in rows],
+    )
+    if count > len(rows):
+        yield f'<p class="faint">{len(rows):,} of {count:,}; the table `principals` has all.</p>'
+
+
+def _cases(report: Mapping[str, Any]) -> Iterable[str]:
+    if not report["cases"]:
+        return
+    yield "<h2>Cases</h2>"
+    yield _table(
+        [("case", ""), ("when (UTC)", ""), ("principal", ""), ("bucket", ""), ("decided", ""), ("exact", "")],
+        [
+            (
+                row["case"].replace("_", " "),
+                charts.clock(row["at_ms"]),
+                _named(row),
+                f"{row['quota']} {row['bucket']}" if row["quota"] else "",
+                row["logged"],
+                row["exact"],
+            )
+            for row in report["cases"]
+        ],
+    )
+    if report["cases_count"] > len(report["cases"]):
+        yield (
+            f'<p class="faint">{len(report["cases"]):,} of {report["cases_count"]:,}; the table `cases` has '
+            "all.</p>"
+        )
+
+
+def _end(report: Mapping[str, Any]) -> Iterable[str]:
+    yield f'<p class="faint">Ids remembered for a principal at most: {report["max_ids"]:,}; delays joined '
+    yield f"by: {escape(report['combine_delays'])}. What is recomputed, and where the bounds come from, "
+    yield "stands in docs/pipeline.md and docs/bounds.md.</p></body></html>\n"
+
+
+def _table(heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
+    def cells(tag: str, texts: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{f' class={kind!r}' if kind else ''}>{escape(text)}</{tag}>"
+            for text, (_, kind) in zip(texts, heads, strict=True)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    head = cells("th", [name for name, _ in heads])
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    return "(no principal)" if row["principal"] is None else str(row["principal"])
+
+
+def _digest(digest: int | None) -> str:
+    return "" if digest is None else str(digest)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "0"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
