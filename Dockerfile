@@ -1,11 +1,13 @@
 # The service alone: no build tools, no root. docker-compose.yml shows it among its servers.
 
 FROM python:3.11-slim AS build
+# requirements-spark.txt makes the image of the Spark jobs, with a Java, half a gigabyte larger.
+ARG REQUIREMENTS=requirements.txt
 WORKDIR /build
 RUN python -m venv --without-pip /venv
 # Apart from the code, so that a change of code leaves this layer as it is.
-COPY requirements.txt .
-RUN pip --python /venv/bin/python install --no-cache-dir --require-hashes --requirement requirements.txt
+COPY requirements.txt requirements-spark.txt ./
+RUN pip --python /venv/bin/python install --no-cache-dir --require-hashes --requirement "$REQUIREMENTS"
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
 COPY workers workers

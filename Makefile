@@ -26,22 +26,22 @@ demo: .venv/.service ## see it at work: nginx before a site, traffic, quotas, an
 ##@ Work on it
 
 .PHONY: test
-test: check .tools/debian/.done ## check, then the tests (T=path[::test] narrows them)
-	$(BIN)/pytest $(T)
+test: check .tools/debian/.done ## check, then the tests, two at once (T=path[::test] narrows them)
+	$(BIN)/pytest $(or $(T),--numprocesses 2 --dist loadgroup)
 
 .PHONY: check
-check: .venv/.dev ## formatting, lints, types and import contracts: exactly what CI runs
+check: .venv/.dev .venv/.spark ## formatting, lints, types and import contracts: exactly what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 .PHONY: prove
-prove: .venv/.dev .tools/debian/.done ## the long proofs and searches
+prove: .venv/.dev .venv/.spark .tools/debian/.done ## the long proofs and searches
 	$(BIN)/pytest -m prove --timeout 3600 -s $(T)
 
 .PHONY: bench
-bench: .venv/.dev ## the measurements
+bench: .venv/.dev .venv/.spark ## the measurements
 	$(BIN)/pytest -m bench --timeout 3600 -s $(T)
 
 .PHONY: format
@@ -101,6 +101,11 @@ clean: ## remove environments and caches; state in .quotagate stays
 
 .venv/.dev: requirements-dev.txt .venv/.service
 	@$(UV) pip install --quiet --python .venv --require-hashes --requirement requirements-dev.txt
+	@touch $@
+
+# Half a gigabyte, so only makers and who runs Spark jobs have it: `quotagate spark` asks when it is missing.
+.venv/.spark: requirements-spark.txt .venv/.service
+	@$(UV) pip install --quiet --python .venv --require-hashes --requirement requirements-spark.txt
 	@touch $@
 
 # Where this cannot be had, the tests that need it skip with the reason, and fail under CI=true.

@@ -122,6 +122,13 @@ class HttpDriver(Driver):
         parts = [list(asks[at : at + AT_ONCE]) for at in range(0, len(asks), AT_ONCE)]
         return [decision for part in parts for decision in self._service.batch(part)]
 
+    def alter(self, entity: str, quotas: Mapping[str, object]) -> bool:
+        """Whether one alteration was taken."""
+        alterations = {"alterations": [{"entity": entity, "quotas": quotas}]}
+        answer = self._service.http.post("/v1/quotas:alter", json=alterations)
+        (result,) = answer.raise_for_status().json()["results"]
+        return bool(result["ok"])
+
     def put(self, entity: str, quotas: Mapping[str, object]) -> int:
         return self._sent("PUT", entity, quotas)
 

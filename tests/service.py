@@ -93,10 +93,11 @@ def running(
     store: str = "valkey",
     address: tuple[str, int] = ("127.0.0.1", 0),
     trust: ssl.SSLContext | None = None,
+    program: str = "app.run.cli",
 ) -> Iterator[Service]:
     """A ready node; without URLs it has a store (of a kind) and a migrated catalog of its own.
 
-    A node that is told to speak TLS is asked with `trust`.
+    A node that is told to speak TLS is asked with `trust`; `program` is a module to run in place of ours.
     """
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-node-")))
@@ -117,7 +118,7 @@ def running(
             url = f"{'https' if trust else 'http'}://{address[0]}:{listener.getsockname()[1]}"
             process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-P", "-m", "app.run.cli", "serve", "--fd", str(listener.fileno())],
+                    [sys.executable, "-P", "-m", program, "serve", "--fd", str(listener.fileno())],
                     env={**bare, **own, **(environment or {})},
                     cwd=home,
                     pass_fds=(listener.fileno(),),

@@ -11,7 +11,7 @@ from app.admission.plan import Match, plan_of
 from app.domain.bucket import BucketName
 from app.domain.ladder import Rules
 from app.store.keys import bucket_key
-from app.store.port import Answer, Plan, Said, StoreError
+from app.store.port import Answer, Plan, Said
 
 
 class Counters(Protocol):
@@ -20,8 +20,8 @@ class Counters(Protocol):
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         """Decide plans in order in one call, or raise ``StoreError``."""
 
-    async def forget(self, keys: Sequence[bytes]) -> None:
-        """Remove buckets in one call, all or none, or raise ``StoreError``."""
+    async def forget(self, keys: Sequence[bytes]) -> int | None:
+        """Remove buckets in one call, all or none, or raise ``StoreError``; its place in the log's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +79,22 @@ class Buckets:
         if plan is None:
             return []
         (answer,) = await self._counters.decide([plan])
-        if len(answer.said) < len(charging):
-            raise StoreError("response", "a bucket is there that the store cannot read")
+        if answer.error is not None:
+            raise answer.error
         return [_standing(match, said) for match, said in zip(charging, answer.said, strict=True)]
 
-    async def empty(self, bucket: BucketName, key: str | None) -> list[str]:
-        """Empty a bucket for each quota that charges it, or for the one of a key, all at once; their keys.
+    async def empty(self, bucket: BucketName, key: str | None) -> tuple[list[str], int | None]:
+        """Empty a bucket for each quota that charges it, or for the one of a key, all at once.
+
+        Returns:
+            the quota keys, and the place of it in the order of what is logged.
 
         Raises:
             StoreError: the store is away.
         """
         charging = self._charging(bucket, key)
-        await self._counters.forget([match.key for match in charging])
-        return [match.applied.quota.key for match in charging]
+        order = await self._counters.forget([match.key for match in charging])
+        return [match.applied.quota.key for match in charging], order
 
     def _charging(self, bucket: BucketName, key: str | None) -> list[Match]:
         found = bucket.charged_by(self._snapshot().quotas, self._rules)

@@ -87,15 +87,15 @@ class Circuit:
         finally:
             self._counted.called(len(plans), asyncio.get_running_loop().time() - began)
 
-    async def forget(self, keys: Sequence[bytes]) -> None:
-        """Remove the buckets of these keys, all of them or none.
+    async def forget(self, keys: Sequence[bytes]) -> int | None:
+        """Remove the buckets of these keys, all of them or none; the place of that in the order of the log.
 
         Raises:
             StoreError: the call failed, or none was made as the circuit is open.
         """
         if self.error is not None:
             raise self.error
-        await self._called(self._store.forget(keys))
+        return await self._called(self._store.forget(keys))
 
     async def _called(self, call: Awaitable[T]) -> T:
         """The answer to a call, whose failure, of whatever kind, opens the circuit."""

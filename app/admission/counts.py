@@ -80,6 +80,8 @@ class Counts(Struct):
         stores_away: 1 while its circuit is open; of several processes, how many have it open.
         store_faults: what was wrong with the store's set-up then.
         catalogs_away: 1 while it does not reach its catalog; of several processes, how many do not.
+        factor_fallbacks: how often it has gone over to the fallback factor; of several processes, which all
+            see the same, the most.
     """
 
     decisions: dict[Labels, float] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class Counts(Struct):
     stores_away: int = 0
     store_faults: set[str] = field(default_factory=set)
     catalogs_away: int = 0
+    factor_fallbacks: int = 0
+    log_dropped: int = 0
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:
@@ -119,9 +123,11 @@ class Counts(Struct):
         self.unmatched += other.unmatched
         self.exempt += other.exempt
         self.corrections += other.corrections
+        self.log_dropped += other.log_dropped
         self.stores_away += other.stores_away
         self.catalogs_away += other.catalogs_away
         self.store_faults |= other.store_faults
+        self.factor_fallbacks = max(self.factor_fallbacks, other.factor_fallbacks)
         self.decision_seconds.add(other.decision_seconds)
         self.store_seconds.add(other.store_seconds)
         self.script_asks.add(other.script_asks)

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
-PATIENCE_S = 0.1
+PATIENCE_S: Final = 0.1
+"""After this a cancellation is taken to be lost."""
+
+
+async def finish(task: asyncio.Task[None] | None, within_s: float) -> None:
+    """Wait for a task's own end, but not for ever."""
+    if task is not None:
+        await asyncio.wait({task}, timeout=within_s)
+        await end(task)
 
 
 async def end(task: asyncio.Task[None]) -> None:

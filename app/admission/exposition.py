@@ -13,14 +13,20 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from app.admission.counts import OTHER, SHOWN, Counts, Gauge, Gauges, Histogram, Labels, by_activity, take_in
+from app.admission.throttling import Standing
 from app.domain.quota import KEYS
+from app.store.decision_log_standing import LogStanding
 
 
 class Exposition(Collector):
-    """Counts as Prometheus' metric families."""
+    """Counts, and how volumes and the decision log stand, as Prometheus' metric families."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(
+        self, counts: Counts, volumes: Standing | None = None, log: LogStanding | None = None
+    ) -> None:
         self._counts = counts
+        self._volumes = volumes
+        self._log = log
 
     def collect(self) -> Iterator[Metric]:
         c = self._counts
@@ -52,6 +58,12 @@ class Exposition(Collector):
         )
         yield _counter("access_failures", "Requests refused for want of access.", "reason", c.access_failures)
         yield _counter("clock_corrections", "Clocks behind a bucket's newest time.", "", {(): c.corrections})
+        yield _counter(
+            "log_dropped",
+            "Rows of the decision log that were lost for want of room.",
+            "",
+            {(): c.log_dropped},
+        )
         yield _histogram("decision_seconds", "Time an ask waited for its decision.", c.decision_seconds)
         yield _histogram("store_seconds", "Time of a call to the store.", c.store_seconds)
         yield _histogram("script_asks", "Asks that a call to the store carried.", c.script_asks)
@@ -78,6 +90,67 @@ class Exposition(Collector):
         yield _means(
             "connection_throttle_seconds", "Mean of the recent waits above 0.", "listener cause", c.held
         )
+        if self._log is not None:
+            yield from _of_log(self._log)
+        if self._volumes is not None:
+            yield from _of_volumes(self._volumes, c.factor_fallbacks)
+
+
+def _of_log(standing: LogStanding) -> Iterator[Metric]:
+    """How the decision log stands, of which there is one for all nodes."""
+    lag_s = standing.lag_ms / 1000
+    yield _gauge("log_lag_seconds", "Age of the oldest batch that is in no file yet.", "", {(): lag_s})
+    yield _gauge("log_waiting_batches", "Batches that are in no file yet.", "", {(): standing.waiting})
+    yield _counter(
+        "log_written_rows",
+        "Rows that were put into files; those of a batch that a node sent twice count twice.",
+        "",
+        {(): standing.written},
+    )
+    yield _counter(
+        "log_unreadable_rows",
+        "Rows that could not be read and are kept aside.",
+        "",
+        {(): standing.unreadable},
+    )
+    yield _counter(
+        "log_write_failures",
+        "Times that files could not be written, or looked after.",
+        "",
+        {(): standing.failures},
+    )
+
+
+def _of_volumes(standing: Standing, fallbacks: int) -> Iterator[Metric]:
+    """The throttle factor and what makes it; a volume that is gone is gone here too."""
+    found, state = standing.in_force, standing.state
+    volumes = state.volumes if state else ()
+    yield _gauge("throttle_factor", "What scales produce limits; 0 holds them.", "", {(): found.factor})
+    held_s: dict[Labels, float] = {("validity",): 0.0, ("fallback",): 0.0}
+    if found.held_by:
+        held_s[found.held_by,] = max(standing.now_ms - found.held_since_ms, 0) / 1000
+    yield _gauge(
+        "throttle_factor_held_seconds",
+        "How long no observation has made the factor, by what does.",
+        "by",
+        held_s,
+    )
+    yield _counter("throttle_factor_fallback", "How often the fallback began to hold.", "", {(): fallbacks})
+    yield _counter(
+        "volume_limit_violations",
+        "Volumes that violated, summed over observations.",
+        "",
+        {(): state.violations if state else 0},
+    )
+    brokers = state.active_brokers if state else 0
+    yield _gauge("active_brokers", "Brokers that the last observation met.", "", {(): brokers})
+    yield _gauge("active_log_dirs", "Volumes that are known.", "", {(): len(volumes)})
+    for name, text, sizes in (
+        ("available", "Bytes left on a volume.", {(v.broker, v.dir): v.available_bytes for v in volumes}),
+        ("total", "Bytes of a volume.", {(v.broker, v.dir): v.total_bytes for v in volumes}),
+    ):
+        known: dict[Labels, float] = {labels: size for labels, size in sizes.items() if size is not None}
+        yield _gauge(f"volume_{name}_bytes", text, "broker dir", known)
 
 
 def _counter(name: str, text: str, labels: str, counts: dict[Labels, float]) -> Metric:

@@ -22,13 +22,14 @@ def without_store(ask: Ask, matches: Sequence[Match]) -> tuple[Decision, tuple[V
     Mode record never refuses, as the work is done: where another ask would be refused, it is delayed.
     A refund is admitted.
     """
-    verdicts = tuple(_verdict(ask, match.applied) for match in matches)
+    verdicts = tuple(verdict_without_store(ask, match.applied) for match in matches)
     outcome, throttle_ms, limited_by = combine(verdicts)
     detail = verdicts if ask.detail else None
     return Decision(outcome, throttle_ms, False, len(verdicts), "fallback", limited_by, detail), verdicts
 
 
-def _verdict(ask: Ask, found: Applied) -> Verdict:
+def verdict_without_store(ask: Ask, found: Applied) -> Verdict:
+    """What one quota says without its counter."""
     quota = found.quota
     named = (quota.key, found.entity, found.bucket, quota.limit, enforcement_of(ask, quota), quota.shadow)
     if ask.mode == "refund":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from app.admission.ending import end
+from app.admission.ending import finish
 from app.store.port import Answer, Plan, StoreError
 
 MAX_ASKS: Final = 100
@@ -18,6 +18,10 @@ CLOSE_WITHIN_S: Final = 1.0
 
 GRACE_TURNS: Final = 8
 """Turns of the event loop for a reply that has arrived to be read; on an idle loop they take microseconds."""
+
+
+Late = Callable[[int, Answer], None]
+"""Told the place of a plan, and its answer, that came when the request had gone on without it."""
 
 
 class Caller(Protocol):
@@ -35,10 +39,13 @@ class Group:
         sent: how many were put into a call.
     """
 
-    __slots__ = ("answers", "done", "plans", "sent", "timer")
+    __slots__ = ("answers", "done", "late", "plans", "sent", "timer")
 
-    def __init__(self, plans: Sequence[Plan], done: asyncio.Future[StoreError | None]) -> None:
+    def __init__(
+        self, plans: Sequence[Plan], done: asyncio.Future[StoreError | None], late: Late | None
+    ) -> None:
         self.plans = plans
+        self.late = late
         self.answers: list[Answer] = []
         self.sent = 0
         self.done = done
@@ -68,10 +75,16 @@ class Gatherer:
         self._waiting: deque[Group] = deque()
         self._calling: asyncio.Task[None] | None = None
 
-    async def decide(self, plans: Sequence[Plan]) -> tuple[list[Answer], StoreError | None]:
-        """The answers in order: all of them, or those that came before a failure, and the failure."""
+    async def decide(
+        self, plans: Sequence[Plan], late: Late | None = None
+    ) -> tuple[list[Answer], StoreError | None]:
+        """The answers in order: all of them, or those that came before a failure, and the failure.
+
+        Args:
+            late: told of answers that come afterwards: what they charged is charged all the same.
+        """
         loop = asyncio.get_running_loop()
-        group = Group(plans, loop.create_future())
+        group = Group(plans, loop.create_future(), late)
         self._arm(group, loop)
         self._waiting.append(group)
         if self._calling is None:
@@ -80,9 +93,7 @@ class Gatherer:
 
     async def close(self) -> None:
         """Wait for what is under way, but not for ever."""
-        if (calling := self._calling) is not None:
-            await asyncio.wait({calling}, timeout=CLOSE_WITHIN_S)
-            await end(calling)
+        await finish(self._calling, CLOSE_WITHIN_S)
 
     def _arm(self, group: Group, loop: asyncio.AbstractEventLoop) -> None:
         if group.timer is not None:
@@ -133,11 +144,14 @@ class Gatherer:
             return
         at = 0
         for group, its_plans in parts:
-            if group.done.done():  # it has waited too long and was answered without the store
-                at += len(its_plans)
-                continue
-            group.answers += answers[at : at + len(its_plans)]
+            its_answers = answers[at : at + len(its_plans)]
             at += len(its_plans)
+            if group.done.done():  # it has waited too long and was answered without the store
+                if group.late is not None:
+                    for place, answer in enumerate(its_answers, group.sent - len(its_plans)):
+                        group.late(place, answer)
+                continue
+            group.answers += its_answers
             if len(group.answers) == len(group.plans):
                 group.finish(None)
             else:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from msgspec import MsgspecError, msgpack
@@ -22,10 +22,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from app.admission.counts import KEPT, Counts, bounded, touch
 from app.admission.exposition import Exposition
+from app.admission.throttling import Standing
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, Applied
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
+from app.store.decision_log_standing import LogStanding
 
 HALF_LIFE_S: Final = 30.0
 """Activity, and the weight of old throttle times in their mean, halve this often."""
@@ -36,6 +38,18 @@ STANDING_S: Final = 5.0
 WRITE_EVERY_S: Final = 1.0
 
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
+
+
+class Logged(Protocol):
+    """The decision log; ``app.admission.decision_log`` is it.
+
+    Attributes:
+        dropped: rows that were lost for want of room.
+        standing: how it stood when it was looked at last.
+    """
+
+    dropped: int
+    standing: LogStanding | None
 
 
 class Fill(NamedTuple):
@@ -54,6 +68,8 @@ class Metrics:
             by whoever starts them. None if there is only one.
         clock: the host's monotonic clock, in seconds.
         catalog_away: says whether the catalog is out of reach.
+        volumes: says how volumes and the throttle factor stand.
+        logged: the decision log, which says how it stands and what it lost for want of room.
     """
 
     def __init__(
@@ -61,9 +77,13 @@ class Metrics:
         folder: Path | None = None,
         clock: Callable[[], float] = monotonic,
         catalog_away: Callable[[], bool] = lambda: False,
+        volumes: Callable[[], Standing | None] = lambda: None,
+        logged: Logged | None = None,
     ) -> None:
         self._counts = Counts()
         self._catalog_away = catalog_away
+        self._volumes = volumes
+        self._logged = logged
         self._clock = clock
         self._halve_at = clock() + HALF_LIFE_S
         self._file = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.counts"
@@ -158,15 +178,17 @@ class Metrics:
 
     async def text(self) -> bytes:
         """Every metric, summed over the processes, as Prometheus reads it; put together beside the loop."""
-        self._counts.catalogs_away = int(self._catalog_away())
+        standing = self._look()
         total = Counts()
         total.add(self._counts)
-        return await asyncio.to_thread(self._rendered, total)
+        return await asyncio.to_thread(
+            self._rendered, total, standing, self._logged.standing if self._logged else None
+        )
 
     def write(self) -> None:
         """Leave the counts for the other processes."""
         if self._file is not None:
-            self._counts.catalogs_away = int(self._catalog_away())
+            self._look()
             self._counts.written_at = self._clock()
             fresh = self._file.with_suffix(".new")
             fresh.write_bytes(msgpack.encode(self._counts))
@@ -192,7 +214,15 @@ class Metrics:
             self.write()
             await asyncio.sleep(WRITE_EVERY_S)
 
-    def _rendered(self, total: Counts) -> bytes:
+    def _look(self) -> Standing | None:
+        """Take down what others know."""
+        self._counts.catalogs_away = int(self._catalog_away())
+        standing = self._volumes()
+        self._counts.factor_fallbacks = standing.fallbacks if standing else 0
+        self._counts.log_dropped = self._logged.dropped if self._logged else 0
+        return standing
+
+    def _rendered(self, total: Counts, volumes: Standing | None, log: LogStanding | None) -> bytes:
         now = self._clock()
         for file in self._file.parent.glob("*.counts") if self._file else ():
             # A file that another version wrote, or that just went away, is not worth failing a scrape.
@@ -210,7 +240,7 @@ class Metrics:
                 if gauge.throttled_at < quiet:
                     gauge.throttled = gauge.throttles = 0.0
         registry = CollectorRegistry()
-        registry.register(Exposition(total))
+        registry.register(Exposition(total, volumes, log))
         return generate_latest(registry)
 
     def _halve(self, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from msgspec import msgpack
@@ -12,6 +13,7 @@ from app.domain.decision import Decision, Verdict, combine, is_charged
 from app.domain.ladder import Applied, Quotas, Rules, applied
 from app.domain.quota import Enforcement
 from app.domain.usage import enforcement_of, spreads_of, usage_of
+from app.domain.volumes import scaled
 from app.store.keys import bucket_key
 from app.store.port import Answer, Charge, Plan, Said
 
@@ -52,6 +54,12 @@ class Matches:
 def matches_of(ask: Ask, quotas: Quotas, rules: Rules) -> tuple[Match, ...]:
     """The quotas that apply to an ask, nothing remembered."""
     return tuple(Match(found, bucket_key(found)) for found in applied(ask, quotas, rules))
+
+
+def scaled_match(match: Match, factor: float) -> Match:
+    """A match under a throttle factor above 0; its bucket is the same one."""
+    quota = scaled(match.applied.quota, factor)
+    return match if quota is match.applied.quota else Match(replace(match.applied, quota=quota), match.key)
 
 
 def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes) -> Plan | None:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from secrets import token_bytes
 from types import MappingProxyType
 from typing import Final, Literal
@@ -18,8 +17,9 @@ import structlog
 from app.catalog import schema
 from app.catalog.port import EVERYTHING, CatalogAway, Changes, QuotaSource, Row
 from app.catalog.snapshot import Change, Snapshot
-from app.catalog.sql import ROWS_AT_ONCE, Origin, PastChange, Rows, Secret, Sql
+from app.catalog.sql import ROWS_AT_ONCE, Origin, PastChange, Rows, Secret, Sql, Writing
 from app.catalog.turns import Turns, deadline, within
+from app.domain.digest import fingerprint
 from app.domain.entity import Entity
 from app.domain.ladder import broader
 from app.domain.matching import Filter
@@ -30,8 +30,6 @@ Edit = Callable[[Mapping[str, Definition]], Mapping[str, Definition | None]]
 """From what an entity has to the keys that change; None takes one away."""
 Edits = Mapping[Entity, Mapping[str, Definition | None]]
 """What quotas are to be, by entity and key; None takes one away."""
-
-POLL_S: Final = 0.25
 
 log = structlog.get_logger()
 
@@ -117,21 +115,33 @@ class Changed:
     changes: Sequence[QuotaChange]
 
 
+Told = Callable[[str, Mapping[str, Definition] | None, Mapping[str, Definition] | None, str, int], None]
+"""Told of an entity whose quotas this node changed: what they were, what they are, by whom, the version."""
+
+
 class Catalog:
     """Quotas for decisions, from memory; their definitions for administration, from the database.
 
     The version is polled rather than announced: a poll cannot be lost. See docs/decisions.
     """
 
-    def __init__(self, database_url: str, defaults: Defaults, hash_secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        database_url: str,
+        defaults: Defaults,
+        hash_secret: bytes | None = None,
+        *,
+        changed: Told = lambda *_: None,
+    ) -> None:
         self.defaults = defaults
+        self._changed = changed
         self.snapshot = Snapshot()
         self.reachable = False
         self.hash_secret = hash_secret or b""
         self._given = hash_secret
         self._sql = Sql(database_url)
         self._source: QuotaSource = self._sql
-        self._in_turn = Turns().take
+        self._turns = Turns()
         self._follower: asyncio.Task[None] | None = None
 
     @property
@@ -157,7 +167,7 @@ class Catalog:
         except BaseException:
             await self._sql.close()
             raise
-        self._follower = asyncio.create_task(self._follow())
+        self._follower = asyncio.create_task(self._turns.follow(self._catch_up, self._lost))
 
     async def close(self) -> None:
         """Stop following, and give back the connections once what is under way has ended."""
@@ -165,7 +175,7 @@ class Catalog:
             self._follower.cancel()
             await asyncio.wait({self._follower}, timeout=1)
         with suppress(CatalogAway):
-            await self._in_turn(lambda _: self._sql.close())
+            await self._turns.take(lambda _: self._sql.close())
 
     async def get(self, entity: Entity) -> QuotaSet | None:
         """What is set on an entity, from the database: a write on any node is seen at once.
@@ -187,13 +197,30 @@ class Catalog:
         shown = [each for each in sets if each is not None]
         return Page(version, shown[:limit], shown[limit - 1].entity if len(shown) > limit else None)
 
-    async def history(self, entity: Entity | None, before: int | None, limit: int) -> list[PastChange]:
-        """The newest changes, of an entity or of all, that are older than one.
+    async def note(
+        self,
+        of: str,
+        before: Mapping[str, object] | None,
+        after: Mapping[str, object] | None,
+        origin: Origin,
+    ) -> None:
+        """Have the history tell of a change that is none of quotas; no version and no snapshot changes.
+
+        Args:
+            of: what changed, spelled as no entity is.
 
         Raises:
             CatalogAway: the database cannot be reached.
         """
-        name = None if entity is None else str(entity)
+        await self._turns.take(lambda until: self._sql.note(of, before, after, origin, until))
+
+    async def history(self, of: Entity | str | None, before: int | None, limit: int) -> list[PastChange]:
+        """The newest changes, of an entity, of what else the history tells of, or of all, older than one.
+
+        Raises:
+            CatalogAway: the database cannot be reached.
+        """
+        name = None if of is None else str(of)
         return await within(self._sql.history(name, before, limit), deadline())
 
     async def put(
@@ -276,6 +303,7 @@ class Catalog:
             if keep:
                 changes = await self._changes_in_parts(writing.written)
                 self.snapshot = self.snapshot.apply(self.snapshot.version, changes)
+                self._tell(writing, origin)
             before = {
                 (row.entity, row.quota): row.definition for rows in writing.before.values() for row in rows
             }
@@ -293,7 +321,7 @@ class Catalog:
                 ],
             )
 
-        return await self._in_turn(write)
+        return await self._turns.take(write)
 
     async def _write(
         self, entity: Entity, edit: Edit, origin: Origin, conditions: Conditions, *, must_exist: bool = False
@@ -315,10 +343,20 @@ class Catalog:
             writing = await self._sql.write([name], beside, decide, origin, until)
             # The version waits for the follower, which may have other nodes' changes to read first.
             self.snapshot = self.snapshot.apply(self.snapshot.version, self._changes(writing.written))
+            self._tell(writing, origin)
             before, after = writing.before[name], writing.after[name]
             return Written(self._quota_set(entity, before), self._quota_set(entity, after))
 
-        return await self._in_turn(write)
+        return await self._turns.take(write)
+
+    def _tell(self, writing: Writing, origin: Origin) -> None:
+        """Tell of every entity that a write has changed."""
+        for name in {row.entity: None for row in writing.written}:
+            before, after = (
+                {row.quota: row.definition for row in rows.get(name, ()) if row.definition is not None}
+                for rows in (writing.before, writing.after)
+            )
+            self._changed(name, before or None, after or None, origin.who, writing.version)
 
     def _rows(
         self, entity: Entity, edited: Mapping[str, Definition | None], rows: Rows, version: int
@@ -358,16 +396,11 @@ class Catalog:
         epoch = 0 if old is None else old.epoch if old.identity == identity else version
         return Row(str(entity), key, new, epoch, identity, version)
 
-    async def _follow(self) -> None:
-        """Poll for ever; whatever goes wrong, the last snapshot stays in force and the next poll comes."""
-        while True:
-            await asyncio.sleep(POLL_S)
-            try:
-                await self._in_turn(lambda _: self._catch_up())
-            except Exception as error:  # noqa: BLE001 - a follower that dies would go unnoticed
-                if self.reachable:
-                    log.warning("catalog out of reach", catalog=self._sql.name, error=str(error))
-                self.reachable = False
+    def _lost(self, error: Exception) -> None:
+        """The last snapshot stays in force."""
+        if self.reachable:
+            log.warning("catalog out of reach", catalog=self._sql.name, error=str(error))
+        self.reachable = False
 
     async def _catch_up(self) -> None:
         base = self.snapshot
@@ -451,8 +484,3 @@ def _uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-def fingerprint(secret: bytes) -> str:
-    """What the catalog keeps of a secret that is given by a setting."""
-    return sha256(b"quotagate" + secret).hexdigest()

@@ -16,7 +16,6 @@ import structlog
 from sqlalchemy import RowMapping, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.catalog.catalog import POLL_S
 from app.catalog.port import CatalogAway
 from app.catalog.sql import Sql
 from app.catalog.tables import KEYS, STATE
@@ -84,7 +83,7 @@ class Keys:
         self.ring: Ring = MappingProxyType({})
         self._sql = database
         self._version = -1
-        self._in_turn = Turns().take
+        self._turns = Turns()
         self._follower: asyncio.Task[None] | None = None
         self._reachable = False
 
@@ -94,8 +93,10 @@ class Keys:
         Raises:
             CatalogAway: the database cannot be reached.
         """
-        await self._in_turn(lambda _: self._catch_up())
-        self._follower = asyncio.create_task(self._follow(), name="follow keys")
+        await self._turns.take(lambda _: self._catch_up())
+        self._follower = asyncio.create_task(
+            self._turns.follow(self._catch_up, self._lost), name="follow keys"
+        )
 
     async def close(self) -> None:
         """Stop following, once what is under way has ended."""
@@ -103,7 +104,7 @@ class Keys:
             self._follower.cancel()
             await asyncio.wait({self._follower}, timeout=1)
         with suppress(CatalogAway):
-            await self._in_turn(lambda _: asyncio.sleep(0))
+            await self._turns.take(lambda _: asyncio.sleep(0))
 
     async def all(self) -> list[Key]:
         """Every key by name, from the database: what another node made is there at once.
@@ -116,7 +117,7 @@ class Keys:
             async with self._sql.reading() as connection:
                 return await _rows(connection)
 
-        return await self._in_turn(read)
+        return await self._turns.take(read)
 
     async def create(
         self, name: str, scopes: Iterable[str], bound_to: Iterable[str], expires_ms: int | None, now_ms: int
@@ -193,18 +194,13 @@ class Keys:
             with suppress(CatalogAway):  # the change is made: the follower brings it
                 await self._catch_up()
 
-        await self._in_turn(work)
+        await self._turns.take(work)
 
-    async def _follow(self) -> None:
-        """Poll for ever; whatever goes wrong, the keys known last stay in force and the next poll comes."""
-        while True:
-            await asyncio.sleep(POLL_S)
-            try:
-                await self._in_turn(lambda _: self._catch_up())
-            except Exception as error:  # noqa: BLE001 - a follower that dies would go unnoticed
-                if self._reachable:
-                    log.warning("keys out of reach: those known last stay in force", error=str(error))
-                self._reachable = False
+    def _lost(self, error: Exception) -> None:
+        """The keys known last stay in force."""
+        if self._reachable:
+            log.warning("keys out of reach: those known last stay in force", error=str(error))
+        self._reachable = False
 
     async def _catch_up(self) -> None:
         """Read the number, and every key if it is another one; one statement, so they belong together."""

@@ -89,14 +89,14 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class PastChange:
-    """A change of one entity, as the history keeps it; None where the entity had nothing."""
+    """A change of one entity, or of what is no entity, as the history keeps it; None where it had nothing."""
 
     id: int
     at_ms: int
     who: str
     entity: str
-    before: Mapping[str, Definition] | None
-    after: Mapping[str, Definition] | None
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
     reason: str | None
 
 
@@ -177,6 +177,21 @@ class Sql:
         rows = [_row(row) for row in found if row["quota"] is not None]
         return found[0]["now"], [list(of_one) for _, of_one in groupby(rows, key=lambda row: row.entity)]
 
+    async def note(
+        self,
+        of: str,
+        before: Mapping[str, object] | None,
+        after: Mapping[str, object] | None,
+        origin: Origin,
+        until: float,
+    ) -> None:
+        """Add a change of what is no entity to the history, after every change that was there before."""
+        async with self.writing(until) as connection:
+            await connection.execute(update(STATE).values(version=STATE.c.version))  # takes its turn
+            was, becomes = (None if each is None else json.dumps(each) for each in (before, after))
+            change = _change(of, was, becomes, origin)
+            await connection.execute(insert(CHANGES), [change])
+
     async def history(self, entity: str | None, before: int | None, limit: int) -> list[PastChange]:
         """The newest changes, of one entity or of all, that are older than one."""
         query = lists.history(None if entity is None else _hash(entity), before, limit)
@@ -221,7 +236,10 @@ class Sql:
                 for some in _parts(written):
                     await connection.execute(insert(QUOTAS), [_columns(row) for row in some])
                 for changed in _parts(list(dict.fromkeys(row.entity for row in written))):
-                    kept = [_change(each, before[each], after[each], origin) for each in changed]
+                    kept = [
+                        _change(each, _definitions(before[each]), _definitions(after[each]), origin)
+                        for each in changed
+                    ]
                     await connection.execute(insert(CHANGES), kept)
             if not (written and keep):
                 await connection.rollback()
@@ -334,14 +352,14 @@ def _key(row: Row) -> dict[str, str]:
     return {"of_entity": _hash(row.entity), "of_quota": row.quota}
 
 
-def _change(entity: str, before: Sequence[Row], after: Sequence[Row], origin: Origin) -> dict[str, Any]:
+def _change(entity: str, before: str | None, after: str | None, origin: Origin) -> dict[str, Any]:
     return {
         "at_ms": origin.at_ms,
         "who": origin.who,
         "entity_hash": _hash(entity),
         "entity": entity,
-        "before": _definitions(before),
-        "after": _definitions(after),
+        "before": before,
+        "after": after,
         "reason": origin.reason,
     }
 

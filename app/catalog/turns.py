@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from app.catalog import sql
 from app.catalog.port import CatalogAway
 
 T = TypeVar("T")
+
+POLL_S: Final = 0.25
+"""How often a follower looks."""
 
 
 class Turns:
@@ -33,6 +36,17 @@ class Turns:
         except TimeoutError as error:
             raise _late() from error
         return await within(work(until), until, ended=lambda _: self._turn.release())
+
+    async def follow(
+        self, look: Callable[[], Coroutine[Any, Any, None]], lost: Callable[[Exception], None]
+    ) -> None:
+        """Look for changes for ever; whatever goes wrong is told, and the next look comes."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self.take(lambda _: look())
+            except Exception as error:  # noqa: BLE001 - a follower that dies would go unnoticed
+                lost(error)
 
 
 def deadline() -> float:

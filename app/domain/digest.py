@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import struct
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Final
 
 import mmh3
 
+DECIMAL: Final = re.compile("0|-?[1-9][0-9]{0,18}")
+INT64: Final = range(-(2**63), 2**63)
 SEEDS: Final = (0x51A7E001, 0x51A7E002)
 WORDS: Final = struct.Struct("<8I")
+
+
+def as_id(text: str) -> int | str:
+    """The id that a text is: the canonical decimal of a signed 64-bit integer is that integer.
+
+    >>> as_id("4711"), as_id("-1"), as_id("007"), as_id("9223372036854775808")
+    (4711, -1, '007', '9223372036854775808')
+    """
+    return number if DECIMAL.fullmatch(text) and (number := int(text)) in INT64 else text
 
 
 def digest(secret: bytes, principal: str, producer_id: int | str) -> bytes:
@@ -25,3 +37,8 @@ def digest(secret: bytes, principal: str, producer_id: int | str) -> bytes:
 def spread(digested: bytes) -> bytes:
     """Spread a digest over 32 bytes, eight little-endian words: mmh3 (x64, 128 bits) with two seeds."""
     return mmh3.mmh3_x64_128_digest(digested, SEEDS[0]) + mmh3.mmh3_x64_128_digest(digested, SEEDS[1])
+
+
+def fingerprint(secret: bytes) -> str:
+    """What may be kept, and shown, of a secret: enough to tell it from another."""
+    return sha256(b"quotagate" + secret).hexdigest()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from app.domain import sampled_rate, token_bucket
-from app.domain.ask import Ask
+from app.domain.ask import Ask, Mode
 from app.domain.decision import (
     BYTE_RATES,
     REQUEST_RATES,
@@ -350,7 +350,7 @@ class Oracle:
             usage=usage_of(ask, quota),
             enforcement=enforcement_of(ask, quota),
             recording=ask.mode == "record",
-            now_ms=self._corrected(ask, quota, bucket, now_ms),
+            now_ms=self._now(ask, quota, bucket, now_ms),
             wait_from_ms=now_ms,
             spreads=spreads_of(ask, self.secret) if quota.algorithm == "producer_ids" else (),
         )
@@ -361,16 +361,10 @@ class Oracle:
             return RateBucket()
         return TokensBucket() if quota.algorithm == "token_bucket" else IdsBucket(self.max_ids)
 
-    def _corrected(self, ask: Ask, quota: Quota, bucket: Bucket, now_ms: int) -> int:
-        """A now behind the newest time is taken as that; by more than a window, the bucket moves back."""
+    def _now(self, ask: Ask, quota: Quota, bucket: Bucket, now_ms: int) -> int:
         newest = bucket.newest_ms
-        if newest is None or now_ms >= newest:
-            return now_ms
-        self.corrections += 1
-        if newest - now_ms <= quota.clock_window_ms or ask.mode == "refund":
-            return newest
-        bucket.move(now_ms - newest)
-        return now_ms
+        self.corrections += newest is not None and now_ms < newest
+        return corrected(ask.mode, quota, bucket, now_ms)
 
     def _verdicts(self, ask: Ask, parts: list[Part]) -> list[Verdict]:
         verdicts = [_verdict(ask, part) for part in parts]
@@ -390,6 +384,17 @@ class Oracle:
         return [_verdict(ask, part) for part in parts]
 
 
+def corrected(mode: Mode, quota: Quota, bucket: Bucket, now_ms: int) -> int:
+    """A now behind the newest time is taken as that; by more than a window, the bucket moves back with it."""
+    newest = bucket.newest_ms
+    if newest is None or now_ms >= newest:
+        return now_ms
+    if newest - now_ms <= quota.clock_window_ms or mode == "refund":
+        return newest
+    bucket.move(now_ms - newest)
+    return now_ms
+
+
 def _write(ask: Ask, outcome: Outcome, parts: list[Part]) -> bool:
     """Write what the decision leaves; whether a bucket was charged or given back to."""
     if ask.mode == "peek":
@@ -406,7 +411,7 @@ def _write(ask: Ask, outcome: Outcome, parts: list[Part]) -> bool:
     return any(charged)
 
 
-def _said(ask: Ask, part: Part) -> Said:
+def said_of(ask: Ask, part: Part) -> Said:
     """A quota's own answer, with what its key and the mode make of it."""
     quota, charge = part.applied.quota, part.charge
     if ask.mode == "refund":
@@ -422,7 +427,7 @@ def _said(ask: Ask, part: Part) -> Said:
 
 
 def _verdict(ask: Ask, part: Part) -> Verdict:
-    quota, said = part.applied.quota, _said(ask, part)
+    quota, said = part.applied.quota, said_of(ask, part)
     return Verdict(
         quota=quota.key,
         entity=part.applied.entity,

@@ -118,6 +118,26 @@ class ProducerIds:
             )  # a stranger taken as seen was never counted
             self._write(spread, now_ms, layers, limit, max_ids)
 
+    def write_to(
+        self,
+        number: int | None,
+        begins_ms: int,
+        spread: bytes,
+        place: Place | None,
+        now_ms: int,
+        layers: Layers,
+        limit: float,
+        max_ids: int,
+    ) -> None:
+        """Write an id, found at ``place`` or unseen, to a live layer; if that is None, to one that begins."""
+        if place is not None:
+            counts = self.segments[place.segment].counts
+            counts[place.layer] = max(counts[place.layer] - 1, 0)
+        if number is None:
+            number = self._begin_layer(begins_ms)
+            self._drop_dead(now_ms, layers)
+        self._put(number, spread, now_ms, layers, limit, max_ids)
+
     def charge(
         self,
         spreads: Iterable[bytes],
@@ -148,6 +168,12 @@ class ProducerIds:
         if number is None:
             number = self._begin_layer(now_ms)
             self._drop_dead(now_ms, layers)
+        self._put(number, spread, now_ms, layers, limit, max_ids)
+
+    def _put(
+        self, number: int, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int
+    ) -> None:
+        """Set an id's cells in the newest segment's part of a live layer."""
         if not self.segments:
             self._add_segment(first_segment(limit, max_ids))
         elif self.segments[-1].counts.get(number, 0) >= self.segments[-1].shape.ids:
@@ -157,7 +183,7 @@ class ProducerIds:
         block, cells = newest.shape.places(spread)
         newest.cells.setdefault(number, set()).update((block, cell) for cell in cells)
         newest.counts[number] = newest.counts.get(number, 0) + 1
-        newest.written = number
+        newest.written = max(newest.written, number)
 
     def _begin_layer(self, now_ms: int) -> int:
         number = max(self.layers, default=0) + 1

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason, Source
+from app.domain.digest import INT64
 from app.domain.quota import MAX_EXACT, Enforcement
 
 MAX_ASKS: Final = 1_000
@@ -15,7 +16,6 @@ MAX_IDS: Final = 1_000
 MAX_IDS_IN_BATCH: Final = 10_000
 MAX_ID_BYTES: Final = 64
 MAX_PRODUCER_ID_BYTES: Final = 256
-INT64: Final = range(-(2**63), 2**63)
 
 _NO_CONTROLS: Final = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
 _AN_IP: Final = {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -16,12 +15,11 @@ from starlette.responses import Response
 from app.admission.buckets import Buckets
 from app.domain.bucket import BucketName
 from app.domain.quota import KEYS, MAX_EXACT
-from app.domain.quota_value import pointer
 from app.http import buckets_schema as schema
 from app.http.access import Access
-from app.http.problems import FieldError, Problem, unprocessable
+from app.http.problems import FieldError, away, unknown, unprocessable
 from app.http.query import Query
-from app.http.strict import JSON, read_json
+from app.http.strict import JSON, answer, read_json
 from app.store.port import StoreError
 
 T = TypeVar("T")
@@ -34,11 +32,21 @@ MISSING: Final = "is required: name a bucket, such as user=alice"
 log = structlog.get_logger("quotagate.http")
 
 
-def router(buckets: Buckets, access: Access, now_ms: Callable[[], int] | None) -> APIRouter:
+WasReset = Callable[[str, list[str], str, int | None], None]
+"""Told which bucket was reset for which quotas, by whom, and where that stands in the order of the log."""
+
+
+def router(
+    buckets: Buckets,
+    access: Access,
+    now_ms: Callable[[], int] | None,
+    was_reset: WasReset = lambda *_: None,
+) -> APIRouter:
     """The routes.
 
     Args:
         now_ms: the newest time seen, under the caller's clock; None under the store's, where none may say.
+        was_reset: told of each reset.
     """
     routes = APIRouter(tags=["Buckets"], default_response_class=Response)
 
@@ -56,8 +64,7 @@ def router(buckets: Buckets, access: Access, now_ms: Callable[[], int] | None) -
             at_ms = now_ms()
         async with _refusals():
             found = await buckets.standing(bucket, quota, at_ms)
-        text = json.dumps({"buckets": [asdict(one) for one in found]}, separators=(",", ":"))
-        return Response(text, headers={"Cache-Control": "no-store"}, media_type=JSON)
+        return answer({"buckets": [asdict(one) for one in found]}, headers={"Cache-Control": "no-store"})
 
     @routes.post(RESET, **schema.RESET)
     async def reset_bucket(request: Request) -> Response:
@@ -65,8 +72,10 @@ def router(buckets: Buckets, access: Access, now_ms: Callable[[], int] | None) -
         bucket, quota = _wanted(await read_json(request, JSON), buckets)
         Query.of(request.scope).check()
         async with _refusals():
-            emptied = await buckets.empty(bucket, quota)
-        log.info("a bucket was reset", bucket=str(bucket), quotas=emptied, who=access.who(request.scope))
+            emptied, order = await buckets.empty(bucket, quota)
+        who = access.who(request.scope)
+        log.info("a bucket was reset", bucket=str(bucket), quotas=emptied, who=who)
+        was_reset(str(bucket), emptied, who, order)
         return Response(status_code=204)
 
     return routes
@@ -80,11 +89,7 @@ def _wanted(body: Any, buckets: Buckets) -> tuple[BucketName, str | None]:
     """
     if not isinstance(body, dict):
         raise unprocessable(FieldError("", 'must be an object: {"bucket": NAME, "quota": KEY}'))
-    errors = [
-        FieldError(pointer(name), f"is unknown: use {', '.join(FIELDS)}")
-        for name in body
-        if name not in FIELDS
-    ]
+    errors = unknown(body, FIELDS)
     if "bucket" not in body:
         errors.append(FieldError("/bucket", MISSING))
     bucket = _named(body["bucket"], "/bucket", buckets.named, errors) if "bucket" in body else None
@@ -121,6 +126,5 @@ async def _refusals() -> AsyncIterator[None]:
     """A store that is away, as a problem."""
     try:
         yield
-    except StoreError as away:
-        detail = schema.AWAY.format(reason=away.reason)
-        raise Problem(503, detail, headers={"Retry-After": "1"}) from away
+    except StoreError as error:
+        raise away(schema.AWAY.format(reason=error.reason)) from error

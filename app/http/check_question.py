@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote_to_bytes
 
 from app.domain.entity import EntityError
 from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
 from app.http.problems import FieldError
+from app.http.query import parameters
 from app.http.wire import read_address, wrong_name
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -28,7 +28,6 @@ DENY_STATUSES: Final = (403, 429)
 _BLANKS: Final = " \t"
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _WITH_PORT: Final = re.compile(r"\[([^\]]*:[^\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 """An entry of X-Forwarded-For as some proxies write it; the brackets are there for the port's sake."""
 
@@ -154,7 +153,7 @@ def read_query(query: bytes, *, timed: bool) -> Query:
     """Read a query; ``timed``: it may say at what time it asks."""
     said: dict[str, Any] = {}
     errors: list[FieldError] = []
-    for name, text in _parameters(query, errors):
+    for name, text in _each_once(query, errors):
         try:
             said[name] = _value(name, text, timed=timed)
         except ValueError as wrong:
@@ -169,27 +168,15 @@ def read_query(query: bytes, *, timed: bool) -> Query:
     )
 
 
-def _parameters(query: bytes, errors: list[FieldError]) -> Iterable[tuple[str, str]]:
+def _each_once(query: bytes, errors: list[FieldError]) -> Iterable[tuple[str, str]]:
     """Names and values, each name once."""
     found: dict[str, str] = {}
-    for part in query.decode("latin-1").replace("+", " ").split("&"):
-        spelled, _, text = part.partition("=")
-        try:
-            name, value = _unescaped(spelled), _unescaped(text)
-        except ValueError:
-            errors.append(FieldError(pointer(spelled), "must be percent-encoded UTF-8"))
-            continue
+    for name, value in parameters(query, errors):
         if name in found:
             errors.append(FieldError(pointer(name), "stands twice"))
-        elif part:
+        else:
             found[name] = value
     return found.items()
-
-
-def _unescaped(text: str) -> str:
-    if _BAD_ESCAPE.search(text):
-        raise ValueError("a percent sign is written %25")
-    return unquote_to_bytes(text.encode("latin-1")).decode()
 
 
 def _value(name: str, text: str, *, timed: bool) -> int | float | str:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from app.admission.caller_time import CallerTime
 from app.domain.ask import Ask
 from app.domain.decision import Decision
 from app.domain.grant import Grant
@@ -35,26 +36,32 @@ class Decider(Protocol):
 
 
 class CallerClock:
-    """Admission under the caller's clock, which stands at the newest time of any ask decided."""
+    """Admission under the caller's clock, which stands at the newest time that any caller told.
 
-    def __init__(self, admission: Decider) -> None:
+    Args:
+        time: takes note of it.
+    """
+
+    def __init__(self, admission: Decider, time: CallerTime | None = None) -> None:
         self._admission = admission
-        self._newest_ms = 0
+        self.time = time or CallerTime()
 
     def now_ms(self) -> int:
         """The newest time seen; 0 before there was any."""
-        return self._newest_ms
+        return self.time.newest_ms
 
     async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
         """Decide asks in order."""
+        self.time.begin(asks[0].at_ms or 0)
         decisions = await self._admission.decide(asks)
-        self._newest_ms = max(self._newest_ms, *(ask.at_ms or 0 for ask in asks))
+        self.time.seen(max(ask.at_ms or 0 for ask in asks))
         return decisions
 
     async def decide_in_full(self, ask: Ask) -> tuple[Decision, tuple[Quota, ...]]:
         """Decide an ask that wants detail and has no id."""
+        self.time.begin(ask.at_ms or 0)
         decided = await self._admission.decide_in_full(ask)
-        self._newest_ms = max(self._newest_ms, ask.at_ms or 0)
+        self.time.seen(ask.at_ms or 0)
         return decided
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -11,11 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 from fastapi import APIRouter
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from app.catalog.keys import Key, KeyExpired, Keys, NameTaken, NoSuchKey
 from app.catalog.port import CatalogAway
@@ -26,8 +22,9 @@ from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
 from app.http import keys_schema as schema
 from app.http.access import ADMIN, Access
-from app.http.problems import FieldError, Problem, unprocessable
-from app.http.strict import JSON, read_json
+from app.http.methods import sharing
+from app.http.problems import FieldError, Problem, away, unprocessable
+from app.http.strict import JSON, answer, read_json
 
 PATH: Final = "/v1/keys"
 ROTATE: Final = "/v1/keys/{name}:rotate"
@@ -48,7 +45,7 @@ class Wanted(NamedTuple):
 
 def router(keys: Keys, access: Access) -> APIRouter:
     """The routes; no answer but the one that makes a key carries it, and none its hash."""
-    routes = APIRouter(tags=["Keys"], default_response_class=Response, route_class=_OneOfThree)
+    routes = APIRouter(tags=["Keys"], default_response_class=Response, route_class=sharing(METHODS))
 
     @routes.get(PATH, **schema.LIST)
     async def get_keys(request: Request) -> Response:
@@ -85,16 +82,6 @@ def router(keys: Keys, access: Access) -> APIRouter:
         return Response(status_code=204)
 
     return routes
-
-
-class _OneOfThree(APIRoute):
-    """A route that knows its path's methods: Starlette's own 405 allows those of one route only."""
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or say which methods this path takes."""
-        if scope["method"] not in (self.methods or ()):
-            raise HTTPException(405, headers={"Allow": METHODS[self.path]})
-        await super().handle(scope, receive, send)
 
 
 def wanted_of(body: Any) -> Wanted:
@@ -207,12 +194,8 @@ async def _refusals() -> AsyncIterator[None]:
         raise Problem(404, f"There is no key named {missing}.") from None
     except KeyExpired as expired:
         raise Problem(409, f"The key {expired} has expired: revoke it and create another.") from None
-    except CatalogAway as away:
-        raise Problem(
-            503,
-            "The catalog is out of reach; the keys known last stay in force.",
-            headers={"Retry-After": "1"},
-        ) from away
+    except CatalogAway as error:
+        raise away("The catalog is out of reach; the keys known last stay in force.") from error
 
 
 def _shown(key: Key) -> dict[str, object]:
@@ -229,5 +212,4 @@ def _shown(key: Key) -> dict[str, object]:
 
 def _json(document: object, status: int = 200) -> Response:
     """An answer that nobody keeps on its way: it may carry a key."""
-    text = json.dumps(document, separators=(",", ":"))
-    return Response(text, status, {"Cache-Control": "no-store"}, JSON)
+    return answer(document, status, {"Cache-Control": "no-store"})

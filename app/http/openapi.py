@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from app.http import bodies, buckets_schema, check, check_schema, decisions, keys_schema
+from app.http import bodies, buckets_schema, check, check_schema, decisions, keys_schema, volumes_schema
 from app.http.access import scope_of
 from app.http.check_question import Sources
 from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
@@ -35,6 +35,7 @@ TAGS: Final = {
     "Decisions": "The hot routes: may this work go ahead?",
     "Quotas": "What is limited, and for whom.",
     "Buckets": "What has been counted, as it stands now.",
+    "Volumes": "Disks that run full, and the throttle factor that they make.",
     "Keys": "Who may ask and administer.",
     "Health": "For whoever watches over the process.",
 }
@@ -120,7 +121,9 @@ class Document:
         components = document.setdefault("components", {})
         for never_answered in ("HTTPValidationError", "ValidationError"):
             components.get("schemas", {}).pop(never_answered, None)
-        ours = {**_schemas(self._clock), **COMPONENTS, **buckets_schema.COMPONENTS, **keys_schema.COMPONENTS}
+        ours = {**_schemas(self._clock), **COMPONENTS}
+        for more in (buckets_schema, volumes_schema, keys_schema):
+            ours |= more.COMPONENTS
         components["schemas"] = ours | components.get("schemas", {})
         components["responses"] = check_schema.responses(_ADMITTED, *_access_problems("decide"))
         scheme = {"type": "http", "scheme": "bearer", "description": KEYS_SAID}
@@ -242,15 +245,18 @@ def main() -> None:
     from app.admission.buckets import Buckets  # noqa: PLC0415  these import this file
     from app.admission.circuit import Circuit  # noqa: PLC0415
     from app.admission.metrics import Metrics  # noqa: PLC0415
+    from app.admission.throttling import Throttling  # noqa: PLC0415
     from app.catalog.catalog import Catalog  # noqa: PLC0415
     from app.catalog.keys import Keys  # noqa: PLC0415
     from app.catalog.snapshot import Snapshot  # noqa: PLC0415
     from app.domain.ladder import Rules  # noqa: PLC0415
     from app.domain.quota import Defaults  # noqa: PLC0415
-    from app.http import buckets, health, keys, quotas  # noqa: PLC0415
+    from app.domain.volumes import Rules as VolumeRules  # noqa: PLC0415
+    from app.http import buckets, health, keys, quotas, volumes  # noqa: PLC0415
     from app.http.access import Access  # noqa: PLC0415
     from app.http.app import administration  # noqa: PLC0415
     from app.store.redis import RedisStore  # noqa: PLC0415
+    from app.store.volumes import VolumeRecord  # noqa: PLC0415
 
     access, metrics = Access("", ()), Metrics()
     circuit = Circuit(RedisStore("redis://"), metrics)
@@ -259,6 +265,7 @@ def main() -> None:
         quotas.router(catalog, access),
         keys.router(Keys(catalog.database), access),
         buckets.router(Buckets(circuit, Snapshot, Rules()), access, None),
+        volumes.router(Throttling(VolumeRecord.at("redis://"), VolumeRules()), catalog, access, None),
         health.router(lambda: health.Readiness(snapshot=False), metrics, access),
     ]
     text = json.dumps(administration(routers, "store", Sources()).openapi(), indent=2) + "\n"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Final
 
 from starlette.responses import Response
+
+from app.domain.quota_value import pointer
 
 PROBLEM_JSON: Final = "application/problem+json"
 _PHRASES: Final = {413: "Content Too Large", 422: "Unprocessable Content"}
@@ -62,6 +64,17 @@ class Problem(Exception):
     def response(self) -> Response:
         """The problem as a Starlette response, which is also an ASGI application."""
         return Response(self.body(), self.status, dict(self.headers), PROBLEM_JSON)
+
+
+def away(detail: str) -> Problem:
+    """503, for what stands behind a route is out of reach and may be back in a second."""
+    return Problem(503, detail, headers={"Retry-After": "1"})
+
+
+def unknown(sent: Iterable[str], known: Sequence[str], *at: str | int) -> list[FieldError]:
+    """The fields of an object, found at a place, that nobody knows."""
+    use = ", ".join(known)
+    return [FieldError(pointer(*at, name), f"is unknown: use {use}") for name in sent if name not in known]
 
 
 def unprocessable(*errors: FieldError) -> Problem:

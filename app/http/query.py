@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -33,7 +33,7 @@ class Query:
     @classmethod
     def of(cls, scope: Scope, *known: str) -> Self:
         """Read the query of a request that knows these parameters."""
-        return cls(*_parameters(scope["query_string"], known))
+        return cls(*_known_ones(scope["query_string"], known))
 
     def texts(self, name: str) -> list[str]:
         """Every value of a parameter that may stand several times."""
@@ -90,20 +90,24 @@ class Query:
             raise unprocessable(*self._errors)
 
 
-def _parameters(query: bytes, known: Collection[str]) -> tuple[list[tuple[str, str]], list[FieldError]]:
-    found: list[tuple[str, str]] = []
-    errors: list[FieldError] = []
+def parameters(query: bytes, errors: list[FieldError]) -> Iterator[tuple[str, str]]:
+    """Names and values as they stand, decoded once; adds to ``errors`` what cannot be."""
     for part in filter(None, query.decode("latin-1").replace("+", " ").split("&")):
         spelled, _, text = part.partition("=")
         try:
-            name, value = _unescaped(spelled), _unescaped(text)
+            yield _unescaped(spelled), _unescaped(text)
         except ValueError:
             errors.append(FieldError(pointer(spelled), "must be percent-encoded UTF-8"))
-            continue
+
+
+def _known_ones(query: bytes, known: Collection[str]) -> tuple[list[tuple[str, str]], list[FieldError]]:
+    found: list[tuple[str, str]] = []
+    errors: list[FieldError] = []
+    use = f": use {', '.join(known)}" if known else ", as every parameter here"
+    for name, value in parameters(query, errors):
         if name in known:
             found.append((name, value))
         else:
-            use = f": use {', '.join(known)}" if known else ", as every parameter here"
             errors.append(FieldError(pointer(name), f"is unknown{use}"))
     return found, errors
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -21,8 +20,9 @@ from app.http import quotas_schema as schema
 from app.http.access import Access
 from app.http.problems import FieldError, Problem, unprocessable
 from app.http.query import Query
+from app.http.quotas_effective import LimitNow
 from app.http.quotas_wire import absent, conditions_of, document_of, etag, origin_of, refusals, stale
-from app.http.strict import JSON, MERGE_PATCH, read_json
+from app.http.strict import JSON, MERGE_PATCH, answer, read_json
 
 PATH: Final = "/v1/quotas/{entity:path}"
 """A path convertor, for an escaped slash in a name stands unescaped in what Starlette matches."""
@@ -31,11 +31,17 @@ COMMON_RULES: Final = Rules()
 
 
 def router(
-    catalog: Catalog, access: Access, rules: Rules = COMMON_RULES, *, timed: bool = False
+    catalog: Catalog,
+    access: Access,
+    rules: Rules = COMMON_RULES,
+    limit_now: LimitNow = lambda quota, _ask: quota.limit,
+    *,
+    timed: bool = False,
 ) -> APIRouter:
     """Every route of quotas; access is judged before anything else of a request is looked at.
 
     Args:
+        limit_now: gives a limit as it is for an ask this moment, after the throttle factor.
         timed: under the caller's clock, where questions may say when they are asked.
     """
     routes = APIRouter(tags=["Quotas"], default_response_class=Response, route_class=_OneOfFour)
@@ -86,7 +92,7 @@ def router(
 
     routes.include_router(quotas_list.router(catalog, access))
     routes.include_router(quotas_alter.router(catalog, access))
-    routes.include_router(quotas_effective.router(catalog, access, rules, timed=timed))
+    routes.include_router(quotas_effective.router(catalog, access, rules, limit_now, timed=timed))
     return routes
 
 
@@ -136,4 +142,4 @@ def _shown(found: QuotaSet, status: int) -> Response:
     headers = {"ETag": etag(found.version)}
     if status == 201:
         headers["Location"] = f"/v1/quotas/{found.entity}"
-    return Response(json.dumps(document_of(found), separators=(",", ":")), status, headers, JSON)
+    return answer(document_of(found), status, headers)

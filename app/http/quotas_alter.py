@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,11 @@ from app.domain.quota import Defaults
 from app.domain.quota_value import Definition, ValueErrors, pointer, replace
 from app.http import quotas_lists_schema as schema
 from app.http.access import Access
-from app.http.problems import FieldError, unprocessable
+from app.http.problems import FieldError, unknown, unprocessable
 from app.http.query import Query
 from app.http.quotas_lists_schema import MAX_ALTERED, MAX_APPLIED
 from app.http.quotas_wire import conditions_of, origin_of, refusals
-from app.http.strict import JSON, read_json
+from app.http.strict import JSON, answer, read_json
 
 AT_ONCE: Final = 100
 """How many alterations are read before decisions get their turn again."""
@@ -56,7 +55,7 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
         Query.of(request.scope).check()
         alterations = await _read(sent, catalog.defaults)
         await change(request, [each for each in alterations if not each.errors], keep=not validate_only)
-        return _answer({"results": [_result(each) for each in alterations]})
+        return answer({"results": [_result(each) for each in alterations]})
 
     @routes.post("/v1/quotas:apply", **schema.APPLY)
     async def apply_quotas(request: Request) -> Response:
@@ -67,7 +66,7 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
         if errors := [error for each in alterations for error in each.errors]:
             raise unprocessable(*errors)
         changed = await change(request, alterations, keep=not validate_only)
-        return _answer({"version": changed.version, "changes": [_shown(each) for each in changed.changes]})
+        return answer({"version": changed.version, "changes": [_shown(each) for each in changed.changes]})
 
     return routes
 
@@ -80,7 +79,7 @@ def _structure(body: Any, most: int) -> tuple[list[dict[str, Any]], bool]:
     """
     if not isinstance(body, dict):
         raise unprocessable(FieldError("", "must be an object with alterations"))
-    errors = _unknown(body, ("alterations", "validate_only"))
+    errors = unknown(body, ("alterations", "validate_only"))
     alterations, validate_only = body.get("alterations"), body.get("validate_only", False)
     if not isinstance(validate_only, bool):
         errors.append(FieldError("/validate_only", "must be true or false"))
@@ -100,21 +99,13 @@ def _structure(body: Any, most: int) -> tuple[list[dict[str, Any]], bool]:
 def _misshapen(alteration: Any, *at: str | int) -> list[FieldError]:
     if not isinstance(alteration, dict):
         return [FieldError(pointer(*at), "must be an object with entity and quotas")]
-    errors = _unknown(alteration, ("entity", "quotas"), *at)
+    errors = unknown(alteration, ("entity", "quotas"), *at)
     for name, type_, kind in (("entity", str, "a string"), ("quotas", dict, "an object of quotas by key")):
         if name not in alteration:
             errors.append(FieldError(pointer(*at, name), "is required"))
         elif not isinstance(alteration[name], type_):
             errors.append(FieldError(pointer(*at, name), f"must be {kind}"))
     return errors
-
-
-def _unknown(sent: Mapping[str, Any], known: tuple[str, ...], *at: str | int) -> list[FieldError]:
-    return [
-        FieldError(pointer(*at, name), f"is unknown: use {', '.join(known)}")
-        for name in sent
-        if name not in known
-    ]
 
 
 async def _read(sent: list[dict[str, Any]], defaults: Defaults) -> list[Alteration]:
@@ -164,7 +155,3 @@ def _shown(change: QuotaChange) -> dict[str, object]:
         "after": change.after,
         "buckets": "emptied" if change.emptied else "kept",
     }
-
-
-def _answer(document: dict[str, object]) -> Response:
-    return Response(json.dumps(document, separators=(",", ":")), 200, media_type=JSON)

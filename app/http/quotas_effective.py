@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from typing import Final
 
 from fastapi import APIRouter
@@ -16,14 +16,18 @@ from app.domain.quota import KEYS, MAX_EXACT, Quota
 from app.http import quotas_lists_schema as schema
 from app.http.access import Access
 from app.http.query import Query
-from app.http.strict import JSON
+from app.http.strict import answer
 from app.http.wire import read_address, wrong_name
 
 NAMES: Final = ("principal", "client_id", "ip", "broker", "listener")
 EVERY_USAGE: Final = {key.usage: 0.0 for key in KEYS.values() if key.usage != "producer_ids"}
 
 
-def router(catalog: Catalog, access: Access, rules: Rules, *, timed: bool) -> APIRouter:
+LimitNow = Callable[[Quota, Ask], float]
+"""What a limit is for an ask this moment, after the throttle factor."""
+
+
+def router(catalog: Catalog, access: Access, rules: Rules, limit_now: LimitNow, *, timed: bool) -> APIRouter:
     """The route; ``timed``: it may be asked at what time, as everything under the caller's clock."""
     routes = APIRouter(tags=["Quotas"], default_response_class=Response)
 
@@ -34,8 +38,7 @@ def router(catalog: Catalog, access: Access, rules: Rules, *, timed: bool) -> AP
         ask = _ask(query)
         query.check()
         found = explained(ask, catalog.snapshot.quotas, rules)
-        answer = {"quotas": [_shown(each) for each in found]}
-        return Response(json.dumps(answer, separators=(",", ":")), media_type=JSON)
+        return answer({"quotas": [_shown(each, limit_now(each.applied.quota, ask)) for each in found]})
 
     return routes
 
@@ -60,18 +63,13 @@ def _name(text: str) -> str:
     return text
 
 
-def _shown(found: Explained) -> dict[str, object]:
+def _shown(found: Explained, limit_now: float) -> dict[str, object]:
     quota = found.applied.quota
     return {
         "quota": quota.key,
         "entity": found.applied.entity,
         "bucket": found.applied.bucket,
         "limit": quota.limit,
-        "limit_now": limit_now(quota),
+        "limit_now": limit_now,
         "ladder": [{"entity": entity, "limit": limit} for entity, limit in found.ladder],
     }
-
-
-def limit_now(quota: Quota) -> float:
-    """What the limit is this moment; a throttle factor has its place here."""
-    return quota.limit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import asdict
 from typing import Final
@@ -18,7 +17,7 @@ from app.http import quotas_lists_schema as schema
 from app.http.access import Access
 from app.http.query import Query
 from app.http.quotas_wire import conditions_of, document_of, etag, refusals, stale
-from app.http.strict import JSON
+from app.http.strict import answer
 
 MAX_LIMIT: Final = 1_000
 LIMIT: Final = 100
@@ -44,28 +43,28 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
             raise stale(f"the catalog is at version {page.version}")
         if not conditions.hold(page.version):
             return Response(status_code=304, headers=headers)
-        answer = {
+        document = {
             "quotas": [document_of(found) for found in page.sets],
             "next_cursor": None if page.last is None else _cursor("entity", str(page.last)),
         }
-        return Response(json.dumps(answer, separators=(",", ":")), 200, headers, JSON)
+        return answer(document, headers=headers)
 
     @routes.get("/v1/quotas:history", **schema.HISTORY)
     async def quotas_history(request: Request) -> Response:
         access.require(request.scope, "read")
         query = Query.of(request.scope, "entity", "limit", "cursor")
-        entity = query.one("entity", Entity.parse, blank=True)
+        of = query.one("entity", _told_of, blank=True)
         limit = query.integer("limit", 1, MAX_LIMIT) or LIMIT
         before = query.one("cursor", _change_at, blank=True)
         query.check()
         async with refusals():
-            found = await catalog.history(entity, before, limit + 1)
+            found = await catalog.history(of, before, limit + 1)
         shown = [asdict(change) for change in found[:limit]]
         last = shown[-1]["id"] if len(found) > limit else None
         for change in shown:
             del change["id"]
-        answer = {"changes": shown, "next_cursor": None if last is None else _cursor("change", str(last))}
-        return Response(json.dumps(answer, separators=(",", ":")), 200, media_type=JSON)
+        document = {"changes": shown, "next_cursor": None if last is None else _cursor("change", str(last))}
+        return answer(document)
 
     return routes
 
@@ -77,6 +76,11 @@ def _filter(query: Query) -> Filter:
     except EntityError as error:
         query.wrong("match", str(error))
         return Filter()
+
+
+def _told_of(text: str) -> Entity | str:
+    """What a history is of: an entity, or the throttle factor, of whose drills it tells too."""
+    return text if text == schema.THROTTLE_FACTOR else Entity.parse(text)
 
 
 def _entity_at(cursor: str) -> Entity:

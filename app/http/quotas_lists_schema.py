@@ -31,6 +31,10 @@ MAX_APPLIED: Final = 10_000
 """What fits a body of 1 MiB; a catalog that is larger is applied in parts."""
 
 
+THROTTLE_FACTOR: Final = "throttle_factor"
+"""What the history calls what drills change, which is spelled as no entity is."""
+
+
 def _list_of(alteration: str, most: int) -> Schema:
     """A body of alterations."""
     return {
@@ -181,8 +185,12 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         },
     },
     "QuotaDefinitions": {
-        "description": "All that is set on an entity; null when nothing is.",
-        "anyOf": [{"type": "object", "additionalProperties": ref("Quota")}, {"type": "null"}],
+        "description": "All that is set on an entity, or a drill; null when nothing is, or none.",
+        "anyOf": [
+            {"type": "object", "additionalProperties": ref("Quota")},
+            ref("Drill"),
+            {"type": "null"},
+        ],
     },
     "QuotaChange": {
         "type": "object",
@@ -190,7 +198,7 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         "properties": {
             "at_ms": {"type": "integer"},
             "who": {"type": "string", "description": "The name of the key; admin for the admin key."},
-            "entity": {"type": "string"},
+            "entity": {"type": "string", "description": f"An entity, or {THROTTLE_FACTOR} for drills."},
             "before": ref("QuotaDefinitions"),
             "after": ref("QuotaDefinitions"),
             "reason": {
@@ -271,7 +279,7 @@ _CHANGE_EXAMPLE: Final = {
 }
 HISTORY: Final[dict[str, Any]] = {
     "summary": "Read who changed quotas, when and why",
-    "description": "Newest first; of one entity, or of all.",
+    "description": "Newest first; of one entity, of drills, or of all.",
     "responses": _answer("QuotaHistory", {"changes": [_CHANGE_EXAMPLE], "next_cursor": None})
     | problem_responses((400, 401, 403, 422, 503), FieldError("/limit", "must be an integer from 1 to 1000")),
     "openapi_extra": {
@@ -279,8 +287,9 @@ HISTORY: Final[dict[str, Any]] = {
             {
                 "name": "entity",
                 "in": "query",
-                "description": "Spelled as in a path, and then encoded as part of a query.",
-                "schema": {"type": "string", "pattern": f"^$|{ENTITY_PATTERN}"},
+                "description": "Spelled as in a path, and then encoded as part of a query; or "
+                f"{THROTTLE_FACTOR}, for the drills of volumes.",
+                "schema": {"type": "string", "pattern": f"^$|^{THROTTLE_FACTOR}$|{ENTITY_PATTERN}"},
                 "example": "user=alice",
             },
             _LIMIT,

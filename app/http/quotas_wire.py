@@ -15,7 +15,7 @@ from app.catalog.port import CatalogAway
 from app.catalog.sql import Origin
 from app.domain.quota_value import ValueErrors, bound
 from app.http.access import Access
-from app.http.problems import FieldError, Problem, unprocessable
+from app.http.problems import FieldError, Problem, away, unprocessable
 
 _TAG: Final = re.compile(r'(W/)?"([!\x23-\x7e\x80-\xff]*)"')
 _VERSION: Final = re.compile("0|[1-9][0-9]{0,18}")
@@ -61,12 +61,8 @@ async def refusals() -> AsyncIterator[None]:
         raise absent(str(none)) from None
     except Stale as condition:
         raise stale(str(condition)) from None
-    except CatalogAway as away:
-        raise Problem(
-            503,
-            "The catalog is out of reach; the last quotas read from it stay in force.",
-            headers={"Retry-After": "1"},
-        ) from away
+    except CatalogAway as error:
+        raise away("The catalog is out of reach; the last quotas read from it stay in force.") from error
 
 
 def absent(detail: str) -> Problem:

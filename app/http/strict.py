@@ -1,14 +1,15 @@
-"""Reading the JSON body of an admin route strictly: its media type, its size, and no key twice."""
+"""The JSON of admin routes: read strictly (media type, size, no key twice), and written in one way."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from app.domain.quota_value import pointer
 from app.http.problems import FieldError, Problem, unprocessable
@@ -65,6 +66,11 @@ def parse(body: bytes) -> Any:
     if repeated:
         raise unprocessable(*repeated)
     return document
+
+
+def answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer in JSON."""
+    return Response(json.dumps(document, separators=(",", ":")), status, headers, JSON)
 
 
 class _Object(dict[str, Any]):

@@ -13,10 +13,11 @@ from msgspec import UNSET, Struct
 
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
+from app.domain.digest import as_id
 from app.domain.entity import EntityError, check_name, normalise_ip
 from app.domain.quota_value import pointer
 from app.http import bodies
-from app.http.bodies import INT64, MAX_ID_BYTES, MAX_IDS_IN_BATCH, MAX_PRODUCER_ID_BYTES
+from app.http.bodies import MAX_ID_BYTES, MAX_IDS_IN_BATCH, MAX_PRODUCER_ID_BYTES
 from app.http.problems import FieldError, Problem, unprocessable
 
 Clock = Literal["store", "caller"]
@@ -30,7 +31,6 @@ NAMES: Final = ("principal", "client_id", "broker", "listener")
 _ASK: Final = msgspec.json.Decoder(bodies.Ask)
 _BATCH: Final = msgspec.json.Decoder(bodies.Batch)
 _ENCODER: Final = msgspec.json.Encoder()
-_DECIMAL: Final = re.compile("0|-?[1-9][0-9]{0,18}")
 _ESCAPES: Final = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)")
 _NAMED: Final = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
 _TYPED: Final = re.compile(r"Expected `(.+)`, got `.+`")
@@ -155,8 +155,8 @@ def _producer_ids(sent: Sequence[int | str], wrong: Callable[..., None]) -> tupl
         if isinstance(id_, str):
             if len(id_) > 64 and len(id_.encode()) > MAX_PRODUCER_ID_BYTES:
                 wrong(f"must be at most {MAX_PRODUCER_ID_BYTES} bytes of UTF-8", "usage", "producer_ids", at)
-            elif _DECIMAL.fullmatch(id_) and (number := int(id_)) in INT64:
-                id_ = number  # noqa: PLW2901 - the same id, as it counts
+            else:
+                id_ = as_id(id_)  # noqa: PLW2901 - the same id, as it counts
         ids[id_] = None
     return tuple(ids)
 

@@ -12,8 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import app
-from app.run.commands import buckets, explain, files, kafka, keys, quotas
+from app.run.commands import (
+    backfill,
+    buckets,
+    child,
+    explain,
+    files,
+    kafka,
+    kafka_import,
+    keys,
+    quotas,
+    volumes,
+)
 from app.run.commands.decide import decide
+from app.run.commands.generate import generate
+from app.run.commands.spark import spark
 from app.run.errors import CannotRun
 
 if TYPE_CHECKING:
@@ -83,6 +96,12 @@ def serve(
 
 
 @cli.command()
+def workers(env_file: EnvFile = None) -> None:
+    """Run the workers alone: they observe volumes, where a source is set, and write the decision log."""
+    child.become("workers", _passed_on(env_file))
+
+
+@cli.command()
 def migrate(env_file: EnvFile = None) -> None:
     """Bring the catalog to the newest schema."""
     given = _settings(env_file, warn=False)
@@ -95,12 +114,17 @@ def migrate(env_file: EnvFile = None) -> None:
 
 
 cli.command()(decide)
+cli.command(context_settings=child.PASSED_ON)(generate)
+cli.command(context_settings=child.PASSED_ON)(spark)
 quotas.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka.kafka)
 quotas.group.add_typer(explain.group)
 quotas.group.add_typer(files.group)
+quotas.group.add_typer(kafka_import.group)
 cli.add_typer(quotas.group, name="quotas")
 cli.add_typer(buckets.group, name="buckets")
+cli.add_typer(backfill.group, name="backfill")
 cli.add_typer(keys.group, name="keys")
+cli.add_typer(volumes.group, name="volumes")
 
 
 def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:

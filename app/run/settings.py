@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app.run import kafka_client
 from app.run.errors import SettingsRefused
 
 PREFIX: Final = "QUOTAGATE_"
@@ -32,6 +33,8 @@ KAFKA_PREFIX: Final = f"{PREFIX}KAFKA_"
 
 CLIENT_VARIABLES: Final = frozenset({f"{PREFIX}URL", f"{PREFIX}KEY"})
 """Read by the commands that talk to a running Quotagate; the program itself has no use for them."""
+
+SHORTEST_CHECK_INTERVAL: Final = timedelta(milliseconds=100)
 
 Network = IPv4Network | IPv6Network
 
@@ -184,7 +187,7 @@ class Settings(BaseSettings):
 
     log: Literal["all", "denied", "off"] = "denied"
     """Which decisions go to the decision log."""
-    log_url: Annotated[str | None, BeforeValidator(_empty_is_none)] = None
+    log_url: Annotated[str | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
     """Folder or object store of the decision log. Without it, `log` in the home directory."""
     log_ids: Literal["hashed", "plain"] = "hashed"
     """How producer ids stand in the decision log."""
@@ -214,8 +217,20 @@ class Settings(BaseSettings):
                 f"{PREFIX}VOLUME_MIN_AVAILABLE_BYTES: exactly one of it and "
                 f"{PREFIX}VOLUME_MIN_AVAILABLE_RATIO goes with a {PREFIX}VOLUME_SOURCE"
             )
+        if timedelta(0) < self.volume_check_interval < SHORTEST_CHECK_INTERVAL:
+            raise ValueError(
+                f"{PREFIX}VOLUME_CHECK_INTERVAL: must be at least PT0.1S, or PT0S to turn checking off"
+            )
+        if self.volume_source and timedelta(0) < self.volume_check_interval > self.volume_validity:
+            raise ValueError(
+                f"{PREFIX}VOLUME_VALIDITY: must not be shorter than {PREFIX}VOLUME_CHECK_INTERVAL, "
+                "or a factor ends before the next observation is due"
+            )
         if self.volume_source == "kafka" and not self.kafka_bootstrap:
             raise ValueError(f"{PREFIX}KAFKA_BOOTSTRAP: is needed by {PREFIX}VOLUME_SOURCE=kafka")
+        if self.volume_source == "kafka" and self.kafka_bootstrap:
+            kafka_client.servers(self.kafka_bootstrap)
+            kafka_client.check(self.kafka)
         return self
 
     @property
@@ -235,16 +250,20 @@ def load(env_file: Path | None = None) -> Settings:
     if env_file is not None and not env_file.is_file():
         raise SettingsRefused(f"{env_file}: no such file")
     path = env_file or ENV_FILE
-    variables = {**_ours(_file(path)), **_ours(os.environ)}
-    kafka = {
+    try:
+        return Settings(_env_file=path, kafka=kafka_properties(path))
+    except ValidationError as refused:
+        raise SettingsRefused("\n".join(_explain(refused))) from None
+
+
+def kafka_properties(env_file: Path | None = None) -> dict[str, str]:
+    """What the environment and `env_file` say to the Kafka client, by names such as `security_protocol`."""
+    variables = {**_ours(_file(env_file or ENV_FILE)), **_ours(os.environ)}
+    return {
         name.removeprefix(KAFKA_PREFIX).lower(): value
         for name, value in variables.items()
         if name.startswith(KAFKA_PREFIX) and name != f"{KAFKA_PREFIX}BOOTSTRAP"
     }
-    try:
-        return Settings(_env_file=path, kafka=kafka)
-    except ValidationError as refused:
-        raise SettingsRefused("\n".join(_explain(refused))) from None
 
 
 def unknown_variables(env_file: Path | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The supervisor of `quotagate up`: store, migrations and API, started and stopped in order."""
+"""The supervisor of `quotagate up`: store, migrations, API and workers, started and stopped in order."""
 
 from __future__ import annotations
 
@@ -90,6 +90,10 @@ async def _run(
         )
         stack.push_async_callback(api.stop)
         await api.start()
+        workers = Child("workers", quotagate("workers", *options), env=env, pass_fds=(lock,))
+        stack.push_async_callback(workers.stop)
+        await workers.start()
+        workers.keep()
         await _ready(settings, api)
         api.keep()
         print(_welcome(settings, directory), flush=True)  # noqa: T201

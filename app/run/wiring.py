@@ -12,8 +12,11 @@ from starlette.types import ASGIApp
 
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
+from app.admission.caller_time import CallerTime
 from app.admission.circuit import Circuit
+from app.admission.decision_log import DecisionLog
 from app.admission.metrics import Metrics
+from app.admission.throttling import Throttling
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.catalog.keys import Keys
@@ -27,9 +30,14 @@ from app.http.decisions import CallerClock
 from app.http.health import Readiness
 from app.http.keys import router as keys_router
 from app.http.quotas import router
+from app.http.volumes import router as volumes_router
 from app.run.errors import CannotStart
+from app.run.own_name import own_name
 from app.run.settings import Settings
+from app.run.volumes import volume_rules
+from app.store.log_stream import LogStream
 from app.store.redis import RedisStore
+from app.store.volumes import VolumeRecord
 
 log = structlog.get_logger("quotagate")
 
@@ -65,16 +73,55 @@ def build(
     if settings.redis_url is None or settings.admin_key is None:
         raise ValueError("serve and up give the store's URL and the admin key")
     sequential = settings.combine_delays == "sequential"
+    by_callers = settings.clock == "caller"
     budget_s = settings.store_budget_ms / 1000
-    catalog = Catalog(settings.catalog_url, defaults(settings), settings.hash_secret)
+    logged: DecisionLog
+    admission: Admission
+
+    def away() -> bool:
+        return admission.circuit.error is not None
+
+    catalog = Catalog(
+        settings.catalog_url,
+        defaults(settings),
+        settings.hash_secret,
+        changed=lambda what, before, after, who, version: logged.changed(
+            "quota", what, before, after, who=who, version=version
+        ),
+    )
     store = RedisStore(
         settings.redis_url,
-        caller_clock=settings.clock == "caller",
+        caller_clock=by_callers,
         sequential=sequential,
+        logged=settings.log != "off",
         max_ids=settings.max_ids_per_principal,
         timeout_s=max(CALL_TIMEOUT_S, 2 * budget_s),
     )
-    metrics = Metrics(counts, catalog_away=lambda: not catalog.reachable)
+    record = VolumeRecord.at(settings.redis_url, timeout_s=CALL_TIMEOUT_S)
+    time = CallerTime() if by_callers else None
+    throttling = Throttling(
+        record,
+        volume_rules(settings),
+        time,
+        changed=lambda before, after: logged.changed("factor", "throttle_factor", before, after),
+        away=away,
+    )
+    stream = LogStream.at(settings.redis_url)
+    logged = DecisionLog(
+        stream,
+        which=settings.log,
+        node=own_name(),
+        secret=lambda: catalog.hash_secret,
+        now_ms=throttling.now_ms,
+        plain_ids=settings.log_ids == "plain",
+        away=away,
+    )
+    metrics = Metrics(
+        counts,
+        catalog_away=lambda: not catalog.reachable,
+        volumes=throttling.standing,
+        logged=logged,
+    )
     rules = Rules(settings.inter_broker_listener, settings.ipv6_prefix)
     admission = Admission(
         store,
@@ -84,19 +131,25 @@ def build(
         sequential=sequential,
         budget_s=budget_s,
         metrics=metrics,
+        factor=throttling,
+        logs=logged,
     )
-    callers = CallerClock(admission) if settings.clock == "caller" else None
+    callers = CallerClock(admission, time) if time else None
     now_ms = callers.now_ms if callers else None
     keys = Keys(catalog.database)
     access = Access(
         settings.admin_key.get_secret_value(), settings.open_to, lambda: keys.ring, failed=metrics.refused
     )
 
+    def was_reset(bucket: str, quotas: list[str], who: str, order: int | None) -> None:
+        logged.changed("reset", bucket, {"quotas": quotas}, None, who=who, order=order)
+
     def ready() -> Readiness:
         return Readiness(
             snapshot=catalog.snapshot.version >= 0,
             store=_said(admission.circuit),
             catalog="ok" if catalog.reachable else "away",
+            throttle_factor=throttling.at().factor,
             stopping=stopping(),
         )
 
@@ -108,7 +161,13 @@ def build(
             stack.push_async_callback(catalog.close)
             await keys.open()
             stack.push_async_callback(keys.close)
+            stack.push_async_callback(record.close)
+            await throttling.open()
+            stack.push_async_callback(throttling.close)
             await stack.enter_async_context(metrics.written())
+            stack.push_async_callback(stream.close)
+            await logged.open()
+            stack.push_async_callback(logged.close)
             stack.push_async_callback(admission.close)
             await admission.open()
             if (away := admission.circuit.error) and away.reason == "cluster":
@@ -123,9 +182,12 @@ def build(
         clock=settings.clock,
         sources=_sources(settings),
         routers=[
-            router(catalog, access, rules, timed=settings.clock == "caller"),
+            router(catalog, access, rules, throttling.limit_now, timed=by_callers),
             keys_router(keys, access),
-            buckets.router(Buckets(admission.circuit, lambda: catalog.snapshot, rules), access, now_ms),
+            buckets.router(
+                Buckets(admission.circuit, lambda: catalog.snapshot, rules), access, now_ms, was_reset
+            ),
+            volumes_router(throttling, catalog, access, time),
         ],
         ready=ready,
         metrics=metrics,

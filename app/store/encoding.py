@@ -17,17 +17,31 @@ _ASK: Final = struct.Struct("<BBdH")
 _QUOTA: Final = struct.Struct("<BBHdddddd")
 _SAID: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
+ORDER_STEP: Final = 128
+"""What the order grows by from call to call: more than any call has asks."""
 _LAYER: Final = 4
 """A live layer in the byte of the clock correction, where it changes no length that a kept answer has."""
 
-_ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
-_MODES: Final = {mode: number for number, mode in enumerate(MODES)}
+ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
+_MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh"))}
 _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS = 1, 2, 4, 8, 16, 32
 
 
-def encode_call(*, caller_clock: bool, sequential: bool, max_ids: int) -> bytes:
+def encode_call(*, caller_clock: bool, sequential: bool, logged: bool, max_ids: int) -> bytes:
     """What holds for every ask of a call."""
-    return _CALL.pack(caller_clock, sequential, max_ids)
+    return _CALL.pack(caller_clock, sequential + 2 * logged, max_ids)
+
+
+def decode_reply(reply: Sequence[bytes], asks: int) -> list[Answer]:
+    """The answers of a call; of one that is logged each knows its place in the order of all."""
+    at_ms = int(reply[0])
+    if len(reply) == asks + 1:
+        return [decode_answer(packed, at_ms) for packed in reply[1:]]
+    first = int(reply[asks + 1]) * ORDER_STEP
+    return [
+        decode_answer(packed, at_ms, first + place if first else None, fates)
+        for place, (packed, fates) in enumerate(zip(reply[1 : asks + 1], reply[asks + 2 :], strict=True))
+    ]
 
 
 def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
@@ -42,15 +56,15 @@ def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
     return keys, b"".join(packed)
 
 
-def decode_answer(packed: bytes) -> Answer:
+def decode_answer(packed: bytes, at_ms: int = 0, order: int | None = None, fates: bytes = b"") -> Answer:
     """An answer of the script."""
     if packed[0] == 0:
-        return Answer(_decode_said(packed[1:]))
+        return Answer(_decode_said(packed[1:]), None, None, at_ms, order, fates)
     if packed[0] == 2:
         return Answer((), error=StoreError("response", packed[1:].decode(errors="replace")))
     (length,) = _CONTEXT.unpack_from(packed, 1)
     context = packed[3 : 3 + length]
-    return Answer(_decode_said(packed[3 + length :]), kept=context)
+    return Answer(_decode_said(packed[3 + length :]), context, None, at_ms, order)
 
 
 def _encode_charge(charge: Charge, *, recheck: bool) -> bytes:
@@ -64,12 +78,13 @@ def _encode_charge(charge: Charge, *, recheck: bool) -> bytes:
         | _REQUESTS * (quota.key in REQUEST_RATES)
     )
     ids = len(charge.spreads) // 32
-    algorithm = _ALGORITHMS[quota.algorithm]
-    a, b, c = _parameters(quota)
+    algorithm = ALGORITHMS[quota.algorithm]
+    a, b, c = parameters(quota)
     return _QUOTA.pack(algorithm, flags, ids, quota.limit, charge.usage, a, b, c, quota.longest_delay_ms)
 
 
-def _parameters(quota: Quota) -> tuple[float, float, float]:
+def parameters(quota: Quota) -> tuple[float, float, float]:
+    """What a quota's algorithm goes by, beside the limit: ``a``, ``b`` and ``c`` of ``lua/call.lua``."""
     if quota.algorithm == "sampled_rate":
         return quota.samples, quota.sample_ms, 0
     if quota.algorithm == "token_bucket":

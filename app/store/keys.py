@@ -3,6 +3,7 @@
     qg1:{user=alice}:request_rate:user=alice,client-id=etl:sampled_rate.11.1000.cluster.0    a bucket
     qg1:{user=alice}:ask:ID                                                                  a kept answer
     qg1:probe                                                                                gone at once
+    qg1:order                                                                                calls so far
 
 Names are percent-encoded, so no name can end the hash tag, and hashed when longer than 128 bytes.
 """
@@ -21,7 +22,13 @@ PREFIX: Final = "qg1"
 PROBE_KEY: Final = f"{PREFIX}:probe".encode()
 """What a node writes and removes to see whether the store takes writes."""
 
+ORDER_KEY: Final = f"{PREFIX}:order".encode()
+"""The number of the last call that was logged."""
+
 LONGEST_NAME: Final = 128
+
+LONGEST_TTL_MS: Final = 400 * 86_400_000
+"""No key that counts or logs outlasts its last write by more."""
 
 
 def bucket_key(applied: Applied) -> bytes:

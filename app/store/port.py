@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason
@@ -43,13 +43,15 @@ class Plan:
     """An ask, as far as the store needs to know it.
 
     Attributes:
+        mode: the ask's; or ``refresh``, which refreshes the ids that are seen, as any refusal does, and
+            writes nothing else.
         charges: in the order of the answer; may be empty when only a kept answer is looked for.
         retry: (principal, id) under which an answer that charged is kept; None without an id or in a peek.
         context: the node's own bytes, given back with a kept answer.
         at_ms: the caller's clock; None under the store's.
     """
 
-    mode: Mode
+    mode: Mode | Literal["refresh"]
     charges: tuple[Charge, ...]
     recheck: bool = False
     retry: tuple[str | None, str] | None = None
@@ -93,11 +95,18 @@ class Answer:
     Attributes:
         kept: the context of the ask that the answer was kept for.
         error: why there is none for this ask, while the store is well: a bucket that it cannot read.
+        at_ms: the store's time at the call; 0 under the caller's clock.
+        order: its place among all that the store ever decided; None if nothing is logged, or the
+            call could only look.
+        fates: what became of its ids, a byte each: ``app.store.decision_log`` has the words.
     """
 
     said: tuple[Said, ...]
     kept: bytes | None = None
     error: StoreError | None = None
+    at_ms: int = 0
+    order: int | None = None
+    fates: bytes = b""
 
 
 class Fault(NamedTuple):
@@ -117,8 +126,11 @@ class Store(Protocol):
             StoreError: no answer, or an error for one; a late call may still be counted.
         """
 
-    async def forget(self, keys: Sequence[bytes]) -> None:
+    async def forget(self, keys: Sequence[bytes]) -> int | None:
         """Remove the buckets of these keys at once: all of them, or on failure all or none.
+
+        Returns:
+            its place in the order of what is logged; None if nothing is.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still remove them.

@@ -24,10 +24,10 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from app.store.encoding import decode_answer, encode_call, encode_plans
-from app.store.keys import PROBE_KEY
+from app.store.encoding import ORDER_STEP, decode_reply, encode_call, encode_plans
+from app.store.keys import ORDER_KEY, PROBE_KEY
 from app.store.port import Answer, Fault, Plan, StoreError
-from app.store.script import SCRIPT
+from app.store.script import FORGET, SCRIPT
 
 OLDEST: Final = (7, 0)
 """The oldest Redis that will do; Valkey 7.2 and later say that they are Redis 7.2."""
@@ -69,6 +69,7 @@ class RedisStore:
         url: ``redis://``, ``rediss://`` or ``unix://``.
         caller_clock: decide by the asks' ``at_ms`` instead of the store's time.
         sequential: sum delays as KIP-124 does.
+        logged: number the calls, and tell what became of ids, for the decision log.
         max_ids: the most ids remembered for one principal.
         timeout_s: how long a call may take.
         script: another text in place of the script, for the tests that plant faults in it.
@@ -80,16 +81,20 @@ class RedisStore:
         *,
         caller_clock: bool = False,
         sequential: bool = False,
+        logged: bool = False,
         max_ids: int = 1_000_000,
         timeout_s: float = 5.0,
         script: str = SCRIPT,
     ) -> None:
-        self._client = _client(url, timeout_s)
-        self._examiner = _client(url, EXAMINE_WITHIN_S)
+        self._client = client_of(url, timeout_s)
+        self._examiner = client_of(url, EXAMINE_WITHIN_S)
         """Connections of its own, so that it neither waits for calls nor judges by an old connection."""
         self._script = script
         self._sha1 = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-        self._call = encode_call(caller_clock=caller_clock, sequential=sequential, max_ids=max_ids)
+        self._call = encode_call(
+            caller_clock=caller_clock, sequential=sequential, logged=logged, max_ids=max_ids
+        )
+        self._logged = logged
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
 
@@ -100,18 +105,29 @@ class RedisStore:
             StoreError: no answer, or an error for one; a late call may still be counted.
         """
         keys, arguments = encode_plans(plans)
+        if self._logged:
+            keys.append(ORDER_KEY)
         reply = await self._evaluate(keys, [self._call, *arguments], self._client)
         self.now_ms = int(reply[0])
-        return [decode_answer(packed) for packed in reply[1:]]
+        return decode_reply(reply, len(plans))
 
-    async def forget(self, keys: Sequence[bytes]) -> None:
+    async def forget(self, keys: Sequence[bytes]) -> int | None:
         """Remove the buckets of these keys at once: all of them, or on failure all or none.
+
+        Returns:
+            its place in the order of what is logged; None if nothing is.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still remove them.
         """
-        if keys:
-            await self._run(("DEL", *keys), self._client)
+        if not keys:
+            return None
+        if not self._logged:
+            await run(self._client, "DEL", *keys)
+            return None
+        # A call that removes nothing but takes a number of its own, and the removal, as one.
+        order = await run(self._client, "EVAL", FORGET, len(keys) + 1, *keys, ORDER_KEY)
+        return int(order) * ORDER_STEP or None
 
     async def examine(self) -> tuple[Fault, ...]:
         """Prove that the store decides and takes writes; what is not as it should be all the same.
@@ -120,8 +136,8 @@ class RedisStore:
             StoreError: it does not, or is a cluster, whose slots an ask may span.
         """
         faults = await self._faults()
-        await self._evaluate([], [self._call], self._examiner)
-        await self._run(("EVAL", WRITE, 1, PROBE_KEY), self._examiner)
+        await self._evaluate([ORDER_KEY] if self._logged else [], [self._call], self._examiner)
+        await run(self._examiner, "EVAL", WRITE, 1, PROBE_KEY)
         return faults
 
     async def close(self) -> None:
@@ -143,23 +159,31 @@ class RedisStore:
 
     async def _evaluate(self, keys: list[bytes], arguments: list[bytes], client: Redis) -> list[bytes]:
         try:
-            return await self._run(("EVALSHA", self._sha1, len(keys), *keys, *arguments), client)
+            reply = await run(client, "EVALSHA", self._sha1, len(keys), *keys, *arguments)
         except NoScriptError:
             # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
-            return await self._run(("EVAL", self._script, len(keys), *keys, *arguments), client)
-
-    async def _run(self, command: Sequence[str | bytes | int], client: Redis) -> list[bytes]:
-        run = cast("Callable[..., Awaitable[list[bytes]]]", client.execute_command)
-        try:
-            return await run(*command)
-        except NoScriptError:
-            raise
-        except (RedisError, OSError) as error:
-            await _forget_connections(client)
-            raise failure(error) from error
+            reply = await run(client, "EVAL", self._script, len(keys), *keys, *arguments)
+        return cast("list[bytes]", reply)
 
 
-def _client(url: str, timeout_s: float) -> Redis:
+async def run(client: Redis, *command: str | bytes | int) -> Any:
+    """The reply to one command.
+
+    Raises:
+        StoreError: no reply, or an error for one; a late command may still be carried out.
+        NoScriptError: of EVALSHA; nothing was done.
+    """
+    execute = cast("Callable[..., Awaitable[Any]]", client.execute_command)
+    try:
+        return await execute(*command)
+    except NoScriptError:
+        raise
+    except (RedisError, OSError) as error:
+        await _forget_connections(client)
+        raise failure(error) from error
+
+
+def client_of(url: str, timeout_s: float) -> Redis:
     """A client that tries nothing again: decisions have a budget, and the next call connects anew."""
     pool = BlockingConnectionPool.from_url(
         url,

@@ -9,6 +9,7 @@ from app.domain.oracle import RETRY_MS
 from app.domain.quota import MAX_THROTTLE_MS, RECHECK_MS
 from app.domain.sampled_rate import UNREACHABLE_MS
 from app.domain.shape import BLOCK_BYTES, CELLS, GROWTH, LAYERS, SHARES, SMALLEST_SEGMENT
+from app.store.keys import LONGEST_TTL_MS
 
 ALGORITHMS: Final = ("sampled_rate", "token_bucket", "producer_ids")
 """Each is made when a call first needs it: to build every function of the script takes 25 microseconds."""
@@ -28,6 +29,7 @@ def numbers() -> str:
         "LAYERS": LAYERS,
         "CELLS": CELLS,
         "BLOCK_BYTES": BLOCK_BYTES,
+        "LONGEST_TTL_MS": LONGEST_TTL_MS,
     }
     return "".join(f"local {name} = {number}\n" for name, number in taken.items())
 
@@ -39,7 +41,8 @@ def shares() -> str:
 
 def assemble() -> str:
     """The whole script."""
-    texts = {part: (FOLDER / f"{part}.lua").read_text() for part in ("call", *ALGORITHMS, "decide")}
+    parts = ("call", *ALGORITHMS, "order", "decide")
+    texts = {part: (FOLDER / f"{part}.lua").read_text() for part in parts}
     texts["call"] = numbers() + texts["call"]
     texts["producer_ids"] = shares() + texts["producer_ids"]
     for name in ALGORITHMS:
@@ -48,3 +51,13 @@ def assemble() -> str:
 
 
 SCRIPT: Final = assemble()
+
+FORGET: Final = (
+    numbers()
+    + (FOLDER / "order.lua").read_text()
+    + """
+for i = 1, #KEYS - 1 do redis.call('DEL', KEYS[i]) end
+return string.format('%.0f', next_order(KEYS[#KEYS]))
+"""
+)
+"""Removes buckets, and takes the next number in the order of what is logged, as a call does."""

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.bench
 
 EMPTY = "redis.call('TIME') return {}"
 ROUNDS, CALLS = 11, 40
-CALL = encode_call(caller_clock=False, sequential=False, max_ids=1_000_000)
+CALL = encode_call(caller_clock=False, sequential=False, logged=False, max_ids=1_000_000)
 IDS = strangers(100, seed=1).astype("<u4")
 NEW = iter(strangers(400_000, seed=2).astype("<u4"))
 

@@ -13,6 +13,7 @@ from app.domain.ladder import Rules
 from app.domain.oracle import Oracle
 from app.domain.quota import LAYER_POLICIES, Layers, Quota
 from tests.bounds.search import Found, Move, Target, most_in_a_window, taken, worst
+from tests.said import say
 
 ALICE = Entity.of(user="alice")
 FAST, LONG = 400, 20_000
@@ -86,10 +87,9 @@ def two_cells_target() -> Target:
     return Target(lambda: TwoCells(limit, window), limit, window, around(0, window))
 
 
-def say(name: str, found: Found, capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        moves = ", ".join(f"+{gap} ms {'all' if most is None else most}" for gap, most in found.plan)
-        print(f"\n{name}: {found.ratio:.4f} in {found.tried:,} plans, by {moves}")
+def tell(name: str, found: Found) -> None:
+    moves = ", ".join(f"+{gap} ms {'all' if most is None else most}" for gap, most in found.plan)
+    say(f"{name}: {found.ratio:.4f} in {found.tried:,} plans, by {moves}")
 
 
 long = pytest.mark.prove
@@ -98,9 +98,9 @@ tries = pytest.mark.parametrize("tries", [FAST, pytest.param(LONG, marks=long, i
 
 @tries
 @pytest.mark.parametrize("policy", LAYER_POLICIES)
-def test_ids_never_exceed_the_limit(policy: str, tries: int, capsys: pytest.CaptureFixture[str]):
+def test_ids_never_exceed_the_limit(policy: str, tries: int):
     found = worst(ids_target(policy), tries)
-    say(f"producer ids, {policy}", found, capsys)
+    tell(f"producer ids, {policy}", found)
     assert found.ratio == 1.0
 
 
@@ -126,30 +126,28 @@ def test_ids_spread_over_a_window_and_a_burst_after_it(policy: str):
 
 @tries
 @pytest.mark.parametrize("samples", [1, 2, 3, 11])
-def test_a_sampled_rate_exceeds_its_limit_by_one_sample(
-    samples: int, tries: int, capsys: pytest.CaptureFixture[str]
-):
+def test_a_sampled_rate_exceeds_its_limit_by_one_sample(samples: int, tries: int):
     target, stated = rate_target(samples)
     found = worst(target, tries)
-    say(f"sampled rate, {samples} samples", found, capsys)
+    tell(f"sampled rate, {samples} samples", found)
     decided = max(samples, 2)
     assert stated == (decided + 1) / decided
     assert found.ratio == pytest.approx(stated - 2 / target.window_ms, abs=1 / target.allowance)
 
 
 @tries
-def test_a_token_bucket_gives_its_burst_and_a_refill(tries: int, capsys: pytest.CaptureFixture[str]):
+def test_a_token_bucket_gives_its_burst_and_a_refill(tries: int):
     target, stated = tokens_target(limit=1_000, burst=1_100)
     found = worst(target, tries)
-    say("token bucket", found, capsys)
+    tell("token bucket", found)
     assert stated == 2.0
     assert found.ratio == pytest.approx(stated - 1 / target.window_ms, abs=1 / target.allowance)
 
 
 @tries
-def test_the_search_finds_what_is_wrong_with_two_cells(tries: int, capsys: pytest.CaptureFixture[str]):
+def test_the_search_finds_what_is_wrong_with_two_cells(tries: int):
     found = worst(two_cells_target(), tries)
-    say("two cells (planted)", found, capsys)
+    tell("two cells (planted)", found)
     assert found.ratio == pytest.approx(2.0, rel=0.01)
 
 

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from tests.connections.proxies import Attempt, attempt, proxying, storm, until
+from tests.said import say
 from tests.service import Service
 
 LIMIT: Final = 40
@@ -23,7 +24,7 @@ HALF_THE_LIMIT: Final = 0.5
 """What must pass at least: a storm that is mostly refused would hold any rate."""
 
 
-async def test_an_address_has_one_rate_over_both_proxies(node: Service, target: int, capsys) -> None:
+async def test_an_address_has_one_rate_over_both_proxies(node: Service, target: int) -> None:
     """The bound that the API states, in every window and over the whole storm."""
     node.put("ip=*", connection_creation_rate=RATE)
     try:
@@ -38,7 +39,7 @@ async def test_an_address_has_one_rate_over_both_proxies(node: Service, target: 
     finally:
         node.http.delete("/v1/quotas/ip=*").raise_for_status()
     passed = [one for one in made if one.passed]
-    say(capsys, made, f"{found['rechecked']} asked again, {found['rejected']} closed")
+    tell(made, f"{found['rechecked']} asked again, {found['rejected']} closed")
     held_to(passed, bounds["ratio"] * LIMIT * WINDOW_S)
     assert len(made) == found["accepted"] == found["admitted"] + found["rejected"]
     assert len(passed) == found["admitted"]
@@ -54,9 +55,7 @@ PLACES: Final = {
 
 
 @pytest.mark.parametrize(("one", "other", "entity", "scope", "acceptors"), PLACES.values(), ids=PLACES)
-async def test_a_place_has_one_rate(
-    node: Service, target: int, capsys, one, other, entity, scope, acceptors
-) -> None:
+async def test_a_place_has_one_rate(node: Service, target: int, one, other, entity, scope, acceptors) -> None:
     """Nobody is refused, and whoever is over the rate makes its acceptor wait."""
     node.put(entity, max_connection_creation_rate={**RATE, **scope})
     async with (
@@ -74,7 +73,7 @@ async def test_a_place_has_one_rate(
         assert counts["delayed"] > 0
     together = [[*made[0], *made[1]]] if acceptors == 2 else made
     for attempts in together:
-        say(capsys, attempts, f"{acceptors} acceptors")
+        tell(attempts, f"{acceptors} acceptors")
         held_to(attempts, with_delays(acceptors))
 
 
@@ -109,7 +108,7 @@ def most_within(passed: Sequence[Attempt], span_s: float) -> int:
     )
 
 
-async def test_a_storm_of_one_address_does_not_slow_another(node: Service, target: int, capsys) -> None:
+async def test_a_storm_of_one_address_does_not_slow_another(node: Service, target: int) -> None:
     """A bystander passes by hundreds of sockets that are held, in a fraction of the time these take."""
     node.put("ip=127.0.3.3", connection_creation_rate=RATE)
     node.put("ip=127.0.3.4", connection_creation_rate=RATE)
@@ -124,7 +123,7 @@ async def test_a_storm_of_one_address_does_not_slow_another(node: Service, targe
         made = await storming
     overtaken = [sum(one.began < each.began and each.ended < one.ended for one in made) for each in passing]
     typical = {"quiet": took_ms(quiet), "in the storm": took_ms(passing), "the storm's own": took_ms(made)}
-    say(capsys, made, f"a bystander passes by {statistics.median(overtaken):.0f}; ms: {typical}")
+    tell(made, f"a bystander passes by {statistics.median(overtaken):.0f}; ms: {typical}")
     assert all(one.passed for one in [*quiet, *passing])
     assert statistics.median(overtaken) >= 100
     assert 4 * typical["in the storm"] <= typical["the storm's own"]
@@ -135,12 +134,8 @@ def took_ms(attempts: Sequence[Attempt]) -> float:
     return round(1000 * statistics.median(one.ended - one.began for one in attempts), 1)
 
 
-def say(capsys: pytest.CaptureFixture[str], made: Sequence[Attempt], more: str) -> None:
+def tell(made: Sequence[Attempt], more: str) -> None:
     passed = [one for one in made if one.passed]
     span = max(one.ended for one in passed) - min(one.began for one in passed)
     most = most_within(passed, WINDOW_S)
-    with capsys.disabled():
-        print(
-            f"\n  {len(passed)} of {len(made)} in {span:.1f} s, {most} in a window of {WINDOW_S} s, {more}",
-            end=" ",
-        )
+    say(f"{len(passed)} of {len(made)} in {span:.1f} s, {most} in a window of {WINDOW_S} s, {more}")

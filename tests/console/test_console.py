@@ -168,6 +168,8 @@ def test_everything_can_be_done_with_the_keyboard(console: Console):
     eventually(lambda: quotas(console, "user=judy") == {"request_rate": {"limit": 9}})
     page.focus("#tab-quotas")
     page.keyboard.press("ArrowLeft")
+    expect(page.locator("#volumes")).to_be_visible()
+    page.keyboard.press("ArrowLeft")
     expect(page.locator("#health")).to_be_visible()
 
 
@@ -203,3 +205,39 @@ def test_it_fits_a_narrow_window(console: Console, width):
     page = console.unlocked().page
     page.set_viewport_size({"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_volumes_show_the_factor_and_how_full_each_disk_is(console: Console):
+    console.node.http.delete("/v1/volumes:drill")
+    full = {"broker": "2", "dir": "/data<b>", "total_bytes": 10 * 1024**3, "available_bytes": 50}
+    well = {"broker": "1", "dir": "/data", "total_bytes": 10 * 1024**3, "available_bytes": 5 * 1024**3}
+    unknown = {"broker": "3", "dir": "/data", "total_bytes": None, "available_bytes": None}
+    pushed = console.node.http.post("/v1/volumes", json={"volumes": [full, well, unknown]})
+    assert pushed.status_code == 200
+    page = console.unlocked().page
+    page.locator("h1").click()
+    page.keyboard.press("6")
+    rows = page.locator("#volume-rows tr")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(0)).to_contain_text("50 %")
+    expect(rows.nth(0)).to_contain_text("5 GiB")
+    expect(rows.nth(1)).to_contain_text("violating")
+    expect(rows.nth(1)).to_contain_text("50 B")
+    expect(rows.nth(2)).to_contain_text("unknown")
+    assert page.locator("#volume-rows b").count() == 0
+    assert page.locator("#volume-rows meter").count() == 2
+    labels = [page.locator("#volume-rows meter").nth(n).get_attribute("aria-label") for n in (0, 1)]
+    assert labels == ["/data of broker 1 is used to 50 %", "/data<b> of broker 2 is used to 99.9 %"]
+    said = page.locator("#factor-list")
+    expect(said).to_contain_text(re.compile("Throttle factor\\s*0"))
+    expect(said).to_contain_text("violation: /data<b> of broker 2 has 50 of 10737418240 bytes left")
+    expect(said).to_contain_text(re.compile("Valid\\s*[1-5] min"))
+    expect(page.locator("#drill")).to_be_empty()
+
+    console.node.http.post("/v1/volumes:drill", json={"factor": 0.25, "for_ms": 600_000})
+    expect(page.locator("#drill")).to_have_text("Drill by admin: factor 0.25, whatever the volumes say")
+    expect(said).to_contain_text(re.compile(r"0\.25 for \d+ min"))
+    console.node.http.delete("/v1/volumes:drill")
+    expect(page.locator("#drill")).to_be_empty()
+    console.node.http.post("/v1/volumes", json={"volumes": []})
+    expect(page.locator("#volume-rows")).to_have_text("No volume is known.")

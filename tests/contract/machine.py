@@ -320,21 +320,31 @@ def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bo
     Raises:
         Difference: the store and the oracle disagreed.
     """
-    loop = asyncio.new_event_loop()
-    met: Counter[str] = Counter()
 
     class Run(Machine):
         pass
 
-    Run.url, Run.script, Run.met, Run.loop = url, script, met, loop
+    Run.script = script
+    return explored(Run, url, examples=examples, steps=steps, shrink=shrink)
+
+
+def explored(machine: type[Machine], url: str, *, examples: int, steps: int, shrink: bool) -> Counter[str]:
+    """Run a machine of one's own against a store; what it met, and how often.
+
+    Raises:
+        Difference: the store and the oracle disagreed.
+    """
+    loop, met = asyncio.new_event_loop(), Counter[str]()
+    machine.url, machine.met, machine.loop = url, met, loop
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
     try:
         run_state_machine_as_test(
-            Run,
+            machine,
             settings=settings(
                 max_examples=examples,
                 stateful_step_count=steps,
                 deadline=None,
+                derandomize=False,  # under CI Hypothesis would, and each turn of a loop were the same
                 database=None,
                 phases=phases,
                 print_blob=False,

@@ -58,7 +58,7 @@ class Both:
 
     async def reset(self, found: Applied) -> None:
         """A bucket of one quota is emptied; of the oracle too."""
-        emptied = await self.buckets.empty(self.buckets.named(found.bucket), found.quota.key)
+        emptied, _ = await self.buckets.empty(self.buckets.named(found.bucket), found.quota.key)
         assert emptied == [found.quota.key]
         quota = found.quota
         self.oracle.buckets.pop((quota.key, found.bucket, quota.identity, quota.epoch), None)
@@ -155,5 +155,5 @@ async def test_a_bucket_that_was_never_charged_is_shown_as_it_would_begin(kind: 
         store = RedisStore(url, caller_clock=True)
         both = Both(store, {key: {} for key in KEYS}, timed=False)
         assert await both.buckets.standing(both.buckets.named("user=a"), None, 0) == []
-        assert await both.buckets.empty(both.buckets.named("user=a"), None) == []
+        assert await both.buckets.empty(both.buckets.named("user=a"), None) == ([], None)
         await store.close()

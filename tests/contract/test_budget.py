@@ -23,6 +23,7 @@ from app.domain.quota import Quota
 from app.store.redis import RedisStore
 from tests import stores
 from tests.relay import Relay, relaying
+from tests.said import say
 from tests.stores import Server
 
 CALLERS: Final = 50
@@ -97,9 +98,7 @@ async def asked(admission: Admission, gatherer: Timed, caller: int) -> tuple[Dec
 
 
 @pytest.mark.parametrize("way", [hung, paused, killed, swallowed, slow])
-async def test_no_answer_waits_beyond_the_budget(
-    way: Callable[[Server, Relay], None], tmp_path: Path, capsys
-):
+async def test_no_answer_waits_beyond_the_budget(way: Callable[[Server, Relay], None], tmp_path: Path):
     with stores.server("valkey") as server, relaying(tmp_path / "relay", server.socket) as relay:
         store = RedisStore(relay.url, timeout_s=0.5)
         admission = Admission(
@@ -123,7 +122,6 @@ async def test_no_answer_waits_beyond_the_budget(
         await store.close()
     sources = Counter(decision.source for decision, _ in answers)
     turns = Counter(turns for _, turns in answers)
-    with capsys.disabled():
-        print(f"\n  {dict(sources)}; turns beyond the budget: {dict(sorted(turns.items()))}", end=" ")
+    say(f"{dict(sources)}; turns beyond the budget: {dict(sorted(turns.items()))}")
     assert sources["fallback"] >= CALLERS
     assert max(turns) <= TURNS

@@ -19,11 +19,12 @@ from alembic import command
 from sqlalchemy import select, text, update
 
 from app.catalog import schema, sql
-from app.catalog.catalog import Absent, Catalog, Conditions, SecretRefused, Stale, fingerprint
+from app.catalog.catalog import Absent, Catalog, Conditions, SecretRefused, Stale
 from app.catalog.port import CatalogAway
 from app.catalog.snapshot import Snapshot
 from app.catalog.sql import Origin
 from app.catalog.tables import CHANGES, STATE
+from app.domain.digest import fingerprint
 from app.domain.entity import ANY, Entity
 from app.domain.quota import Defaults, Quota
 from app.domain.quota_value import ValueErrors, resolve

@@ -6,13 +6,14 @@ import pytest
 
 from app.domain.shape import first_segment
 from tests.prove.filters import Principal, strangers
+from tests.said import say
 from tests.stores import running
 
 MOST_BYTES = 26
 
 
 @pytest.mark.parametrize("limit", [1_000, 10_000, 100_000])
-async def test_a_remembered_id_costs_at_most_26_bytes(limit: int, capsys: pytest.CaptureFixture[str]):
+async def test_a_remembered_id_costs_at_most_26_bytes(limit: int):
     """One full segment, with the same ids in all four layers."""
     with running("valkey") as url:
         principal = Principal(url, limit)
@@ -24,6 +25,5 @@ async def test_a_remembered_id_costs_at_most_26_bytes(limit: int, capsys: pytest
         await principal.close()
     assert remembered == len(ids) == sum(segment.counts)
     assert (segment.seen(ids) == 15).all()
-    with capsys.disabled():
-        print(f"\nlimit {limit:,}: {each:.1f} bytes an id")
+    say(f"limit {limit:,}: {each:.1f} bytes an id")
     assert each <= MOST_BYTES

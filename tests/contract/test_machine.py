@@ -8,6 +8,7 @@ import pytest
 
 from app.store.script import SCRIPT
 from tests.contract.machine import AT_LEAST, MUST_MEET, Difference, run
+from tests.said import say
 from tests.stores import KINDS, running
 
 STEPS = 20_000
@@ -58,26 +59,26 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_store_and_oracle_agree(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_store_and_oracle_agree(kind: str) -> None:
     """No difference in 20,000 steps or more, in which everything that matters happened often."""
     met: Counter[str] = Counter()
     with running(kind) as url:
         while met["steps"] < STEPS or (rare(met) and met["steps"] < 2 * STEPS):
             met += run(url, examples=150, steps=50)
-    report(kind, met, capsys)
+    report(kind, met)
     assert rare(met) == {}
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", KINDS)
-def test_store_and_oracle_agree_for_long(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_store_and_oracle_agree_for_long(kind: str) -> None:
     """The same for 100,000 steps."""
     met: Counter[str] = Counter()
     with running(kind) as url:
         while met["steps"] < 5 * STEPS:
             met += run(url, examples=1000, steps=50)
-    report(kind, met, capsys)
+    report(kind, met)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -94,9 +95,8 @@ def rare(met: Counter[str]) -> dict[str, int]:
     return {name: met[name] for name in MUST_MEET if met[name] < AT_LEAST}
 
 
-def report(kind: str, met: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
+def report(kind: str, met: Counter[str]) -> None:
     """Say what the run met."""
-    with capsys.disabled():
-        print(f"\n{kind}: {met['steps']:,} steps, {met['decisions']:,} decisions, no difference")
-        for name in sorted(set(met) - {"steps", "decisions"}):
-            print(f"  {met[name]:>7,}  {name}")
+    say(f"{kind}: {met['steps']:,} steps, {met['decisions']:,} decisions, no difference")
+    for name in sorted(set(met) - {"steps", "decisions"}):
+        say(f"{met[name]:>7,}  {name}")

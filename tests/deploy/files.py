@@ -24,7 +24,7 @@ SECRETS: Final = {
     "QUOTAGATE_HASH_SECRET": "d" * 64,
 }
 
-_VARIABLE: Final = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<name>\w+)(?P<must>:\?)?\})")
+_VARIABLE: Final = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<name>\w+)(?:(?P<must>:\?)|:-(?P<default>\w*))?\})")
 
 
 class Missing(Exception):
@@ -37,7 +37,7 @@ def compose(environment: Mapping[str, str] = SECRETS, text: str | None = None) -
     def value(match: re.Match[str]) -> str:
         if match["dollar"]:
             return "$"
-        found = environment.get(match["name"], "")
+        found = environment.get(match["name"]) or match["default"] or ""
         if match["must"] and not found:
             raise Missing(match["name"])
         return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import re
 import subprocess
@@ -16,7 +18,17 @@ import yaml
 
 from app.run import settings
 from app.run.serve import FINISH_WITHIN_S
-from tests.deploy.files import COMPOSE, ROOT, SECRETS, Missing, compose, image_command, image_environment
+from tests.deploy.files import (
+    COMPOSE,
+    ROOT,
+    SECRETS,
+    Missing,
+    compose,
+    image_command,
+    image_environment,
+    last_stage,
+)
+from workers.spark.__main__ import JOBS
 
 BIN = Path(sys.prefix) / "bin"
 NGINX = ROOT / "examples/compose/nginx.conf"
@@ -101,16 +113,20 @@ def test_a_loose_end_is_found(old, new, end):
 
 
 def test_it_is_the_arrangement_that_was_asked_for():
-    """Two replicas behind nginx, Valkey, PostgreSQL, one migration; what lasts is watched and restarted."""
+    """Two replicas behind nginx, workers, Valkey, PostgreSQL, one migration; what lasts is restarted."""
     services = compose()["services"]
     plain = {name for name, service in services.items() if "profiles" not in service}
-    assert plain == {"nginx", "api", "migrate", "valkey", "postgres"}
+    assert plain == {"nginx", "api", "workers", "migrate", "valkey", "postgres"}
     assert services["api"]["deploy"]["replicas"] == 2
     assert "ports" not in services["api"], "two replicas cannot have one port"
     assert services["api"]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
     for name in plain - {"migrate"}:
         assert services[name]["restart"] == "unless-stopped", name
-        assert has_health_check(services[name]), name
+        assert has_health_check(services[name]) == (name != "workers"), name  # which answer nobody
+    assert services["spark"]["profiles"] == ["spark"]
+    assert {services[name]["environment"]["QUOTAGATE_LOG_URL"] for name in ("workers", "spark")} == {
+        f"{image_environment()['QUOTAGATE_HOME']}/log"
+    }
 
 
 def test_nothing_is_published_beyond_this_machine():
@@ -129,14 +145,43 @@ def test_a_secret_that_is_missing_is_asked_for(name):
 
 def test_the_commands_that_it_shows_make_the_secrets(tmp_path):
     comment = "\n".join(re.findall(r"^# {3}(.*)$", COMPOSE.read_text(), re.MULTILINE))
-    commands, _, rest = comment.partition("docker compose up")
+    commands, _, rest = comment.partition("docker compose up\n")
     subprocess.run(["sh", "-euc", commands], cwd=tmp_path, check=True)
     made = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
     assert made.keys() == SECRETS.keys()
     assert len(set(made.values())) == len(made)
     assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in made.values())
-    assert rest == ""
+    assert [line.split()[:3] for line in rest.splitlines()] == [
+        ["docker", "compose", "run"],
+        ["docker", "compose", "cp"],
+    ]
     assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
+
+
+def test_the_jobs_that_it_shows_can_run():
+    """Each with all that it must be told; what they leave is in a volume that a running service has too."""
+    text = re.sub(r"\n# *", " ", COMPOSE.read_text())
+    jobs = re.findall(r"run --rm spark (\w+) ([^`]*?)(?:`| docker)", text)
+    assert [name for name, _ in jobs] == ["audit", "backfill"]
+    for name, options in jobs:
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        importlib.import_module(JOBS[name][0]).add_arguments(parser)
+        assert not Path(parser.parse_args(options.split()).out).is_absolute()
+    services = compose()["services"]
+    home = image_environment()["QUOTAGATE_HOME"]
+    assert last_stage()["WORKDIR"] == home
+    assert {volume for name in ("workers", "spark") for volume in services[name]["volumes"]} == {
+        f"log:{home}"
+    }
+    (brought,) = re.findall(r"compose cp workers:(\S+) ", text)
+    assert brought == f"{home}/{jobs[0][1].split()[1]}"
+    assert re.findall(r"run --rm workers quotagate backfill load (\S+)`", text) == [jobs[1][1].split()[1]]
+
+
+def test_an_audit_needs_a_setting_and_every_node_has_it():
+    for said, kept in (({}, "denied"), ({"QUOTAGATE_LOG": "all"}, "all")):
+        found = compose({**SECRETS, **said})["services"]
+        assert {found[name]["environment"]["QUOTAGATE_LOG"] for name in ("api", "workers", "spark")} == {kept}
 
 
 @pytest.fixture
@@ -147,7 +192,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["api", "migrate"])
+@pytest.mark.parametrize("name", ["api", "migrate", "workers", "spark"])
 def test_its_variables_are_settings_and_its_values_load(name, bare, monkeypatch):
     service = compose()["services"][name]
     for variable, value in {**image_environment(), **service["environment"]}.items():
@@ -175,9 +220,10 @@ def test_only_the_network_of_prometheus_may_ask_without_a_key(bare, monkeypatch)
     assert within == {"api", "prometheus", "grafana"}
 
 
-@pytest.mark.parametrize("name", ["api", "migrate"])
+@pytest.mark.parametrize("name", ["api", "migrate", "workers", "spark"])
 def test_its_commands_exist(name):
-    program, *words = compose()["services"][name].get("command", image_command())
+    service = compose()["services"][name]
+    program, *words = service.get("entrypoint") or service.get("command", image_command())
     assert program == "quotagate"
     subprocess.run([BIN / program, *words, "--help"], check=True, stdout=subprocess.DEVNULL)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,6 +15,7 @@ from tests import stores
 from tests.deploy.files import (
     DOCKERFILE,
     ROOT,
+    compose,
     copied,
     dockerfile,
     image_environment,
@@ -22,9 +24,11 @@ from tests.deploy.files import (
     last_stage,
 )
 from tests.service import running
+from workers.spark.session import PACKAGES
 
 BIN = Path(sys.prefix) / "bin"
 UV = ROOT / ".tools/bin/uv"
+SPARK_DOCKERFILE = ROOT / "examples/spark/Dockerfile"
 
 
 def lint(file: Path) -> subprocess.CompletedProcess[str]:
@@ -61,6 +65,37 @@ def test_what_it_installs_from_a_registry_is_pinned_by_hash():
         (True, False),
         (False, True),
     ]
+
+
+def test_with_an_argument_it_holds_spark_too():
+    """Another list of requirements, and nothing else."""
+    arguments = [step.rest for step in dockerfile() if step.name == "ARG"]
+    assert arguments == ["REQUIREMENTS=requirements.txt"]
+    (given,) = [
+        service["build"]["args"]
+        for service in compose()["services"].values()
+        if isinstance(service.get("build"), dict)
+    ]
+    assert given["REQUIREMENTS"] in set(copied())
+    assert re.search(r"^pyspark==", (ROOT / given["REQUIREMENTS"]).read_text(), re.MULTILINE)
+
+
+def test_the_image_of_kubernetes_holds_what_jobs_need():
+    """Spark's own with the same packages; that it can be built only a machine with an engine tells."""
+    linted = lint(SPARK_DOCKERFILE)
+    assert (linted.returncode, linted.stdout) == (0, "")
+    text = SPARK_DOCKERFILE.read_text()
+    pinned = re.findall(r"(\w+)==([\d.]+)", text)
+    assert [name for name, _ in pinned] == ["mmh3", "pandas", "pyarrow"]
+    requirements = (ROOT / "requirements-spark.txt").read_text()
+    for name, version in [*pinned, ("pyspark", re.findall(r"BASE=\S+:(\S+)", text)[0])]:
+        assert f"\n{name}=={version} " in requirements
+    copied_here = dict(re.findall(r"^COPY (\S+) (\S+)$", text, re.MULTILINE))
+    assert copied_here.keys() == {*PACKAGES}
+    assert all(is_sent(path) for path in copied_here)
+    (home,) = re.findall(r"^ENV PYTHONPATH=(\S+)$", text, re.MULTILINE)
+    assert copied_here == {path: f"{home}/{path}" for path in PACKAGES}
+    assert f"local://{home}/workers/spark/__main__.py" in (ROOT / "docs/pipeline.md").read_text()
 
 
 def test_the_builder_is_sent_what_is_copied_and_no_more():

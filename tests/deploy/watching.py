@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import stores
 from tests.deploy.files import ROOT
+from tests.pushing import RULES, WELL, push
 from tests.service import Service, eventually, running
 
 DASHBOARD: Final = ROOT / "examples/grafana/quotagate.json"
@@ -43,6 +44,7 @@ class Watched:
             {"usage": {"requests": 1}},
         ]
         self.node.batch(asks)
+        push(self.node, WELL)
         refused = self.node.http.get("/v1/keys", headers={"Authorization": "Bearer none"})
         assert refused.status_code == 401
 
@@ -72,7 +74,7 @@ def watched() -> Iterator[Watched]:
     """A node that has counted some of everything; its store may evict, so that this fault is shown too."""
     with (
         stores.server("valkey", "--maxmemory-policy", "allkeys-lru") as store,
-        running(store_url=store.url, environment={"QUOTAGATE_STORE_BUDGET_MS": "1000"}) as node,
+        running(store_url=store.url, environment={**RULES, "QUOTAGATE_STORE_BUDGET_MS": "1000"}) as node,
     ):
         tokens = {"limit": 1, "algorithm": "token_bucket", "burst": 5}
         shadow = {"limit": 1, "shadow": True}

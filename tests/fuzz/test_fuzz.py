@@ -27,6 +27,7 @@ from tests.fuzz.cases import LEDGERS
 from tests.fuzz.generate import case
 from tests.fuzz.storm import CALLERS, Storm
 from tests.proofs import found
+from tests.said import say
 from tests.service import Service, eventually, running
 
 ENVIRONMENT: Final = {
@@ -164,12 +165,11 @@ def complaints(node: Service) -> Counter[str]:
 
 
 @pytest.mark.timeout(900)
-async def test_twenty_thousand_requests(capsys: pytest.CaptureFixture[str]):
+async def test_twenty_thousand_requests():
     seed = int(os.environ.get("FUZZ_SEED", "4"))
     with running(environment=ENVIRONMENT) as node:
         run = await fuzzed(node, seed, requests=20_000, warm_up=5_000)
-    with capsys.disabled():
-        print(f"\n  seed {seed}: {summary(run)}", end=" ")
+    say(f"seed {seed}: {summary(run)}")
     assert run.storm.kinds.keys() == {made.kind for made in (case(1, n) for n in range(20_000))}, "all kinds"
 
 

@@ -36,14 +36,16 @@ class Counters:
         self.plans: list[Plan] = []
         self.forgotten: list[Sequence[bytes]] = []
         self.error: StoreError | None = None
-        self.unreadable = False
+        self.unreadable: StoreError | None = None
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         if self.error:
             raise self.error
         self.plans += plans
         said = Said("admit", 0, None, 0, 2.0, 3.0, None, 4, 0.5, 1)
-        return [Answer(() if self.unreadable else (said,) * len(plan.charges)) for plan in plans]
+        if self.unreadable:
+            return [Answer((), error=self.unreadable) for _ in plans]
+        return [Answer((said,) * len(plan.charges)) for plan in plans]
 
     async def forget(self, keys: Sequence[bytes]) -> None:
         if self.error:
@@ -208,7 +210,7 @@ async def test_a_store_that_is_away_is_said(client: Client):
 
 
 async def test_a_bucket_that_the_store_cannot_read_is_said_too(client: Client):
-    client.counters.unreadable = True
+    client.counters.unreadable = StoreError("response", "WRONGTYPE")
     answer = await client.get("?bucket=user=alice")
     assert fields(answer, 503) == []
     assert "(response)" in answer.json()["detail"]

@@ -37,9 +37,9 @@ async def apply(http: AsyncClient, *pairs: tuple[str, Any], **more: Any) -> Resp
 
 
 async def everything(catalog: Catalog) -> tuple[Any, ...]:
-    """All that a change may leave a trace in."""
+    """All that a change may leave a trace in; the snapshot's version follows in its own time."""
     page = await catalog.history(None, None, 1_000)
-    return await catalog._sql.changed(-1), page, catalog.snapshot
+    return await catalog._sql.changed(-1), page, catalog.snapshot.quotas
 
 
 # alter

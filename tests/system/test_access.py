@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from app.domain.grant import PERMISSIONS
+from tests.said import say
 from tests.service import Service, eventually, running
 
 PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
@@ -220,7 +221,7 @@ def test_no_secret_is_logged_or_told(closed: Service, calling: Calling):
     assert closed.admin_key not in said
 
 
-def test_keys_travel_to_another_node_within_a_second(capsys: pytest.CaptureFixture[str], calling: Calling):
+def test_keys_travel_to_another_node_within_a_second(calling: Calling):
     with ExitStack() as stack:
         one = stack.enter_context(running(environment=CLOSED))
         other = stack.enter_context(
@@ -237,8 +238,7 @@ def test_keys_travel_to_another_node_within_a_second(capsys: pytest.CaptureFixtu
             assert renewed.status("POST", "/v1/decisions", ASK) == 200
             assert one.http.delete(f"/v1/keys/key-{turn}").status_code == 204
             slowest["revoked"] = max(slowest["revoked"], _seconds_until(renewed, 401))
-        with capsys.disabled():
-            print(f"\nkeys on another node, slowest of 5: {slowest}")
+        say(f"keys on another node, slowest of 5: {slowest}")
         assert max(slowest.values()) < 1
 
 

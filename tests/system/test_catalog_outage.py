@@ -19,6 +19,7 @@ import pytest
 from app.catalog.sql import ANSWER_S
 from tests.line import line
 from tests.postgres import Postgres, started
+from tests.said import say
 from tests.service import ADMIN_KEY, Service, running
 
 CALLERS: Final = 20
@@ -143,7 +144,7 @@ def postgres() -> Iterator[Postgres]:
     server.remove()
 
 
-async def test_decisions_do_not_notice_that_postgresql_hangs_or_is_killed(postgres: Postgres, capsys):
+async def test_decisions_do_not_notice_that_postgresql_hangs_or_is_killed(postgres: Postgres):
     """Two nodes, and all the time callers at one of them."""
     url = postgres.database()
     with (
@@ -185,9 +186,8 @@ async def test_decisions_do_not_notice_that_postgresql_hangs_or_is_killed(postgr
             late = await http.get("/v1/quotas/user=late")
         assert node.process.poll() is None
         assert "Traceback" not in node.said()
-    with capsys.disabled():
-        print(f"\n  hangs: {shown(hung)}; killed: {shown(killed)}; follows after", end=" ")
-        print(f"{max(followed):.2f} s; back after {thawed:.2f} and {back:.2f} s", end=" ")
+    say(f"hangs: {shown(hung)}; killed: {shown(killed)}; follows after {max(followed):.2f} s;")
+    say(f"back after {thawed:.2f} and {back:.2f} s")
     assert late.status_code == 404, "what was refused was not done later"
     assert max(hung.values()) < ANSWER_S + SLACK_S
     assert max(followed) < 1
@@ -197,7 +197,7 @@ def shown(seconds: dict[str, float]) -> str:
     return ", ".join(f"{method} 503 in {took:.2f} s" for method, took in seconds.items())
 
 
-async def test_a_locked_sqlite_file_is_waited_for_so_long_and_no_longer(capsys):
+async def test_a_locked_sqlite_file_is_waited_for_so_long_and_no_longer():
     with running(environment=PATIENT) as node:
         node.put("user=*", controller_mutation_rate=TOKENS)
         async with administration(node) as http, Callers(node).calling() as callers:
@@ -214,6 +214,5 @@ async def test_a_locked_sqlite_file_is_waited_for_so_long_and_no_longer(capsys):
             await changed(http, http, 10)
             await callers.exact("free")
         assert "Traceback" not in node.said()
-    with capsys.disabled():
-        print(f"\n  locked: {shown(locked)}", end=" ")
+    say(f"locked: {shown(locked)}")
     assert max(locked.values()) < ANSWER_S + SLACK_S

@@ -20,6 +20,7 @@ from app.run.embedded import KEPT
 from tests import stores
 from tests.line import Json, line
 from tests.relay import Relay, relaying
+from tests.said import say
 from tests.service import Service, eventually, running
 from tests.stores import Server
 
@@ -260,7 +261,7 @@ BOTH: Final = (killed, out_of_memory, read_only, loading, busy, no_password)
     [("valkey", way) for way in WAYS] + [("redis", way) for way in BOTH],
     ids=lambda value: getattr(value, "__name__", value),
 )
-async def test_an_outage(kind, way, tmp_path, capsys):
+async def test_an_outage(kind, way, tmp_path):
     with (
         stores.server(kind, *DURABLE) as server,
         relaying(tmp_path / "relay", server.socket) as relay,
@@ -292,7 +293,6 @@ async def test_an_outage(kind, way, tmp_path, capsys):
         met = reasons(metrics(node))
         waits = [answer.waited_s for answer in callers.answers if gone <= answer.at < back]
         say(
-            capsys,
             f"{fallbacks.total()} answers without the store, {dict(met)}; back after {back_s:.2f} s;"
             f" waited {spread(waits)} ms, on a route without a store {spread(callers.beside_s)} ms;"
             f" {connections} connections in {lasted_s:.1f} s",
@@ -301,7 +301,8 @@ async def test_an_outage(kind, way, tmp_path, capsys):
         assert met.keys() <= {WAYS[way]} | ON_THE_WAY
         assert met.total() == fallbacks.total()
         assert back_s < BACK_WITHIN_S
-        assert connections <= lasted_s / PAUSES_S[-1] + 3  # no storm of them
+        # No storm: the circuit's, and at most one more each of the follower, the log and its metrics.
+        assert connections <= lasted_s / PAUSES_S[-1] + 6
         assert (met - before).keys() <= {"budget"}  # a machine that stalls, not the store
         assert node.process.poll() is None
         assert "a request failed" not in node.said()
@@ -389,15 +390,10 @@ def spread(seconds: list[float]) -> str:
     return f"{1000 * cuts[49]:.1f} / {1000 * cuts[98]:.1f} / {1000 * max(seconds):.1f}"
 
 
-def say(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    with capsys.disabled():
-        print(f"\n  {text}", end=" ")
-
-
 # What is no outage
 
 
-async def test_a_script_that_is_lost_and_connections_that_are_cut_cost_hardly_an_answer(capsys):
+async def test_a_script_that_is_lost_and_connections_that_are_cut_cost_hardly_an_answer():
     with stores.server("valkey") as server, running(store_url=server.url) as node:
         for client, quota in POLICIES.items():
             node.put(f"client-id={client}", request_rate=quota)
@@ -412,7 +408,7 @@ async def test_a_script_that_is_lost_and_connections_that_are_cut_cost_hardly_an
             await callers.more("store")
         store.close()
         cut = reasons(metrics(node)) - flushed
-        say(capsys, f"{len(callers.answers)} answers; flushed {dict(flushed)}, cut {dict(cut)}")
+        say(f"{len(callers.answers)} answers; flushed {dict(flushed)}, cut {dict(cut)}")
         check(callers.answers)
         assert flushed.keys() <= {"budget"}  # a machine that stalls: the lost script itself costs none
         assert cut.keys() <= {"budget", "connection"}

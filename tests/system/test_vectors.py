@@ -26,13 +26,14 @@ from app.domain.shape import Shape, false_seen
 from app.domain.usage import usage_of
 from tests import service
 from tests.drivers import Driver, HttpDriver, OracleDriver
+from tests.pushing import pushed
+from tests.said import say
+from tests.volume_vectors import VOLUMES
 
 FILE: Final = Path(__file__).parents[1] / "vectors" / "kafka.yaml"
 GIVEN: Final = Path(__file__).parents[3] / "shared" / "vectors" / "kafka.yaml"
 INTER_BROKER: Final = "REPLICATION"
 DRIVERS: Final = ("oracle", "http")
-NOT_YET: Final = {"F03 :alter", "F03 empty entity", "F08 :alter"}
-"""Halves of vectors that come with `:alter`, by their issue; so do `via: volumes` and `via: background`."""
 
 
 class Vector(dict[str, Any]):
@@ -80,7 +81,6 @@ class Quotagate:
 Scenario = Callable[[Vector, Quotagate], None]
 SCENARIOS: Final[dict[str, Scenario]] = {}
 FORMULAS: Final[dict[str, Callable[[Vector], None]]] = {}
-RAN: Final[set[tuple[str, str]]] = set()
 
 
 def scenario(*prefixes: str) -> Callable[[Scenario], Scenario]:
@@ -595,27 +595,67 @@ def quotagates() -> Iterator[Callable[[str], Quotagate]]:
 def test_vector(id_: str, driver: str, quotagates: Callable[[str], Quotagate]) -> None:
     """What Kafka answers is answered, to the millisecond; `here` where this project decides otherwise."""
     SCENARIOS[id_](vectors()[id_], quotagates(driver))
-    RAN.add((id_, driver))
+
+
+@pytest.mark.parametrize("id_", ["F03", "F08"])
+def test_the_half_that_goes_through_alter(id_: str, quotagates: Callable[[str], Quotagate]) -> None:
+    """Entities are refused, the empty one too, and keys are merged one by one, as Kafka's request has it."""
+    driver = quotagates("http").driver
+    assert isinstance(driver, HttpDriver)
+    vector = vectors()[id_]
+    if id_ == "F03":
+        (quota,) = re.findall(r"(\w+): (\d+)", vector["op"])
+        for entity, _ in vector["rows"]:
+            assert not driver.alter(spelled(entity), {quota[0]: int(quota[1])}), entity
+        return
+    entity = "user=altered"
+    for _, change, after in vector["steps"]:
+        assert driver.alter(entity, change)
+        found = driver.get(entity)
+        if after == "3 keys stored":
+            assert found == {key: limit for key, limit in change.items() if limit is not None}
+        else:
+            assert found == (after if isinstance(after, dict) else None)
 
 
 @pytest.mark.parametrize("id_", ids("domain"))
 def test_formula(id_: str) -> None:
     """The formulas of `app.domain` give Kafka's numbers."""
     FORMULAS[id_](vectors()[id_])
-    RAN.add((id_, "domain"))
 
 
-def test_every_vector_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    """None is left out: what ran is what the file has, and what is not built yet is named."""
-    http, domain = ids("http"), ids("domain")
-    wanted = {(id_, driver) for id_ in http for driver in DRIVERS} | {(id_, "domain") for id_ in domain}
-    others = {via: ids(via) for via in ("volumes", "background")}
-    assert len(http) + len(domain) + sum(map(len, others.values())) == len(vectors())
-    assert wanted == RAN
-    with capsys.disabled():
-        print(f"\n{len(http)} vectors by oracle and by HTTP, {len(domain)} by app.domain; not yet built:")
-        for via, found in {**others, "halves": sorted(NOT_YET)}.items():
-            print(f"  {len(found)} {via}: {', '.join(found)}")
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Callable[[str, str], service.Service]]:
+    """Gives the node of a validity and a fallback, under the caller's clock; one for each pair."""
+    with ExitStack() as stack:
+
+        @cache
+        def node(validity: str, fallback: str) -> service.Service:
+            rules = {
+                "QUOTAGATE_VOLUME_VALIDITY": validity,
+                "QUOTAGATE_VOLUME_FALLBACK_FACTOR": fallback,
+                "QUOTAGATE_VOLUME_CHECK_INTERVAL": "PT1M",
+            }
+            return stack.enter_context(pushed(environment=rules))
+
+        yield node
+
+
+@pytest.mark.parametrize("id_", ids("volumes"))
+def test_volumes(id_: str, nodes: Callable[[str, str], service.Service]) -> None:
+    """What Strimzi's plugin makes of volumes is made of them, through the real API."""
+    VOLUMES[id_](vectors()[id_], nodes)
+
+
+def test_no_vector_is_left_out() -> None:
+    """What runs, each by its name, is what the file has, but for what is background."""
+    http, domain, volumes, background = (ids(via) for via in ("http", "domain", "volumes", "background"))
+    assert len(http) + len(domain) + len(volumes) + len(background) == len(vectors())
+    assert set(SCENARIOS) == set(http)
+    assert set(FORMULAS) == set(domain)
+    assert set(VOLUMES) == set(volumes)
+    say(f"{len(http)} vectors by oracle and by HTTP, {len(domain)} by app.domain, {len(volumes)} of volumes;")
+    say(f"{len(background)} are background: {', '.join(background)}")
 
 
 def test_the_vectors_are_the_given_ones() -> None:

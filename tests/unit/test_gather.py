@@ -89,14 +89,36 @@ async def test_ids_bound_a_call_and_a_larger_ask_goes_alone() -> None:
     assert store.calls == [["a", "b"], ["c"], ["huge"], ["d"]]
 
 
-async def test_a_silent_store_costs_the_budget_and_no_late_answer_is_taken() -> None:
+async def test_a_silent_store_costs_the_budget_and_no_late_answer_is_taken_but_told() -> None:
     store = SlowStore()
     gathering = gatherer(store, budget_s=0.001)
-    answers, failure = await gathering.decide([plan("a"), plan("b")])
+    told: list[tuple[int, Answer]] = []
+    answers, failure = await gathering.decide(
+        [plan("a"), plan("b")], lambda place, answer: told.append((place, answer))
+    )
     assert (answers, failure and failure.reason) == ([], "budget")
+    assert not told
     store.gates[0].set_result(None)
     await gathering.close()
     assert answers == []
+    assert told == [(0, Answer((), kept=b"a")), (1, Answer((), kept=b"b"))]
+
+
+async def test_of_a_large_batch_the_late_part_is_told_by_its_places() -> None:
+    store = SlowStore()
+    gathering = gatherer(store, budget_s=0.05)
+    told: list[int] = []
+    batch = asyncio.create_task(
+        gathering.decide([plan(str(n), 0) for n in range(250)], lambda place, _: told.append(place))
+    )
+    await store.until_called(1)
+    store.gates[0].set_result(None)
+    await store.until_called(2)
+    answers, failure = await batch
+    assert (len(answers), failure and failure.reason) == (MAX_ASKS, "budget")
+    store.gates[1].set_result(None)
+    await gathering.close()
+    assert told == list(range(MAX_ASKS, 2 * MAX_ASKS))
 
 
 async def test_what_gave_up_waiting_is_never_sent() -> None:

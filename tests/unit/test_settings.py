@@ -14,6 +14,7 @@ from app.run.errors import SettingsRefused
 from app.run.settings import Settings
 
 ROOT = Path(__file__).parents[2]
+OBSERVING = {"VOLUME_SOURCE": "kafka", "VOLUME_MIN_AVAILABLE_RATIO": "0.1", "KAFKA_BOOTSTRAP": "b1:9092"}
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,10 @@ def test_nothing_set_is_a_node_on_loopback_with_embedded_state(monkeypatch):
         ("MAX_IDS_PER_PRINCIPAL", "-1"),
         ("VOLUME_SOURCE", "disk"),
         ("VOLUME_MIN_AVAILABLE_BYTES", "0"),
+        ("VOLUME_MIN_AVAILABLE_BYTES", "-1"),
         ("VOLUME_MIN_AVAILABLE_RATIO", "1"),
+        ("VOLUME_MIN_AVAILABLE_RATIO", "1.5"),
+        ("VOLUME_MIN_AVAILABLE_RATIO", "-0.1"),
         ("VOLUME_CHECK_INTERVAL", "60"),
         ("VOLUME_CHECK_INTERVAL", "-PT1S"),
         ("VOLUME_VALIDITY", "5 minutes"),
@@ -98,11 +102,27 @@ def test_a_wrong_value_is_refused_by_name(monkeypatch, name, value):
         ("TLS_CERT", {"TLS_CERT": __file__}),
         ("TLS_CLIENT_CA", {"TLS_CLIENT_CA": __file__}),
         ("VOLUME_MIN_AVAILABLE_BYTES", {"VOLUME_SOURCE": "push"}),
+        ("VOLUME_CHECK_INTERVAL", {"VOLUME_CHECK_INTERVAL": "PT0.05S"}),
         (
             "VOLUME_MIN_AVAILABLE_BYTES",
             {"VOLUME_MIN_AVAILABLE_BYTES": "1", "VOLUME_MIN_AVAILABLE_RATIO": "0.1"},
         ),
+        (
+            "VOLUME_MIN_AVAILABLE_BYTES",
+            {
+                "VOLUME_SOURCE": "push",
+                "VOLUME_MIN_AVAILABLE_BYTES": "1",
+                "VOLUME_MIN_AVAILABLE_RATIO": "0.1",
+            },
+        ),
+        (
+            "VOLUME_VALIDITY",
+            {"VOLUME_SOURCE": "push", "VOLUME_MIN_AVAILABLE_BYTES": "1", "VOLUME_VALIDITY": "PT59S"},
+        ),
         ("KAFKA_BOOTSTRAP", {"VOLUME_SOURCE": "kafka", "VOLUME_MIN_AVAILABLE_RATIO": "0.1"}),
+        ("KAFKA_BOOTSTRAP", {**OBSERVING, "KAFKA_BOOTSTRAP": "b1:http"}),
+        ("KAFKA_SSL_CAFILE", {**OBSERVING, "KAFKA_SSL_CAFILE": "/nowhere"}),
+        ("KAFKA_SECURTY_PROTOCOL", {**OBSERVING, "KAFKA_SECURTY_PROTOCOL": "SSL"}),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_by_name(monkeypatch, name, variables):

@@ -87,7 +87,7 @@ function show(name, { focus = true } = {}) {
   history.replaceState(null, "", `#${name}`);
   say("");
   clearInterval(timer);
-  const refresh = { buckets: lookAtBucket, throttles: lookAtThrottles, health: lookAtHealth }[name];
+  const refresh = { buckets: lookAtBucket, throttles: lookAtThrottles, health: lookAtHealth, volumes: lookAtVolumes }[name];
   if (refresh) timer = setInterval(refresh, REFRESH_MS);
   if (name === "quotas") act(() => find(false));
   else if (refresh) refresh();
@@ -381,6 +381,59 @@ async function lookAtHealth() {
     byId("health-list").replaceChildren(...Object.entries(lines).flatMap(([name, said]) =>
       [made("dt", {}, name), made("dd", {}, said)]));
   });
+}
+
+// Volumes, and the throttle factor that they make
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+function size(bytes) {
+  if (bytes === null) return "–";
+  const unit = bytes < 1 ? 0 : Math.min(Math.floor(Math.log2(bytes) / 10), UNITS.length - 1);
+  return `${(Math.floor((bytes / 1024 ** unit) * 10) / 10).toLocaleString("en")} ${UNITS[unit]}`;
+}
+
+function left(untilMs) {
+  const s = Math.ceil((untilMs - Date.now()) / 1000);
+  if (s <= 0) return "over";
+  const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([unit, name], place, all) =>
+    [Math.floor((place ? s % all[place - 1][0] : s) / unit), name]).filter(([count]) => count);
+  return parts.slice(0, 2).map(([count, name]) => `${count} ${name}`).join(" ");
+}
+
+const when = (atMs) => atMs ? new Date(atMs).toLocaleString() : "–";
+const within = (untilMs) => untilMs === null ? "does not end" : `${left(untilMs)} (until ${when(untilMs)})`;
+
+async function lookAtVolumes() {
+  await act(async () => {
+    const now = await ask("/v1/volumes");
+    const factor = made("dd", now.factor < 1 ? { class: "bad" } : {}, shown(now.factor));
+    const lines = {
+      Why: now.reason, Since: when(now.since_ms), Valid: within(now.valid_until_ms),
+      "Next check": when(now.next_check_ms), Source: now.source ?? "none",
+    };
+    byId("factor-list").replaceChildren(made("dt", {}, "Throttle factor"), factor,
+      ...Object.entries(lines).flatMap(([name, said]) => [made("dt", {}, name), made("dd", {}, said)]));
+    const { drill } = now;
+    const told = drill ? `Drill by ${drill.who}: factor ${shown(drill.factor)}, whatever the volumes say` : "";
+    // Said once to who listens, and not again at each refresh: only the time that is left changes.
+    if (byId("drill").dataset.told !== told) byId("drill").textContent = byId("drill").dataset.told = told;
+    if (drill) factor.append(` for ${left(drill.until_ms)} by a drill`);
+    fill("volume-rows", now.volumes.map((volume) => made("tr", {}, ...volumeCells(volume))),
+      "No volume is known.", 7);
+  });
+}
+
+function volumeCells({ broker, dir, total_bytes: total, available_bytes: free, state, observed_ms: observed }) {
+  const known = total !== null && free !== null;
+  const used = !known ? null : total ? Math.max(1 - free / total, 0) : 1;
+  const part = known ? `${shown(Math.floor(used * 1000) / 10)} %` : "–";
+  const label = `${dir} of broker ${broker} is used to ${part}`;
+  const bar = known ? made("meter", { min: 0, max: 1, value: used, class: state, "aria-label": label }, part) : null;
+  const number = (text) => made("td", { class: "number" }, text);
+  return [made("td", {}, made("code", {}, broker)), made("td", {}, made("code", {}, dir)),
+    made("td", { class: "used" }, bar, ` ${part}`), number(size(free)), number(size(total)),
+    made("td", {}, made("span", state === "ok" ? {} : { class: "bad" }, state)), made("td", {}, when(observed))];
 }
 
 async function lookAtState() {

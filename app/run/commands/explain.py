@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,9 @@ from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 
 group = typer.Typer()
+
+DRILLS: Final = "throttle_factor"
+"""What the history calls what drills change."""
 
 
 @group.command()
@@ -66,7 +69,9 @@ def effective(
 def history(
     entity: Annotated[
         str | None,
-        typer.Argument(help="Changes of this entity alone.", autocompletion=values.completed_types),
+        typer.Argument(
+            help=f"Changes of this entity alone; {DRILLS}: drills.", autocompletion=values.completed_types
+        ),
     ] = None,
     *,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many changes.")] = 50,
@@ -81,8 +86,10 @@ def history(
     Examples:
       quotagate quotas history
       quotagate quotas history user=alice --limit 5
+      quotagate quotas history throttle_factor
     """
-    query = {"entity": str(values.entity(entity)) if entity is not None else None}
+    of = entity if entity in (None, DRILLS) else str(values.entity(entity))
+    query = {"entity": of}
     with connected(url, key, config) as node:
         found = pages(node, "/v1/quotas:history", "changes", query, limit=limit).items
     if not show.document({"changes": found}, output):
@@ -101,6 +108,10 @@ def _ladder(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 def _changes(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """What a change did, one quota on a line; who did it, when and why stands on the first."""
+    if one["entity"] == DRILLS:
+        told = " -> ".join("none" if each is None else _drill(each) for each in (one["before"], one["after"]))
+        yield (show.when(one["at_ms"]), one["who"], one["entity"], f"drill {told}", one["reason"])
+        return
     before, after = one["before"] or {}, one["after"] or {}
     common = (show.when(one["at_ms"]), one["who"], one["entity"])
     reason = one["reason"]
@@ -109,6 +120,10 @@ def _changes(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         if old != new:
             yield (*common, f"{quota} {_brief(old)} -> {_brief(new)}", reason)
             common, reason = ("", "", ""), ""
+
+
+def _drill(said: Mapping[str, Any]) -> str:
+    return f"{show.cell(said['factor'])} until {show.when(said['until_ms'])}"
 
 
 def _brief(said: Mapping[str, Any] | None) -> str:

@@ -3,29 +3,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from app.run.commands import quotas_file, quotas_schema, show
-from app.run.commands.node import Node, Refused, connected
+from app.run.commands import plans, quotas_file, quotas_schema, show
+from app.run.commands.node import Node, connected
 from app.run.commands.pages import one_version
+from app.run.commands.plans import Plan
 from app.run.commands.quotas import Reason
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 from app.run.errors import CannotAsk
-
-MAX_BODY: Final = 1_048_576
-MAX_ALTERATIONS: Final = 10_000
-"""What a node takes in one request."""
-APPLY_TIMEOUT_S: Final = 120.0
 
 group = typer.Typer()
 
@@ -45,20 +38,6 @@ OnlyNamed = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a file would change, at one version of the catalog."""
-
-    etag: str
-    alterations: list[dict[str, Any]]
-    changes: list[dict[str, Any]]
-
-    @property
-    def version(self) -> int:
-        """The version that it was made at."""
-        return int(self.etag.strip('"'))
-
-
 @group.command()
 def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.yaml) -> None:
     """Write the whole catalog as a file, in one canonical order.
@@ -76,7 +55,7 @@ def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: 
     if output is Output.json:
         show.document({"quotas": dict(quotas)}, output)
     else:
-        sys.stdout.writelines(quotas_file.write(quotas, _etag(listed.etag).strip('"')))
+        sys.stdout.writelines(quotas_file.write(quotas, plans.known_etag(listed.etag).strip('"')))
 
 
 @group.command()
@@ -153,12 +132,8 @@ def apply(
             show.document({"version": found.version, "changes": []}, output)
             return
         if asks:
-            typer.confirm(
-                f"Apply {_count(len(found.changes), 'change', 'changes')} to {node.url}?",
-                abort=True,
-                err=True,
-            )
-        done = _apply(node, found, reason)
+            plans.confirm(found, node)
+        done = plans.apply(node, found, reason)
     if not show.document(done, output):
         typer.echo(f"Applied. The catalog is at version {done['version']}.")
 
@@ -180,7 +155,9 @@ def lint(
         for fault in contents.faults:
             typer.echo(show.plain(f"{file}:{fault.line}: {fault.message}"))
         if not faults:
-            typer.echo(f"{file}: good, with quotas of {_count(len(contents.quotas), 'entity', 'entities')}.")
+            typer.echo(
+                f"{file}: good, with quotas of {plans.count(len(contents.quotas), 'entity', 'entities')}."
+            )
     if faults:
         raise typer.Exit(1)
 
@@ -212,10 +189,8 @@ def _read(file: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _plan(node: Node, wanted: Mapping[str, Mapping[str, Any]], *, only_named: bool) -> Plan:
-    """What must change, said by the node itself, which alone knows which buckets are kept."""
-    listed = one_version(node, "/v1/quotas", "quotas")
-    now = {one["entity"]: one["quotas"] for one in listed.items}
-    etag = _etag(listed.etag)
+    """What must change for the catalog to be what the file says."""
+    etag, now = plans.catalog(node)
     alterations = []
     for entity in [*wanted, *(entity for entity in now if entity not in wanted and not only_named)]:
         said, stands = wanted.get(entity, {}), now.get(entity, {})
@@ -223,81 +198,10 @@ def _plan(node: Node, wanted: Mapping[str, Mapping[str, Any]], *, only_named: bo
         altered |= dict.fromkeys(quota for quota in stands if quota not in said)
         if altered:
             alterations.append({"entity": entity, "quotas": altered})
-    found = Plan(etag, alterations, [])
-    if alterations:
-        found.changes.extend(_post(node, found, validate_only=True)["changes"])
-    return found
-
-
-def _apply(node: Node, found: Plan, reason: str | None) -> dict[str, Any]:
-    try:
-        return _post(node, found, reason=reason)
-    except Refused:
-        raise
-    except CannotAsk as error:
-        raise CannotAsk(
-            f"{error}\n  No answer came: either all of it was applied or nothing. `plan` shows which."
-        ) from None
-
-
-def _post(
-    node: Node, found: Plan, *, reason: str | None = None, validate_only: bool = False
-) -> dict[str, Any]:
-    body = {"alterations": found.alterations, "validate_only": validate_only}
-    size = len(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode())
-    if size > MAX_BODY or len(found.alterations) > MAX_ALTERATIONS:
-        raise CannotAsk(
-            f"{len(found.alterations):,} entities change, {size:,} bytes; {MAX_ALTERATIONS:,} entities and "
-            f"{MAX_BODY:,} bytes go into one change that is made whole or not at all. "
-            "Split the file, and apply its parts with --only-named."
-        )
-    headers = {"If-Match": found.etag, "X-Reason": reason}
-    with show.progress().status("planning ..." if validate_only else "applying ..."):
-        try:
-            answer = node.ask("POST", "/v1/quotas:apply", body, headers=headers, timeout=APPLY_TIMEOUT_S)
-        except Refused as refused:
-            if refused.status != 412:
-                raise
-            raise Refused(
-                412, "the catalog changed since the plan. Nothing was applied; plan again."
-            ) from None
-    applied: dict[str, Any] = answer.json()
-    return applied
-
-
-def _etag(etag: str | None) -> str:
-    if etag is None:
-        raise CannotAsk("the node does not say the catalog's version: it is older than this command")
-    return etag
+    return plans.plan(node, etag, alterations)
 
 
 def _show(found: Plan) -> None:
-    if not found.changes:
-        typer.echo(f"Nothing changes: the catalog, at version {found.version}, is what the file says.")
-        return
-    show.table(
-        ["", "ENTITY", "QUOTA", "BEFORE", "AFTER", "BUCKETS"],
-        [
-            (
-                {"added": "+", "changed": "~", "removed": "-"}[one["change"]],
-                one["entity"],
-                one["quota"],
-                one["before"] and show.brief(one["before"]),
-                one["after"] and show.brief(one["after"]),
-                one["buckets"],
-            )
-            for one in found.changes
-        ],
+    plans.show_changes(
+        found, f"Nothing changes: the catalog, at version {found.version}, is what the file says."
     )
-    kinds = Counter(one["change"] for one in found.changes)
-    emptied = sum(one["buckets"] == "emptied" for one in found.changes)
-    said = ", ".join(f"{kinds[kind]} {kind}" for kind in ("added", "changed", "removed"))
-    buckets = _count(emptied, "quota empties its buckets", "quotas empty their buckets")
-    typer.echo(
-        f"Plan: {said}; {buckets if emptied else 'every bucket is kept'}. "
-        f"The catalog is at version {found.version}."
-    )
-
-
-def _count(number: int, one: str, more: str) -> str:
-    return f"{number:,} {one if number == 1 else more}"

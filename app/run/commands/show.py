@@ -15,6 +15,7 @@ import typer
 import yaml
 from rich.console import Console, JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
 PIPE_COLUMNS: Final = 100_000
 """In a pipe nothing wraps: a program reads rows."""
@@ -68,8 +69,13 @@ def done(output: Output) -> None:
     document({}, output)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[str] = ()) -> None:
-    """Rows under a header; columns named in ``right`` hold numbers."""
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    right: Iterable[str] = (),
+    styles: Mapping[str, str] | None = None,
+) -> None:
+    """Rows under a header; columns named in ``right`` hold numbers, and at a terminal words have styles."""
     cells = [[cell(value) for value in row] for row in rows]
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     whole = _whole(dict(zip(header, _widths(header, cells), strict=True)), {*right, *WHOLE})
@@ -77,7 +83,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[
         justify: JustifyMethod = "right" if name in right else "left"
         grid.add_column(name, justify=justify, no_wrap=name in whole, overflow="fold")
     for row in cells:
-        grid.add_row(*row)
+        grid.add_row(*(Text(value, (styles or {}).get(value, "")) for value in row))
     _print(grid)
 
 

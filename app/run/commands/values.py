@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 import typer
@@ -15,6 +16,10 @@ from app.domain.quota import KEYS
 from app.domain.quota_value import CHOICES, RANGES
 
 NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_DURATION: Final = re.compile(
+    r"P(?:([0-9]{1,9})D)?(?:T(?=[0-9])(?:([0-9]{1,9})H)?(?:([0-9]{1,9})M)?"
+    r"(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)S)?)?"
+)
 _WORDS: Final = {"true": True, "false": False, "null": None}
 
 
@@ -93,6 +98,30 @@ def value(key: str, spelled: str) -> Any:
             raise typer.BadParameter(f"{key}: {name} is given twice")
         inside[last] = _WORDS[said] if said in _WORDS else _scalar(key, said)
     return fields
+
+
+def factor(spelled: str) -> float:
+    """A factor as it is typed.
+
+    >>> factor("0.2")
+    0.2
+    """
+    if not NUMBER.fullmatch(spelled) or not 0 <= (number := float(spelled)) <= 1:
+        raise typer.BadParameter(f"{spelled!r}: write a number from 0 to 1, such as 0.2")
+    return number
+
+
+def duration_ms(spelled: str) -> int:
+    """An ISO 8601 duration of days, hours, minutes and seconds, in milliseconds.
+
+    >>> duration_ms("PT10M"), duration_ms("P1DT1H"), duration_ms("PT0.5S")
+    (600000, 90000000, 500)
+    """
+    told = _DURATION.fullmatch(spelled)
+    if told is None or not any(told.groups()):
+        raise typer.BadParameter(f"{spelled!r}: write an ISO 8601 duration, such as PT10M or PT1H30M")
+    days, hours, minutes, seconds = (Decimal(part or 0) for part in told.groups())
+    return int((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)
 
 
 def completed_keys(incomplete: str) -> list[str]:

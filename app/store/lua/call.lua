@@ -1,7 +1,9 @@
 --[[ What a call brings and what it returns.
 
 KEYS     for each ask in order: the key of its kept answer, if it has an id; then a key for each of its quotas.
-ARGV[1]  the call:   <B B d>   1 if the callers' clocks decide, 1 to sum delays as KIP-124 does, ids a principal may have
+         In a call that is logged, the key of the order at the end.
+ARGV[1]  the call:   <B B d>   1 if the callers' clocks decide; 1 to sum delays as KIP-124 does, plus 2 to be logged;
+                               ids a principal may have
 ARGV[n]  an ask:     <B B d>   mode, quotas, at_ms (of the caller's clock; else not looked at)
                      <I2>      length of its context, plus 1; 0 if the ask has no id
                      quotas    <B B I2 d d d d d d>  algorithm, flags, ids, limit, usage, a, b, c, longest delay,
@@ -11,31 +13,34 @@ ARGV[n]  an ask:     <B B d>   mode, quotas, at_ms (of the caller's clock; else 
 Returns  { now in ms, answer, answer, ... }; an answer is "\0" and <B B B d d d d d d> for each quota: outcome,
          reason, clock correction + 4 x live layers, throttle_ms, observed, remaining, largest, remembered ids, fill;
          or "\1" and a kept one: <I2> length of its context, context, quotas as above; or "\2" and why there is none.
+         A call that is logged returns besides: its order, then for each ask what became of its ids, a byte each.
 State    one string a bucket, drawn at the head of each algorithm's file; every key has a TTL.
 ]]
 
 local CALL, ASK, QUOTA, SAID = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
-local ADMIT_MODE, PEEK, RECORD, REFUND = 0, 1, 2, 3
+local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH = 0, 1, 2, 3, 4
 local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
 local CAPACITY, TOO_LARGE = 1, 2
 local DENY, SHADOW, CONNECTION, RECHECK, BYTES, REQUESTS = 1, 2, 4, 8, 16, 32
 local TAKEN_AS_NEWEST, MOVED_BACK = 1, 2
+local CHARGED, REFRESHED = 1, 2
 
 local SLACK_MS = 60000
 local DAY_MS = 86400000
-local LONGEST_TTL_MS = 400 * DAY_MS
 
 local floor, ceil, min, max, sqrt, huge = math.floor, math.ceil, math.min, math.max, math.sqrt, math.huge
 local band, bor, lshift = bit.band, bit.bor, bit.lshift
 local pack, unpack_ = struct.pack, struct.unpack
 local call = redis.call
 
-local caller_clock, sequential, max_ids = unpack_(CALL, ARGV[1])
-caller_clock, sequential = caller_clock == 1, sequential == 1
+local caller_clock, ways, max_ids = unpack_(CALL, ARGV[1])
+caller_clock = caller_clock == 1
+local sequential, logged = band(ways, 1) > 0, band(ways, 2) > 0
 
+local clock
 local function store_now()
-  local time = call('TIME')
-  return time[1] * 1000 + floor(time[2] / 1000)
+  clock = call('TIME')
+  return clock[1] * 1000 + floor(clock[2] / 1000)
 end
 
 -- How long a key must last, as text: ms from the real now until its state equals an absent one, and some slack.

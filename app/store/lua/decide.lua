@@ -5,6 +5,7 @@ local MAKERS = { make_sampled_rate, make_token_bucket, make_producer_ids }
 local algorithms = {}
 local store_time = caller_clock or store_now()
 local next_key = 1
+local fates = ''
 
 -- A quota's own answer, with what its key and the mode make of it.
 local function say(part, later)
@@ -79,7 +80,7 @@ local function leave(parts, mode)
     for _, part in ipairs(parts) do part.algorithm.refund(part) end
     return #parts > 0
   end
-  if is_refused(parts) then
+  if mode == REFRESH or is_refused(parts) then
     for _, part in ipairs(parts) do part.algorithm.touch(part) end
     return false
   end
@@ -98,6 +99,18 @@ local function answer_of(parts)
       observed, remaining, part.largest or 0, ids, fill)
   end
   return table.concat(said)
+end
+
+-- What became of the ids of an ask: a byte for each of a part that counts ids, of which there is at most one.
+local function fates_of(parts)
+  for _, part in ipairs(parts) do
+    if part.kind == PRODUCER_IDS then
+      local fates = {}
+      for i = 1, part.ids do fates[i] = string.char(part.became and part.became[i] or 0) end
+      return table.concat(fates)
+    end
+  end
+  return ''
 end
 
 local function decide(ask)
@@ -122,6 +135,7 @@ local function decide(ask)
   if sequential then sum_delays(parts) end
   local charged = leave(parts, mode)
   local answer = answer_of(parts)
+  fates = logged and fates_of(parts) or ''
   if retry and charged then
     local kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. answer
     call('SET', retry, kept, 'PX', caller_clock and ttl(RETRY_MS) or RETRY_MS)
@@ -142,10 +156,22 @@ local function guarded(ask)
   return '\2' .. why
 end
 
+-- Whether any ask of the call may write: peeks do not, and so they take no number.
+local function may_write()
+  for i = 2, #ARGV do
+    if string.byte(ARGV[i]) ~= PEEK then return true end
+  end
+  return false
+end
+
 local answers = { string.format('%.0f', caller_clock and 0 or store_time) }
-for i = 2, #ARGV do
+local last = #ARGV
+if logged then answers[last + 1] = string.format('%.0f', may_write() and next_order(KEYS[#KEYS], clock) or 0) end
+for i = 2, last do
+  fates = ''
   local answer, refused = guarded(ARGV[i])
   if refused then return redis.error_reply(refused) end
   answers[i] = answer
+  if logged then answers[last + i] = fates end
 end
 return answers

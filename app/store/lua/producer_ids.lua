@@ -271,22 +271,25 @@ local function add_segment(part, ids)
   part.changed = true
 end
 
--- The open layer, begun if there is none.
-local function opened_layer(part)
-  local number = open_layer(part)
-  if number then return number end
-  number = part.number + 1
-  part.number, part.starts[number % LAYERS] = number, part.t
+local function begin_layer(part, at)
+  local number = part.number + 1
+  part.number, part.starts[number % LAYERS] = number, at
   for _, s in ipairs(part.segments) do s.counts[number % LAYERS] = 0 end
   drop_dead(part)
   return number
 end
 
--- Set an id's cells in the newest segment's part of the open layer.
-local function write(part, id)
+-- The open layer, begun if there is none.
+local function opened_layer(part)
+  return open_layer(part) or begin_layer(part, part.t)
+end
+
+-- Set an id's cells in the newest segment's part of a live layer, which is the open one unless it is given.
+local function write(part, id, number)
   part.base = part.base or part.t
   part.last = part.last or part.t
-  local number, s = opened_layer(part), part.segments[#part.segments]
+  number = number or opened_layer(part)
+  local s = part.segments[#part.segments]
   if not s then
     add_segment(part, min(max(SMALLEST_SEGMENT, ceil(part.limit / 3)), max_ids))
   elseif s.counts[number % LAYERS] >= s.ids then
@@ -307,7 +310,7 @@ local function write(part, id)
     keep = keep * 0x01010101
     for i = 2, #words do words[i] = band(words[i], keep) end
   end
-  words[1] = number
+  words[1] = max(written, number)
   local slot, left = lshift(1, number % LAYERS), s.hashes
   for word = 2, 8 do
     local fraction = id[word]
@@ -322,7 +325,7 @@ local function write(part, id)
   end
   call('SETRANGE', part.key, at, pack(BLOCK, unpack(words)))
   s.counts[number % LAYERS] = s.counts[number % LAYERS] + 1
-  s.written = number
+  s.written = max(s.written, number)
   part.dirty = true
 end
 
@@ -332,6 +335,7 @@ local function look(part)
   local open, newest = open_layer(part), #part.segments
   for i = 0, part.ids - 1 do
     local id = { unpack_('<I4I4I4I4I4I4I4I4', part.ask, part.ids_at + i * 32) }
+    id.place = i + 1
     local segment, layer = find(part, id)
     if not segment then
       part.unseen[#part.unseen + 1] = id
@@ -382,6 +386,12 @@ function producer_ids.move(part, by, writing)
   if writing then write_head(part) end
 end
 
+-- What the log is told of an id.
+local function became(part, id, what)
+  part.became = part.became or {}
+  part.became[id.place] = what
+end
+
 function producer_ids.touch(part)
   for _, id in ipairs(part.stale) do
     local segment, layer = find(part, id)
@@ -389,6 +399,7 @@ function producer_ids.touch(part)
       local counts = part.segments[segment].counts
       counts[layer % LAYERS] = max(counts[layer % LAYERS] - 1, 0)
       write(part, id)
+      if logged then became(part, id, REFRESHED) end
     end
   end
   if part.dirty then write_head(part) end
@@ -420,6 +431,9 @@ end
 function producer_ids.charge(part)
   producer_ids.touch(part)
   if #part.unseen == 0 then return false end
+  if logged then
+    for _, id in ipairs(part.unseen) do became(part, id, CHARGED) end
+  end
   part.base = part.base or part.t
   part.last = part.last or part.t
   local n = min(#part.unseen, max_ids)

@@ -1,0 +1,94 @@
+"""What a store charges after the budget: the ask was answered without it, and the log tells all the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis.asyncio
+from msgspec import msgpack
+
+from app.admission.admission import Admission
+from app.admission.decision_log import DecisionLog, Which
+from app.admission.metrics import Metrics
+from app.catalog.snapshot import Snapshot
+from app.domain.ask import Ask
+from app.domain.digest import digest
+from app.domain.entity import ANY, Entity
+from app.domain.ladder import Rules
+from app.domain.quota import Quota
+from app.store.decision_log import CHARGED, STREAM, Batch, Row
+from app.store.log_stream import LogStream
+from app.store.redis import RedisStore
+from tests import stores
+
+SECRET = b"s" * 32
+BUDGET_S, AMPLE_S = 0.05, 30.0
+EVERYONE = Entity.of(user=ANY)
+QUOTAS = Snapshot().apply(
+    1,
+    [
+        ("producer_ids_rate", EVERYONE, Quota("producer_ids_rate", 5, "producer_ids", "deny")),
+        ("request_rate", EVERYONE, Quota("request_rate", 1e9, "sampled_rate", "delay")),
+    ],
+)
+ASK = Ask({"requests": 3}, (1, 2), principal="alice")
+
+
+@asynccontextmanager
+async def logged(url: str, which: Which) -> AsyncIterator[tuple[Admission, DecisionLog]]:
+    store = RedisStore(url, logged=True, timeout_s=AMPLE_S)
+    stream = LogStream.at(url)
+    log = DecisionLog(stream, which=which, node="n", secret=lambda: SECRET, now_ms=lambda: 1)
+    admission = Admission(
+        store,
+        lambda: QUOTAS,
+        rules=Rules(),
+        secret=lambda: SECRET,
+        sequential=False,
+        budget_s=BUDGET_S,
+        metrics=Metrics(),
+        logs=log,
+    )
+    await admission.open()
+    try:
+        yield admission, log
+    finally:
+        await admission.close()
+        await store.close()
+        await stream.close()
+
+
+async def rows(url: str, log: DecisionLog) -> list[Row]:
+    await log._send()
+    async with redis.asyncio.from_url(url) as raw:
+        entries: list[Any] = await raw.xrange(STREAM) or []
+    return [row for _, entry in entries for row in msgpack.decode(entry[b"batch"], type=Batch).rows]
+
+
+@pytest.mark.parametrize("kind", stores.KINDS)
+@pytest.mark.parametrize("which", ["all", "denied"])
+async def test_what_a_store_that_hung_charged_in_the_end_is_logged(kind: str, which: Which):
+    with stores.server(kind) as server:
+        async with logged(server.url, which) as (admission, log):
+            server.hold()
+            (first,) = await admission.decide([ASK])
+            server.go_on()
+            admission._gatherer._budget_s = AMPLE_S
+            (again,) = await admission.decide([ASK])
+            found = await rows(server.url, log)
+    assert (first.source, again.source, again.decision) == ("fallback", "store", "admit")
+    ids = digest(SECRET, "alice", 1) + digest(SECRET, "alice", 2)
+    if which == "denied":
+        (late,) = found
+        assert (late.kind, late.ids, late.verdicts[0].ids) == ("ids", ids, bytes([CHARGED] * 2))
+        return
+    fallback, late, seen = found
+    assert (fallback.kind, fallback.order, fallback.failure) == ("decision", None, "budget")
+    assert (late.kind, late.source, late.decision, late.ids) == ("late", "store", "admit", ids)
+    assert [verdict.ids for verdict in late.verdicts] == [bytes([CHARGED] * 2), b""]
+    assert late.verdicts[1].usage == 3
+    assert (seen.kind, seen.verdicts[0].ids) == ("decision", bytes(2))
+    assert (late.order or 0) < (seen.order or 0)

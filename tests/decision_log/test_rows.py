@@ -1,0 +1,142 @@
+"""Every field of a batch arrives in its column, told a second time the slow and plain way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+
+from app.domain.digest import digest
+from app.store.decision_log import CHARGED, REFRESHED, VERSION, Batch, Row, VerdictThen
+from tests.decision_log.batches import SECRET, Node, ids_quota, packed
+from workers.decision_log.rows import Unreadable, decode, table
+from workers.decision_log.schema import CHANGE, LIMITED_BY, SCHEMA
+
+
+def plainly(batch: Batch) -> list[dict[str, Any]]:
+    """What the columns should hold, a row at a time."""
+    return [_row(batch, place, row) for place, row in enumerate(batch.rows)]
+
+
+def _row(batch: Batch, place: int, row: Row) -> dict[str, Any]:
+    known = {name: getattr(row, name) for name in Row.__struct_fields__ if name in SCHEMA.names}
+    ids = [int.from_bytes(row.ids[at : at + 8], "big", signed=True) for at in range(0, len(row.ids), 8)]
+    change = {field.name: getattr(row, field.name) for field in CHANGE}
+    limited = (
+        dict(zip((field.name for field in LIMITED_BY), row.limited_by, strict=True))
+        if row.limited_by
+        else None
+    )
+    return known | {
+        "batch": batch.id,
+        "place": place,
+        "node": batch.node,
+        "usage": list(row.usage.items()),
+        "ids": ids or None,
+        "limited_by": limited,
+        "verdicts": [_verdict(batch, verdict, ids) for verdict in row.verdicts],
+        "change": change if row.what is not None else None,
+    }
+
+
+def _verdict(batch: Batch, verdict: VerdictThen, ids: list[int]) -> dict[str, Any]:
+    quota = msgspec.structs.asdict(batch.quotas[verdict.quota])
+    said = {
+        name: value for name, value in msgspec.structs.asdict(verdict).items() if name not in {"quota", "ids"}
+    }
+    counts_ids = quota["quota"] == "producer_ids_rate"
+
+    def marked(mark: int) -> list[int] | None:
+        return (
+            [one for one, found in zip(ids, verdict.ids, strict=False) if found == mark]
+            if counts_ids
+            else None
+        )
+
+    return quota | said | {"charged_ids": marked(CHARGED), "refreshed_ids": marked(REFRESHED)}
+
+
+def test_every_field_arrives():
+    batches = [*Node("a", seed=3).batches(5), *Node("b", seed=4).batches(5, rows=1), Node("c").batch(rows=0)]
+    found = table([decode(packed(batch)) for batch in batches])
+    assert found.schema.equals(SCHEMA, check_metadata=True)
+    found.validate(full=True)
+    expected = [row for batch in batches for row in plainly(batch)]
+    assert found.to_pylist() == expected
+    assert {row["kind"] for row in expected} == {"decision", "ids", "quota"}
+    assert any(verdict["charged_ids"] for row in expected for verdict in row["verdicts"])
+    assert any(verdict["refreshed_ids"] for row in expected for verdict in row["verdicts"])
+
+
+def test_no_rows_are_a_table_without_rows():
+    assert table([]).equals(SCHEMA.empty_table())
+    assert table([Node().batch(rows=0)]).equals(SCHEMA.empty_table())
+
+
+def test_a_digest_is_a_big_endian_signed_integer():
+    digests = [b"\xff" * 8, b"\x00" * 7 + b"\x07", b"\x80" + b"\x00" * 7, digest(SECRET, "alice", 4711)]
+    row = Row("ids", 1, principal="alice", ids=b"".join(digests))
+    found = table([Batch(VERSION, "n-1", "n", 1, [], [row])])["ids"].to_pylist()
+    assert found == [[-1, 7, -(2**63), int.from_bytes(digests[3], "big", signed=True)]]
+
+
+def _with(**row: Any) -> Batch:
+    return Batch(VERSION, "n-000000000001", "n", 1, [ids_quota("alice")], [Row("decision", 1, **row)])
+
+
+def _verdict_of(quota: int, ids: bytes = b"", **other: Any) -> VerdictThen:
+    return replace(VerdictThen(quota, "deny", 1.0, "admit", 0, None, None, None, 0, ids), **other)
+
+
+@pytest.mark.parametrize(
+    ("batch", "why"),
+    [
+        (_with(ids=b"1234567"), "eight bytes"),
+        (_with(ids=b"1234567812"), "eight bytes"),
+        (_with(verdicts=[_verdict_of(1)]), "quota 1 of 1"),
+        (_with(verdicts=[_verdict_of(-1)]), "quota -1 of 1"),
+        (_with(ids=b"12345678", verdicts=[_verdict_of(0, b"\1\1")]), "2 marks for 1 ids"),
+        (_with(throttle_ms=2**63), "too large|int"),
+        (_with(applied=2**31), "2147483648"),
+        (_with(verdicts=[_verdict_of(0, correction=200)]), "200"),
+    ],
+)
+def test_a_batch_that_contradicts_itself_is_unreadable(batch, why):
+    with pytest.raises(Unreadable, match=why):
+        table([decode(packed(batch))])
+
+
+def test_lengths_that_make_up_for_each_other_are_unreadable():
+    batch = _with(ids=b"1234567")
+    with pytest.raises(Unreadable, match="eight bytes"):
+        table([replace(batch, rows=[batch.rows[0], replace(batch.rows[0], ids=b"123456789")])])
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "truncated"),
+        (b"\xc1", "malformed|MessagePack"),
+        (packed(Node().batch())[:-5], "truncated"),
+        (packed(["1", "n-1", "n", 1, [], []]), "int"),
+        (packed({"version": 1}), "array"),
+        (packed(_with(principal="x")).replace(b"\xa1x", b"\xa1\xff"), "UTF-8|utf"),
+        (packed([2, {"laid": "out anew"}]), "version is 2, newer than 1"),
+        (packed(replace(_with(), version=3)), "version is 3, newer than 1"),
+        (packed(replace(_with(), version=0)), "version is 0, older than 1"),
+    ],
+)
+def test_what_is_no_batch_says_why(data, why):
+    with pytest.raises(Unreadable, match=why):
+        decode(data)
+
+
+def test_a_table_is_not_bound_to_the_batches_it_came_of():
+    """Columns share memory with Python's arrays, which must live as long as the columns."""
+    found = table([Node().batch()])
+    again = pa.concat_tables([found.slice(0, 100), found.slice(100)]).combine_chunks()
+    del found
+    assert again["ids"].to_pylist() == [row["ids"] for row in plainly(Node().batch())]

@@ -1,0 +1,219 @@
+"""The worker with a real store: when it writes, what it does with what it cannot read, and who leads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import redis
+from msgspec.structs import replace
+
+from app.run.settings import Settings
+from app.store.decision_log import STREAM
+from app.store.decision_log_standing import GROUP, KEY
+from tests.decision_log import worker
+from tests.decision_log.batches import BEGAN_MS, Node, packed
+from tests.decision_log.conftest import eventually, known, leave, written
+from workers.decision_log.run import run
+from workers.decision_log.schema import SCHEMA, footer, partition, readable
+
+AT_ONCE = {"age_s": 0.05}
+NEVER = {"age_s": 3_600}
+
+
+def pending(client: redis.Redis) -> int:
+    """How many batches a worker has taken and not finished."""
+    try:
+        return int(client.xpending(STREAM, GROUP)["pending"])
+    except redis.ResponseError:  # there is no group yet
+        return 0
+
+
+def drained(client: redis.Redis) -> bool:
+    """Whether nothing waits, nor is under way."""
+    return client.xlen(STREAM) == 0 and pending(client) == 0
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*.parquet") if readable(file.name))
+
+
+def test_batches_become_parquet_and_leave_the_stream(shared, client, folder):
+    batches = list(Node().batches(10))
+    leave(client, batches)
+    with worker.inside(shared, folder, limits=AT_ONCE):
+        eventually(lambda: drained(client))
+    assert written(folder) == known(batches)
+    assert {str(file.parent.relative_to(folder)) for file in files(folder)} == {partition(BEGAN_MS)}
+    for file in files(folder):
+        assert footer(str(file)).num_rows
+        assert pq.read_schema(file).equals(SCHEMA)
+
+
+def test_rows_lie_in_the_hour_of_their_time(shared, client, folder):
+    node = Node(began_ms=BEGAN_MS + 3_600_000 - 100)
+    batches = [node.batch(200), replace(node.batch(1), rows=[replace(node.batch(1).rows[0], at_ms=-5)])]
+    leave(client, batches)
+    with worker.inside(shared, folder, limits=AT_ONCE):
+        eventually(lambda: drained(client))
+    assert written(folder) == known(batches)
+    hours = {str(file.parent.relative_to(folder)): footer(str(file)).num_rows for file in files(folder)}
+    assert hours == {
+        "date=2025-11-21/hour=10": 99,
+        "date=2025-11-21/hour=11": 101,
+        "date=1970-01-01/hour=00": 1,
+    }
+
+
+def test_what_has_gathered_is_written_by_rows_by_bytes_and_at_a_stop(shared, client, folder):
+    node = Node()
+    large = {"rows": 10**9, "packed": 10**9}
+    with worker.inside(shared, folder, limits=NEVER | large | {"rows": 1_000}):
+        leave(client, batches := list(node.batches(5, rows=200)))
+        eventually(lambda: written(folder) == known(batches))
+    with worker.inside(shared, folder, limits=NEVER | large | {"packed": 10_000}):
+        leave(client, more := [node.batch(200)])
+        batches += more
+        eventually(lambda: written(folder) == known(batches))
+    with worker.inside(shared, folder, limits=NEVER | large):
+        leave(client, more := [node.batch(200)])
+        batches += more
+        eventually(lambda: pending(client) == 1)
+        assert written(folder) == known(batches[:-1])
+    assert written(folder) == known(batches)
+    assert drained(client)
+
+
+def test_what_was_pending_is_written_by_the_next(shared, client, folder):
+    with worker.running(shared, folder, limits=NEVER, times={"lease": 1}) as child:
+        leave(client, batches := list(Node().batches(5)))
+        eventually(lambda: pending(client) == 5)
+        child.kill()
+        child.wait()
+    assert not files(folder)
+    with worker.running(shared, folder, limits=AT_ONCE, times={"lease": 1}):
+        eventually(lambda: drained(client))
+    assert written(folder) == known(batches)
+
+
+def test_unreadable_batches_are_kept_aside_and_counted_and_block_nothing(shared, client, folder):
+    node = Node()
+    good = list(node.batches(3))
+    newer = replace(node.batch(), version=2)
+    beyond = node.batch()
+    beyond = replace(beyond, rows=[*beyond.rows[:-1], replace(beyond.rows[-1], throttle_ms=2**63)])
+    leave(client, [good[0], newer, good[1], beyond])
+    client.xadd(STREAM, {"batch": b"\xc1 no msgpack", "rows": 7})
+    client.xadd(STREAM, {"other": b"fields"})
+    leave(client, [good[2]])
+    ids = [entry.decode() for entry, _ in client.xrange(STREAM)]
+    with worker.inside(shared, folder, limits=AT_ONCE) as said:
+        eventually(lambda: drained(client))
+    assert written(folder) == known(good)
+    aside = {file.name: file.read_bytes() for file in (folder / "_unreadable").iterdir()}
+    assert aside == {
+        f"{ids[1]}.batch": packed(newer),
+        f"{ids[3]}.batch": packed(beyond),
+        f"{ids[4]}.batch": b"\xc1 no msgpack",
+    }
+    standing = client.hgetall(KEY)
+    assert (standing[b"written"], standing[b"unreadable"]) == (b"600", b"407")
+    assert [line["why"] for line in said if line["event"].startswith("batches cannot be read")] == [
+        "its version is 2, newer than 1"
+    ]
+
+
+def test_a_batch_that_was_sent_twice_counts_twice_and_is_read_once(shared, client, folder):
+    """As after a reply that was lost: what is known by its id only readers tell."""
+    batch = Node().batch()
+    with worker.inside(shared, folder, limits=AT_ONCE):
+        leave(client, [batch, batch])
+        eventually(lambda: drained(client))
+    assert client.hget(KEY, "written") == b"400"
+    assert written(folder) == known([batch])
+
+
+def test_what_an_older_worker_kept_aside_is_taken_up(shared, client, folder):
+    batch = Node().batch()
+    aside = folder / "_unreadable"
+    aside.mkdir(parents=True)
+    (aside / "1795258243484-0.batch").write_bytes(packed(batch))
+    (aside / "1795258243484-1.batch").write_bytes(packed(replace(batch, version=2)))
+    with worker.inside(shared, folder):
+        eventually(lambda: files(folder) and len(list(aside.iterdir())) == 1)
+    assert written(folder) == known([batch])
+    assert [file.name for file in aside.iterdir()] == ["1795258243484-1.batch"]
+
+
+def test_one_leads_and_another_takes_over_when_it_is_killed(shared, client, folder):
+    node = Node()
+    settings: dict[str, Any] = {"limits": AT_ONCE, "times": {"lease": 1}}
+    with worker.running(shared, folder, **settings) as first:
+        leave(client, batches := [node.batch()])
+        eventually(lambda: drained(client))
+        with worker.running(shared, folder, **settings):
+            first.kill()
+            first.wait()
+            leave(client, more := list(node.batches(5)))
+            eventually(lambda: drained(client))
+    assert written(folder) == known([*batches, *more])
+
+
+def test_a_leader_that_hung_gives_way_and_what_it_holds_is_not_lost(shared, client, folder, tmp_path):
+    node = Node()
+    times = {"lease": 1}
+    said = tmp_path / "said"
+    with worker.running(shared, folder, said, limits=NEVER, times=times) as first:
+        leave(client, batches := list(node.batches(5)))
+        eventually(lambda: pending(client) == 5)
+        first.send_signal(signal.SIGSTOP)
+        try:
+            with worker.running(shared, folder, said, limits=AT_ONCE, times=times):
+                eventually(lambda: drained(client))
+                assert written(folder) == known(batches)
+                first.send_signal(signal.SIGCONT)
+                eventually(lambda: "the decision log is no longer written by this worker" in said.read_text())
+                leave(client, more := list(node.batches(5)))
+                eventually(lambda: drained(client))
+        finally:
+            first.send_signal(signal.SIGCONT)
+    assert written(folder) == known([*batches, *more])
+    assert "nobody foresaw" not in said.read_text()
+
+
+def test_a_url_that_is_none_is_refused_by_the_setting_s_name(shared):
+    command = [sys.executable, "-P", "-m", "workers"]
+    told = {"QUOTAGATE_REDIS_URL": shared, "QUOTAGATE_LOG_URL": "ftp://host/log"}
+    ended = subprocess.run(
+        command, env={**os.environ, **told}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("quotagate: QUOTAGATE_LOG_URL: must be a path, or begin")
+
+
+async def test_where_the_log_is_off_nothing_is_done(folder):
+    stop = asyncio.Event()
+    settings = Settings(redis_url="unix:///nowhere", log_url=str(folder), log="off")
+    working = asyncio.create_task(run(settings, stop))
+    await asyncio.sleep(0)
+    assert not working.done()
+    stop.set()
+    await working
+    assert not folder.exists()
+
+
+def test_an_emptied_store_is_gone_on_with(shared, client, folder):
+    node = Node()
+    with worker.inside(shared, folder, limits=AT_ONCE, times={"lease": 1}):
+        leave(client, batches := list(node.batches(2)))
+        eventually(lambda: drained(client))
+        client.flushall()
+        leave(client, more := list(node.batches(2)))
+        eventually(lambda: drained(client))
+    assert written(folder) == known([*batches, *more])
