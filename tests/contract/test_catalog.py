@@ -386,11 +386,11 @@ async def test_the_made_secret_may_be_given_later(opened: Opener):
 async def test_a_locked_database_refuses_the_write_and_keeps_the_snapshot(
     opened: Opener, database: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sql, "ANSWER_S", 0.3)
     node = await opened()
     await node.put(ALICE, {"request_rate": 5}, WHO)
-    with schema.connect(database) as locking:
+    with schema.connect(database) as locking, monkeypatch.context() as impatient:
         locking.execute(update(STATE).values(version=STATE.c.version))
+        impatient.setattr(sql, "ANSWER_S", 0.3)
         with pytest.raises(CatalogAway, match="did not answer within"):
             await node.put(ALICE, {"request_rate": 6}, WHO)
         assert limit(node) == 5
@@ -437,7 +437,6 @@ async def test_a_killed_database_leaves_the_snapshot_in_force(mortal: Postgres, 
 
 
 async def test_a_frozen_database_is_noticed_and_thaws(mortal: Postgres, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sql, "ANSWER_S", 0.4)
     url = mortal.database()
     schema.upgrade(url)
     node = Catalog(url, Defaults())
@@ -451,9 +450,11 @@ async def test_a_frozen_database_is_noticed_and_thaws(mortal: Postgres, monkeypa
     try:
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
-        await becomes(lambda: not node.reachable, within_s=3)
-        with pytest.raises(CatalogAway, match="did not answer"):
-            await node.put(ALICE, {"request_rate": 6}, WHO)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(sql, "ANSWER_S", 0.4)
+            await becomes(lambda: not node.reachable, within_s=10)
+            with pytest.raises(CatalogAway, match="did not answer"):
+                await node.put(ALICE, {"request_rate": 6}, WHO)
         assert limit(node) == 5
     finally:
         for pid in frozen:

@@ -44,6 +44,7 @@ MUST_MEET = (
     "layer begun",
 )
 AT_LEAST = 20
+AMOUNTS = st.sampled_from((1.0, 2.5, 7.0, 30.0))
 
 
 class LoadMachine(Machine):
@@ -116,37 +117,50 @@ class LoadMachine(Machine):
             raise Difference("loading twice charges twice")
         self._decide([Ask({}, (f"new-{self.now}",), principal, broker=self._broker(found), detail=True)])
 
-    @rule(
-        key=st.sampled_from(sorted(set(KEYS) - {"producer_ids_rate"})),
-        principal=st.sampled_from(("a", "b")),
-        data=st.data(),
-    )
-    def load_a_rate(self, key: str, principal: str, data: Any) -> None:
-        found = self._applied(key, principal)
+    @rule(principal=st.sampled_from(("a", "b")), data=st.data())
+    def load_some_samples(self, principal: str, data: Any) -> None:
+        found = self._one_of("sampled_rate", principal, data)
         if found is None:
             return
         bucket, now = self._bucket_of(found)
-        values = st.sampled_from((1.0, 2.5, 7.0, 30.0))
-        if isinstance(bucket, RateBucket):
-            ages = data.draw(st.lists(st.integers(0, 1_500), min_size=1, max_size=6, unique=True))
-            close = {sample.start_ms for sample in bucket.state[: data.draw(st.integers(0, 3))]}
-            samples = tuple(
-                Sample(data.draw(values), start, min(start + data.draw(st.integers(0, 200)), now))
-                for start in sorted({now - age for age in ages} | close)
-            )
-            for each in (samples, bucket.state):
-                if each:
-                    bucket.state, expected = load_samples(bucket.state, each, now, found.quota)
-                    self._load("samples", found, each, expected)
-        elif isinstance(bucket, TokensBucket):
-            level = found.quota.burst - data.draw(values)
-            before = bucket.state
-            for tokens in (Tokens(level, now - data.draw(st.integers(0, 3_000))), before):
-                if tokens is not None:
-                    bucket.state, expected = load_tokens(bucket.state, tokens, now, found.quota)
-                    self._load("tokens", found, [tokens], expected)
-        whole = Ask({KEYS[key].usage: 1}, None, principal, "c", "10.0.0.1", "1", "L", detail=True)
-        self._decide([whole])
+        assert isinstance(bucket, RateBucket)
+        ages = data.draw(st.lists(st.integers(0, 1_500), min_size=1, max_size=6, unique=True))
+        close = {sample.start_ms for sample in bucket.state[: data.draw(st.integers(0, 3))]}
+        samples = tuple(
+            Sample(data.draw(AMOUNTS), start, min(start + data.draw(st.integers(0, 200)), now))
+            for start in sorted({now - age for age in ages} | close)
+        )
+        for each in (samples, bucket.state):
+            if each:
+                bucket.state, expected = load_samples(bucket.state, each, now, found.quota)
+                self._load("samples", found, each, expected)
+        self._ask_for(found, principal)
+
+    @rule(principal=st.sampled_from(("a", "b")), age=st.sampled_from((0, 0, 20, 3_000)), data=st.data())
+    def load_some_tokens(self, principal: str, age: int, data: Any) -> None:
+        found = self._one_of("token_bucket", principal, data)
+        if found is None:
+            return
+        bucket, now = self._bucket_of(found)
+        assert isinstance(bucket, TokensBucket)
+        level = found.quota.burst - data.draw(AMOUNTS)
+        for tokens in (Tokens(level, now - age), Tokens(level + 0.5, now), bucket.state):
+            if tokens is not None:
+                bucket.state, expected = load_tokens(bucket.state, tokens, now, found.quota)
+                self._load("tokens", found, [tokens], expected)
+        self._ask_for(found, principal)
+
+    def _one_of(self, algorithm: str, principal: str, data: Any) -> Applied | None:
+        """A quota of this algorithm that applies to a principal who brings everything."""
+        keys = sorted(set(KEYS) - {"producer_ids_rate"})
+        every = [each for key in keys if (each := self._applied(key, principal)) is not None]
+        fitting = [each for each in every if each.quota.algorithm == algorithm]
+        return data.draw(st.sampled_from(fitting)) if fitting else None
+
+    def _ask_for(self, found: Applied, principal: str) -> None:
+        """Ask what only a bucket's content tells."""
+        usage = {KEYS[found.quota.key].usage: 1}
+        self._decide([Ask(usage, None, principal, "c", "10.0.0.1", "1", "L", detail=True)])
 
     def _applied(self, key: str, principal: str) -> Applied | None:
         """The first quota of a key that applies to a principal who brings everything."""
