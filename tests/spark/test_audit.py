@@ -16,7 +16,7 @@ from app.domain.oracle import Oracle
 from tests.spark import faults
 from tests.spark.audits import Audited, audit
 from tests.spark.logs import SECRET, START_MS, Logged, asks
-from workers.spark.audit import held
+from workers.spark.audit import held, job
 from workers.spark.log import spelled
 
 QUICK = (0, 1, 5, 20, 50, -3)
@@ -35,7 +35,7 @@ def planted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
     }
     log = Logged(faults.Faulty(SECRET, faulty))
     log.run(asks(3, ["good", *faulty, "fine"]), 5_000, QUICK)
-    return log, audit(spark, log.write(tmp_path_factory.mktemp("planted") / "log"), "--whole")
+    return log, audit(spark, log.write(tmp_path_factory.mktemp("planted") / "log"))
 
 
 def test_every_fault_is_found_and_its_principal_named(planted: tuple[Logged, Audited]):
@@ -155,6 +155,20 @@ def test_what_was_decided_right_is_held(spark: SparkSession, tmp_path: Path):
             for each in verdict["charged_ids"] or ()
         ]
         assert found.principals[name]["charged_ids"] == len(charged)
+
+
+def test_a_log_that_was_switched_on_over_a_store_in_use(spark: SparkSession, tmp_path: Path):
+    log = Logged(Oracle(SECRET))
+    ask = Ask({}, tuple(range(30)), "a", detail=True)
+    log.ask(ask)
+    log.rows.clear()
+    log.now_ms += 60_000
+    log.ask(ask)
+    folder = log.write(tmp_path / "log")
+    found = audit(spark, folder)
+    assert found.not_held == {"a": {held.FALSELY_SEEN}}
+    assert "say --older" in job.said(found.report, "report", 1.0)
+    assert audit(spark, folder, "--older").held
 
 
 def test_only_the_period_is_judged_and_what_leads_to_it_is_known(spark: SparkSession, tmp_path: Path):

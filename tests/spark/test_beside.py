@@ -299,6 +299,6 @@ def test_what_was_loaded_is_no_finding_if_the_log_tells_of_it(
     for first in range(8, 30, 2):
         log.now_ms += 100
         log.ask(Ask({}, (first, first + 1), "a", detail=True))
-    found = audit(spark, log.write(tmp_path / "log"), "--whole")
+    found = audit(spark, log.write(tmp_path / "log"))
     assert found.held == told
     assert found.not_held == ({} if told else {"a": {held.UNTOLD}})

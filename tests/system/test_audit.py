@@ -32,7 +32,7 @@ def test_what_was_decided_is_audited_and_a_lost_store_comes_back(logged, tmp_pat
     logged.until_written(TRAFFIC.events)
 
     report = tmp_path / "report"
-    audit = logged.run("spark", "audit", "--whole", "--out", str(report))
+    audit = logged.run("spark", "audit", "--out", str(report))
     print(audit.stdout)
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert "All bounds held" in audit.stdout
@@ -68,7 +68,7 @@ def test_a_script_that_forgets_a_charge_now_and_then_fails_the_audit(tmp_path):
         logged.until_written(TRAFFIC.events)
         charged = charged_in(tmp_path / "truth")
         held = remembered(logged, charged)
-        audit = logged.run("spark", "audit", "--whole", "--out", str(tmp_path / "report"))
+        audit = logged.run("spark", "audit", "--out", str(tmp_path / "report"))
     print(audit.stdout)
     wronged = {name for name, ids in charged.items() if held[name] < len(ids)}
     assert len(wronged) > 5, "the script forgot charges"

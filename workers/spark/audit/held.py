@@ -18,6 +18,8 @@ UNTOLD: Final = "charges that no row tells of"
 STALE: Final = "limits that did not stand"
 MISSING: Final = "rows are missing from the log"
 NOTHING: Final = "nothing was judged"
+OLDER: Final = frozenset({FALSELY_SEEN, UNTOLD})
+"""What buckets seem to have done that are older than a log which is taken for whole."""
 
 
 def improbable(falsely_seen: int, lookups: int) -> bool:

@@ -89,7 +89,7 @@ class Ids:
 
     def reset(self) -> None:
         """Begin anew: the bucket was emptied on purpose."""
-        self.exact, self.held, self.layers = ExactIds(), None, None
+        self.exact, self.held, self.layers, self.log_from_ms = ExactIds(), None, None, -math.inf
         self.vague, self.vague_until_ms = deque(), -math.inf
         self.admitted, self.is_loaded = Admitted(), False
 

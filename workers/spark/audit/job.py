@@ -61,9 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read so much before --from, to know how the buckets stood; default: %(default)s",
     )
     parser.add_argument(
-        "--whole",
+        "--older",
         action="store_true",
-        help="no bucket held anything before the log begins; else new ids are judged once that is certain",
+        help="buckets may be older than the log, which was switched on over a store in use: new ids are "
+        "judged once that is certain; so they are with --from, and where the log's beginning was removed",
     )
     parser.add_argument(
         "--allow-lost", action="store_true", help="charges lost in a failover that is known do not count"
@@ -130,7 +131,7 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     about = _checked(rows, everything, arguments.log, period)
     lacks = _missing(spark, arguments.log, everything, period)
     is_whole = period.from_ms is None and not lacks.beginning
-    rules = _rules(arguments, everything, period.from_ms, is_whole=is_whole and arguments.whole)
+    rules = _rules(arguments, everything, period.from_ms, is_whole=is_whole and not arguments.older)
     found = judged(everything, rows, rules).persist(StorageLevel.DISK_ONLY)
     grace_ms = round(arguments.grace * 1000)
     # A change just after the period may have been followed within it already.
@@ -157,6 +158,7 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     report["over_time"] = [row.asDict() for row in frames.over_time(rows, slice_ms).collect()]
     report |= {
         "log": Place(arguments.log).name,
+        "is_whole": rules.is_whole,
         "max_ids": rules.max_ids,
         "combine_delays": arguments.combine_delays,
     }
@@ -325,6 +327,8 @@ def _report(spark: SparkSession, folder: Any, about: dict[str, Any]) -> dict[str
 
 def said(report: dict[str, Any], out: str, took_s: float) -> str:
     """What the terminal is told: the verdict, and who it concerns."""
+    from workers.spark.audit import held  # noqa: PLC0415
+
     total = report["overall"]
     unjudged = f", {total['unjudged']:,} not judged" if total["unjudged"] else ""
     counted = f"{total['asks']:,} decisions, {total['judged']:,} verdicts judged{unjudged} in {took_s:.0f} s"
@@ -342,6 +346,8 @@ def said(report: dict[str, Any], out: str, took_s: float) -> str:
         lines.append("  ... and others, who are in the report")
     if total["not_held"]:
         lines.append(f"  over all: {'; '.join(total['not_held'])}")
+    if report["is_whole"] and any(held.OLDER.intersection(row["not_held"]) for row in report["failed"]):
+        lines.append("  If the log was switched on over a store in use, say --older.")
     return "\n".join([*lines, end])
 
 
