@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections import defaultdict
 from pathlib import Path
@@ -15,6 +16,10 @@ from tests.said import said
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
     import kafka  # noqa: F401
+
+# A shell lets what it starts in the background ignore Ctrl-C, and programs under test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE: Final = Path(__file__).parent
 TOGETHER: Final = frozenset({"kafka", "spark"})

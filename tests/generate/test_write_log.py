@@ -332,11 +332,14 @@ def test_stopped_on_its_way_it_leaves_no_log_and_no_program(tmp_path, sent):
     with subprocess.Popen(
         [*command, "--to", str(tmp_path / "log"), "--programs", "2"], stderr=subprocess.PIPE, text=True
     ) as running:
-        eventually(lambda: len(list(tmp_path.rglob("uses-*.parquet"))) == 2, within_s=60)
-        writing = children_of(running.pid)
-        assert len(writing) >= 2
-        running.send_signal(sent)
-        _, said = running.communicate(timeout=60)
+        try:
+            eventually(lambda: len(list(tmp_path.rglob("uses-*.parquet"))) == 2, within_s=60)
+            writing = children_of(running.pid)
+            assert len(writing) >= 2
+            running.send_signal(sent)
+            _, said = running.communicate(timeout=60)
+        finally:
+            running.kill()
         assert running.returncode in (1, 130, -signal.SIGKILL)
         assert "Traceback" not in said
     eventually(lambda: not any(is_alive(pid) for pid in writing), within_s=60)
