@@ -52,7 +52,7 @@ class Server:
         """Let it go on after it hung."""
         self.running.send_signal(signal.SIGCONT)
 
-    def until_it_answers(self, within_s: float = 20.0) -> None:
+    def until_it_answers(self, within_s: float = 60.0) -> None:
         """Wait for it, or say that it died or did not come."""
         give_up = time.monotonic() + within_s
         with redis.Redis.from_url(self.url) as client:

@@ -65,7 +65,7 @@ async def opened(database: str) -> AsyncIterator[Opener]:
         yield open_catalog
 
 
-async def becomes(true: Callable[[], object], within_s: float = 1.0) -> None:
+async def becomes(true: Callable[[], object], within_s: float = 20.0) -> None:
     async with asyncio.timeout(within_s):
         while not true():  # noqa: ASYNC110 - the truth is elsewhere
             await asyncio.sleep(0.01)

@@ -80,7 +80,7 @@ class Node:
         return await self.http.post(path, json=body, headers=named)
 
 
-async def eventually(look: Callable[[], object], within_s: float = 10.0) -> None:
+async def eventually(look: Callable[[], object], within_s: float = 30.0) -> None:
     """Wait until a look finds something true."""
     async with asyncio.timeout(within_s):
         while not look():  # noqa: ASYNC110  what is looked at tells nobody

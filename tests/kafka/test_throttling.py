@@ -24,7 +24,7 @@ from tests.service import Service, eventually
 
 MIB = 1024 * 1024
 MIN_AVAILABLE = 24 * MIB
-TAKE_OVER_INTERVAL_S = 2
+TAKE_OVER_INTERVAL_S = 5
 RECORD = os.urandom(512 * 1024)  # which nothing can compress
 PRODUCE = {"principal": "alice", "broker": "1", "usage": {"produce_bytes": 1000}}
 
@@ -103,7 +103,7 @@ def test_another_observer_takes_over_and_the_factor_stays(own):
         own.bootstrap,
         VOLUME_MIN_AVAILABLE_RATIO="0.999999",
         VOLUME_CHECK_INTERVAL=f"PT{TAKE_OVER_INTERVAL_S}S",
-        VOLUME_VALIDITY="PT10S",
+        VOLUME_VALIDITY="PT30S",
         VOLUME_FALLBACK_FACTOR="1.0",
     )
     with ExitStack() as stack:
@@ -164,7 +164,7 @@ def test_a_broker_that_hangs_or_dies_is_unknown_and_what_is_valid_stays(own):
     given = observing.settings(
         own.bootstrap,
         VOLUME_MIN_AVAILABLE_RATIO="0.01",
-        VOLUME_VALIDITY="PT5S",
+        VOLUME_VALIDITY="PT10S",
         VOLUME_FALLBACK_FACTOR="0.5",
     )
     broker = own.brokers[2]

@@ -78,7 +78,7 @@ class Callers:
             finally:
                 self.stopping = True
 
-    async def more(self, source: str, *, answers: int = ANSWERS, within_s: float = 30) -> None:
+    async def more(self, source: str, *, answers: int = ANSWERS, within_s: float = 60) -> None:
         """Until so many more answers came from a source."""
         start, found = len(self.answers), 0
         async with asyncio.timeout(within_s):
@@ -300,7 +300,7 @@ async def test_an_outage(kind, way, tmp_path):
         assert WAYS[way] in met
         assert met.keys() <= {WAYS[way]} | ON_THE_WAY
         assert met.total() == fallbacks.total()
-        assert back_s < BACK_WITHIN_S
+        assert back_s < BACK_WITHIN_S + max(callers.beside_s)  # so long the machine held up anybody
         # No storm: the circuit's, and at most one more each of the follower, the log and its metrics.
         assert connections <= lasted_s / PAUSES_S[-1] + 6
         assert (met - before).keys() <= {"budget"}  # a machine that stalls, not the store
@@ -366,7 +366,7 @@ def reasons(counted: dict[str, float]) -> Counter[str]:
     return Counter({name[len(FALLBACK) : -2]: count for name, count in found.items()})
 
 
-async def until(look: Callable[[], object], *, within_s: float = 10) -> None:
+async def until(look: Callable[[], object], *, within_s: float = 60) -> None:
     await asyncio.to_thread(eventually, look, within_s=within_s)
 
 

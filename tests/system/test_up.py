@@ -121,7 +121,7 @@ def alive(pids: dict[int, str]) -> dict[int, str]:
     return {pid: line for pid, line in pids.items() if pid in now and now[pid][1] != "Z"}
 
 
-def eventually(holds: Callable[[], object], *, within_s: float = 20) -> None:
+def eventually(holds: Callable[[], object], *, within_s: float = 60) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, "it did not come true in time"
