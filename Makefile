@@ -26,8 +26,8 @@ demo: .venv/.service ## see it at work: nginx before a site, traffic, quotas, an
 ##@ Work on it
 
 .PHONY: test
-test: check .tools/debian/.done ## check, then the tests, two at once (T=path[::test] narrows them)
-	$(BIN)/pytest $(or $(T),--numprocesses 2 --dist loadgroup)
+test: check .tools/debian/.done ## check, then the tests, two files at once (T=path[::test] narrows them)
+	$(BIN)/pytest $(or $(T),--numprocesses 2)
 
 .PHONY: check
 check: .venv/.dev .venv/.spark ## formatting, lints, types and import contracts: exactly what CI runs

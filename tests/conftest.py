@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import warnings
 from collections import defaultdict
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.said import said
 
@@ -21,19 +21,35 @@ with warnings.catch_warnings():
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-HERE: Final = Path(__file__).parent
-TOGETHER: Final = frozenset({"kafka", "spark"})
+TOGETHER: Final = frozenset({"tests/kafka", "tests/spark"})
 """Folders whose tests share something that takes long to start: brokers, a Spark session."""
+FIRST: Final = "tests/kafka"
+"""What takes longest, and mostly waits, begins beside what computes."""
 
 _told: dict[str, list[str]] = defaultdict(list)
 
 
+class Together(LoadScopeScheduling):  # type: ignore[misc]  # which is not typed
+    """With several workers (`-n 2`), one of them runs all of a file, or of a folder that shares something.
+
+    xdist's own groups mean nothing to pytest 9.2 (pytest-dev/pytest-xdist, issue 1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    """Files go to whichever worker is free, in the order in which they were collected."""
+    config.option.loadscopereorder = False
+    return Together(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (`-n 2`), one of them runs all of a file, or of a folder that shares something."""
-    for item in items:
-        parts = item.path.relative_to(HERE).parts if item.path.is_relative_to(HERE) else item.path.parts
-        group = parts[0] if parts[0] in TOGETHER else "/".join(parts)
-        item.add_marker(pytest.mark.xdist_group(group))
+    """What takes longest begins first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(f"{FIRST}/"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -41,7 +57,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call":
         for name, output in report.sections:
             if name.startswith("Captured stdout"):
-                _told[report.nodeid.partition("@")[0]] += said(output)
+                _told[report.nodeid] += said(output)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
