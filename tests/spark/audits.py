@@ -60,7 +60,11 @@ def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[Asked]:
     found = []
     for row in rows:
         if row["kind"] in {"decision", "late"} and row["order"] is not None and not row["replayed"]:
-            delays = [v["throttle_ms"] for v in row["verdicts"] if v["quota"] in BYTE_RATES]
+            delays = [
+                said["throttle_ms"]
+                for said in row["verdicts"]
+                if said["quota"] in BYTE_RATES and said["outcome"] == "delay" and not said["shadow"]
+            ]
             whole = {
                 **row,
                 "is_refused": row["decision"] in {"throttle", "reject"},

@@ -183,7 +183,6 @@ def test_verdicts_whose_limit_did_not_stand(spark: SparkSession):
             ("a", 13_000, 132, "throttle, limit 40 of user=*", "limit 10", 2),
             ("b", 14_000, 133, "throttle, limit 40 of user=*", "limit 10", 1),
             (None, 14_500, 134, "throttle, limit 40 of user=*", "limit 10", 1),
-            ("a", 17_500, 139, "throttle, limit 40.5 of user=*", "limit 10", 1),
         ],
         "principal string, at_ms long, order long, logged string, exact string, stale long",
     )

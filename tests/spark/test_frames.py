@@ -153,17 +153,26 @@ def test_what_did_not_hold_is_named(spark: SparkSession, allowed: bool):
 
 
 def test_ids_that_a_fallback_named_before_are_not_taken_for_seen(spark: SparkSession):
-    without_store = {"source": "fallback", "order": None, "failure": "timeout"}
+    """Within a layer's life, by an ask that charges."""
+    without_store = {
+        "source": "fallback",
+        "order": None,
+        "failure": "timeout",
+        "mode": "admit",
+        "verdicts": [verdict(ttl_ms=1_000)],
+    }
+    bucket = {"quota": "producer_ids_rate", "bucket": "user=a", "principal": "a", "at_ms": 100_020}
     rows = log(
         spark,
-        {**without_store, "ids": [1, 2], "at_ms": 10},
-        {**without_store, "ids": [1, 3], "at_ms": 30},
+        {**without_store, "ids": [1, 2], "at_ms": 100_010},
+        {**without_store, "ids": [1, 3], "at_ms": 100_030},
+        {**without_store, "ids": [6], "at_ms": 100_010, "mode": "peek"},
+        {**without_store, "ids": [7], "at_ms": 20_000},
         {"ids": [4], "at_ms": 10},
-        {**without_store, "ids": [5], "at_ms": 10, "principal": "b"},
+        {**without_store, "ids": [5], "at_ms": 100_010, "principal": "b"},
     )
-    bucket = {"quota": "producer_ids_rate", "bucket": "user=a", "principal": "a", "at_ms": 20}
-    tally = {**bucket, "case": "tally", "falsely_seen": 5}
-    strangers = [{**bucket, "case": "falsely_seen", "digest": each} for each in (1, 2, 3, 4, 5)]
+    tally = {**bucket, "case": "tally", "falsely_seen": 7}
+    strangers = [{**bucket, "case": "falsely_seen", "digest": each} for each in range(1, 8)]
     less = frames.named_before(found(spark, tally, *strangers), rows)
     expected = spark.createDataFrame([("tally", "a", -2)], "case string, principal string, falsely_seen long")
     assert_df_equality(less.select("case", "principal", "falsely_seen"), expected, ignore_nullable=True)

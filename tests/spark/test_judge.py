@@ -6,12 +6,14 @@ import copy
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from app.domain.ask import Ask
 from app.domain.entity import Entity
 from app.domain.oracle import IdsBucket, Oracle, RateBucket
+from app.domain.quota import Layers, Quota
 from tests.spark import faults
 from tests.spark.audits import Findings, judge
 from tests.spark.logs import SECRET, START_MS, Logged, asks
@@ -177,6 +179,68 @@ def test_what_happened_before_the_log_began_is_not_held_against_anybody():
     assert found.total("differs") == found.total("lost") == found.total("unlogged") == 0
     tally = found.tallies[BYTES]
     assert tally["unjudged"] < tally["judged"], "after a window it is known how the bucket stands"
+
+
+def by(key: str, **said: Any) -> dict[str, dict[Entity, Quota]]:
+    return {key: {Entity.parse("user=*"): Quota(key, enforcement="deny", **said)}}
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_ids_that_the_store_dropped_before_their_window_was_widened(*, is_dropped: bool):
+    """A key lasts as long as the settings have it under which it was written, and a minute."""
+
+    def limited(window_ms: int) -> dict[str, dict[Entity, Quota]]:
+        layers = Layers.named("layered", window_ms)
+        return by(IDS[0], limit=40, algorithm="producer_ids", window_ms=window_ms, layers=layers)
+
+    log = Logged(Oracle(SECRET), limited(600_000))
+    bring(log, *range(10))
+    log.now_ms += 865_000 if is_dropped else 800_000
+    if is_dropped:
+        wipe(log)
+    log.quotas = limited(3_600_000)
+    bring(log, *range(5, 12))
+    bring(log, *range(5, 15))
+    assert clean(judge(log.rows))
+    assert log.rows[1]["verdicts"][0]["observed"] == (7.0 if is_dropped else 12.0)
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_tokens_that_the_store_dropped_before_their_burst_was_raised(*, is_dropped: bool):
+    def limited(burst: float) -> dict[str, dict[Entity, Quota]]:
+        return by("controller_mutation_rate", limit=1, algorithm="token_bucket", burst=burst)
+
+    log = Logged(Oracle(SECRET), limited(1_000))
+    log.ask(Ask({"mutations": 10}, None, "a", detail=True))
+    log.now_ms += 75_000 if is_dropped else 60_000
+    if is_dropped:
+        wipe(log)
+    log.quotas = limited(5_000)
+    for _ in range(3):
+        log.ask(Ask({"mutations": 10}, None, "a", detail=True))
+    assert clean(judge(log.rows))
+
+
+def test_tokens_whose_first_row_gives_some_back():
+    log = Logged(Oracle(SECRET), by("controller_mutation_rate", limit=1, algorithm="token_bucket", burst=20))
+    for mode, mutations in (("admit", 12), ("refund", 3), ("admit", 1), ("admit", 1)):
+        log.now_ms += 100
+        log.ask(Ask({"mutations": mutations}, None, "a", mode=mode, detail=True))  # type: ignore[arg-type]
+    assert clean(judge(log.rows[1:]))
+
+
+@pytest.mark.parametrize("size", [1_000, 0])
+def test_a_call_without_an_answer_that_was_ahead_of_a_clock_which_then_went_back(size: int):
+    log = logged()
+    send(log, 2)
+    log.now_ms += 20_000
+    send(log, 1, size=size)
+    log.rows[-1] |= {"order": None, "source": "fallback", "failure": "timeout"}
+    log.now_ms -= 20_000
+    send(log, 3)
+    found = judge(log.rows)
+    assert (found.total("lost"), found.total("differs")) == (0, 0)
+    assert found.total("unjudged") >= 1
 
 
 def test_ids_of_a_bucket_that_rested_are_judged_again():

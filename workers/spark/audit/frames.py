@@ -15,6 +15,9 @@ from workers.spark.audit.found import COUNTS
 ASK_COUNTS: Final = ("asks", *OUTCOMES, "fallback", "unordered", "replayed")
 """What is counted of asks: all, by decision, answered without the store, of unknown order, given again."""
 
+LATE_MS: Final = 60_000
+"""So much later than it was asked a call may have been made, at the very most."""
+
 SUMS: Final = (*ASK_COUNTS, *COUNTS, "lost_units")
 
 
@@ -63,16 +66,21 @@ def principals(asked: DataFrame, found: DataFrame) -> DataFrame:
 def named_before(found: DataFrame, rows: DataFrame) -> DataFrame:
     """Takes back new ids taken as seen that an ask had named which was answered without the store.
 
-    Its call may have charged them all the same, so long ago that no bucket shows it any more. Gives rows of
-    what is found, with counts below 0.
+    Its call may have charged them all the same, a layer's life ago at most: longer ago than a bucket shows.
+    Gives rows of what is found, with counts below 0.
     """
-    without_store = rows.where((f.col("kind") == "decision") & (f.col("source") == "fallback"))
-    named = without_store.select(
-        f.col("principal").alias("by"), f.explode("ids").alias("named"), f.col("at_ms").alias("named_ms")
+    without_store = (f.col("kind") == "decision") & (f.col("source") == "fallback")
+    lives_ms = f.array_max("verdicts.ttl_ms")
+    named = rows.where(without_store & f.col("mode").isin("admit", "record")).select(
+        f.col("principal").alias("by"),
+        f.explode("ids").alias("named"),
+        f.col("at_ms").alias("named_ms"),
+        (f.col("at_ms") + lives_ms + LATE_MS).alias("over_ms"),
     )
     strangers = found.where((f.col("case") == "falsely_seen") & f.col("digest").isNotNull())
     same = f.col("principal").eqNullSafe(f.col("by")) & (f.col("digest") == f.col("named"))
-    told = strangers.join(named, same & (f.col("named_ms") <= f.col("at_ms")), "left_semi")
+    then = f.col("at_ms").between(f.col("named_ms"), f.col("over_ms"))
+    told = strangers.join(named, same & then, "left_semi")
     counted = told.groupBy("quota", "bucket", "principal").agg((-f.count("*")).alias("falsely_seen"))
     return counted.select(f.lit("tally").alias("case"), "*")
 
@@ -96,12 +104,16 @@ def overall(table: DataFrame) -> DataFrame:
     )
 
 
-def judged(table: DataFrame, *, allow_lost: bool, allow_missing: bool) -> DataFrame:
-    """The table with, for each row, what did not hold: an empty list is all that is wanted."""
+def judged(table: DataFrame, *, allow_lost: bool, allow_missing: bool, lacks: bool = False) -> DataFrame:
+    """The table with, for each row, what did not hold: an empty list is all that is wanted.
+
+    Args:
+        lacks: rows are missing that may have charged ids, which then only seem to be new.
+    """
     improbable = f.udf(held.improbable, BooleanType(), useArrow=False)
     lost = (f.col("lost") > 0) | (f.col("charged_again") > 0)
     failed = {
-        held.FALSELY_SEEN: improbable("falsely_seen", "lookups"),
+        held.FALSELY_SEEN: f.lit(False) if allow_missing and lacks else improbable("falsely_seen", "lookups"),
         held.OVER: f.col("over") > 0,
         held.DIFFERS: f.col("differs") > 0,
         held.LOST: f.lit(False) if allow_lost else lost,

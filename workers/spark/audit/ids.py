@@ -43,6 +43,7 @@ class Ids:
         vague: charges whose times the log does not tell, each as late as it can have been.
         vague_until_ms: until when those count.
         wrote_ms: when an id was last written.
+        lasts_ms: so long the store keeps what was written, by the settings of then, which are ``under``.
         many: how many ids ``held`` may have before the dead ones are dropped.
     """
 
@@ -55,6 +56,8 @@ class Ids:
     vague: deque[int] = field(default_factory=deque)
     vague_until_ms: float = -math.inf
     wrote_ms: float = -math.inf
+    lasts_ms: float = math.inf
+    under: Quota | None = None
     layers: Layers | None = None
     is_loaded: bool = False
     many: int = MANY
@@ -74,6 +77,7 @@ class Ids:
         self._begin(charge.quota, charge.now_ms)
         if is_back != (row.correction > 0):
             self._lose_times(charge.now_ms, charge.quota)
+        self._expire(row, charge)
         surplus = self._surplus(row, charge, found)
         if row.mode != "peek":
             self._learn(row, charge, found)
@@ -84,6 +88,8 @@ class Ids:
             tally.judged += 1
             if not is_as_logged(said, row):
                 self._differs(row, charge, said, found)
+        if self.wrote_ms == charge.now_ms:
+            self._written(charge.quota)
         if row.mode == "admit" and not row.is_refused and not row.shadow:
             self.admitted.add(row.as_quota(), len(row.charged_ids or ()), charge.now_ms, tally)
 
@@ -124,6 +130,20 @@ class Ids:
             self.layers = quota.layers
         if self.held is not None and now_ms - self.wrote_ms >= max(quota.layers.ttl_ms, quota.window_ms):
             self.exact, self.held, self.vague = ExactIds(), None, deque()
+
+    def _expire(self, row: Asked, charge: Charge) -> None:
+        """Let go of what the store dropped: nothing of it lived by its settings, which were widened since."""
+        now, quota = charge.now_ms, charge.quota
+        if now < self.lasts_ms or row.observed is None or self.under is None:
+            return
+        is_same = (self.under.layers, self.under.window_ms) == (quota.layers, quota.window_ms)
+        if is_same or round(row.observed) > len(row.charged_ids or ()):
+            return
+        known = (self.exact.find(each, now, quota.layers) for each in _digests(row.charged_ids))
+        if self.exact.charged(now, quota.window_ms) or any(known):
+            self.exact, self.held, self.vague = ExactIds(), None, deque()
+        else:  # nothing tells whether it was dropped
+            self.held, self.since_ms = {}, now
 
     def _lose_times(self, now_ms: int, quota: Quota) -> None:
         """The bucket moved back in time, or its newest time is another: when what came is not known now."""
@@ -211,9 +231,18 @@ class Ids:
         assert self.held is not None
         if self.exact.remembered(now, charge.quota.layers) + len(charge.spreads) <= self.max_ids:
             self.held.update(dict.fromkeys(spreads, now))
+        else:
+            self.since_ms = now
         if len(self.held) > self.many:
             self.held = {each: at_ms for each, at_ms in self.held.items() if now - at_ms < ttl_ms}
             self.many = max(2 * len(self.held), MANY)
+
+    def _written(self, quota: Quota) -> None:
+        """Note how long the store keeps the bucket: until its newest layer and its newest charge are over."""
+        exact = self.exact
+        newest = max((exact.layers[number] for number in exact.layers), default=-math.inf)
+        last_ms = exact.charges[-1] if exact.charges else -math.inf
+        self.under, self.lasts_ms = quota, max(newest + quota.layers.ttl_ms, last_ms + quota.window_ms)
 
     def _adopt(self, each: bytes, charge: Charge) -> None:
         if self.exact.find(each, charge.now_ms, charge.quota.layers) is None:

@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-missing",
         action="store_true",
-        help="rows that are known to be missing do not count, nor charges that no row tells of",
+        help="rows that are known to be missing do not count, nor charges that no row tells of, nor, where "
+        "rows are missing, new ids taken as seen",
     )
     parser.add_argument(
         "--grace",
@@ -142,7 +143,11 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     for beside in (_named_before(found, everything), _untold(found, everything), _stale(rows, around, times)):
         if beside is not None:
             found = found.unionByName(beside.persist(StorageLevel.DISK_ONLY), allowMissingColumns=True)
-    allowed = {"allow_lost": arguments.allow_lost, "allow_missing": arguments.allow_missing}
+    allowed = {
+        "allow_lost": arguments.allow_lost,
+        "allow_missing": arguments.allow_missing,
+        "lacks": lacks.rows_or_batches,
+    }
     table = frames.judged(frames.principals(frames.asks(rows), found), **allowed)
     table = table.persist(StorageLevel.DISK_ONLY)
     total = frames.judged(frames.overall(table), **allowed)

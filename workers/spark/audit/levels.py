@@ -14,7 +14,7 @@ from app.domain.ladder import Applied
 from app.domain.oracle import Charge, Part, RateBucket, Said, TokensBucket, corrected, said_of
 from app.domain.quota import Enforcement
 from app.domain.sampled_rate import Samples
-from app.domain.token_bucket import Tokens
+from app.domain.token_bucket import Tokens, tokens_at
 from workers.spark.audit.admitted import Admitted
 from workers.spark.audit.found import Found, spelled
 from workers.spark.audit.unsure import EQUAL, Unsure, charges, exceeds, guesses, shows
@@ -51,6 +51,7 @@ class Levels:
         before: the state without the last charge, in case the store lost it.
         unsure: while the state is not known, what is. A rate alone can be so: a bucket of tokens shows all.
         is_guessed: the state, though not known, is one that gives what the bucket shows.
+        written: the limit and the burst by which tokens were last taken.
         is_rounded: the tokens were taken from the log, and their last digits may be others.
         excused_until_ms: until then may show, and no row tells of it, what a load put into the bucket, or how
             far its time was ahead of the first row.
@@ -62,6 +63,7 @@ class Levels:
     rows: int = 0
     unsure: Unsure | None = None
     is_guessed: bool = False
+    written: tuple[float, float] | None = None
     is_rounded: bool = False
     is_loaded: bool = False
     excused_until_ms: float = -math.inf
@@ -82,14 +84,16 @@ class Levels:
             step = self._guessed(row, found)
         else:
             step = self._step(self.state, row)
-            if not fits(step, row):
-                step = self._explained(step, row, found)
+            if self._was_ahead(row):
+                step = self._timeless(step, row)
+            elif not fits(step, row):
+                step = self._expired(row) or self._explained(step, row, found)
         self._judge(step, row, found)
         if self.is_rounded and step is not None and isinstance(step.after, Tokens) and charges(row):
             self.is_rounded = step.after.tokens != row.burst - row.usage
         if step is not None:
             if charges(row):
-                self.before = self.state
+                self.before, self.written = self.state, (row.limit, row.burst)
             self.state = step.after
         if row.correction == MOVED and row.mode != "peek":
             self.admitted = Admitted()
@@ -125,6 +129,29 @@ class Levels:
     def _is_a_hair_off(self, step: Step, row: Asked) -> bool:
         """Whether rounding explains the verdict: no bucket that was full since tells of that any more."""
         return self.is_rounded and abs(step.said.throttle_ms - row.throttle_ms) <= 1
+
+    def _expired(self, row: Asked) -> Step | None:
+        """The ask of an absent bucket, if the store may have dropped it: by the burst of then it was full."""
+        if not isinstance(self.state, Tokens) or self.written is None:
+            return None
+        limit, burst = self.written
+        if tokens_at(self.state, row.at_ms, limit, burst) < burst:
+            return None
+        step = self._step(None, row)
+        return step if fits(step, row) else None
+
+    def _was_ahead(self, row: Asked) -> bool:
+        """Whether a call that no row tells of had moved the bucket's time ahead of this row's."""
+        newest = _bucket(row, self.state).newest_ms
+        return self.rows > 0 and row.correction > 0 and (newest is None or newest <= row.at_ms)
+
+    def _timeless(self, step: Step, row: Asked) -> Step | None:
+        """What follows if the times of a bucket are not known any more: the tokens tell, a rate does not."""
+        if row.algorithm == "token_bucket":
+            return self._with_tokens(step, row)
+        self.unsure, self.is_guessed = Unsure(row.at_ms, row.at_ms), False
+        self.unsure.tell(row)
+        return None
 
     def _explained(self, step: Step, row: Asked, found: Found) -> Step | None:
         """The bucket showed something else than the logged charges give: go on from what explains it.
@@ -182,8 +209,8 @@ class Levels:
         """The ask with the tokens that stand in the log."""
         assert row.remaining is not None
         self.is_rounded = True
-        tokens = row.remaining + (row.usage if charges(row) else 0.0)
-        found = self._step(Tokens(tokens, step.now_ms), row)
+        taken = row.usage if charges(row) else -row.usage if row.mode == "refund" else 0.0
+        found = self._step(Tokens(row.remaining + taken, step.now_ms), row)
         return found._replace(said=_nearer(step.said, found.said, row))
 
     def _misses(self, step: Step, row: Asked) -> bool:

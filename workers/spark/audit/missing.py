@@ -47,6 +47,11 @@ class Missing:
     beginning: bool
     nodes: tuple[Lacking, ...]
 
+    @property
+    def rows_or_batches(self) -> bool:
+        """Whether anything is missing that was decided."""
+        return bool(self.batches or self.rows)
+
 
 def of(rows: DataFrame, everywhere: DataFrame | None = None) -> Missing:
     """What is missing from rows.
@@ -127,7 +132,7 @@ def untold(found: DataFrame, rows: DataFrame) -> DataFrame:
 
 def judged(total: DataFrame, missing: Missing, *, allow_missing: bool) -> DataFrame:
     """The row over all, with what is missing and what did not hold because of that or of nothing judged."""
-    lacks = bool(missing.batches or missing.rows) and not allow_missing
+    lacks = missing.rows_or_batches and not allow_missing
     failed: dict[str, Column] = {
         held.MISSING: f.lit(lacks),
         held.NOTHING: (f.col("verdicts") > 0) & (f.col("judged") == 0),

@@ -129,9 +129,12 @@ def _number(column: Column) -> Column:
 
 
 def _verdicts(rows: DataFrame, *fields: str) -> DataFrame:
-    """Each verdict that the store gave: some of its fields, and of its row who asked, where and when."""
+    """Each verdict that the store gave: some of its fields, and of its row who asked, where and when.
+
+    A late one is left out: its limit is that of when it was asked, and its time that of the store in the end.
+    """
     decided = (
-        f.col("kind").isin("decision", "late")
+        (f.col("kind") == "decision")
         & f.col("order").isNotNull()
         & (f.col("source") == "store")
         & ~f.col("replayed")
