@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from app.run import cli
+from tests.service import Service
 
 
 class Ran(NamedTuple):
@@ -115,3 +116,11 @@ def quotagate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         return Ran(code, said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def ask(quotagate: Command, node: Service, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command line, which knows a node (whoever takes this has a fixture of that) and its key."""
+    monkeypatch.setenv("QUOTAGATE_URL", node.url)
+    monkeypatch.setenv("QUOTAGATE_KEY", node.admin_key)
+    return quotagate

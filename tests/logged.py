@@ -18,6 +18,7 @@ import redis
 
 from app.domain.digest import digest
 from app.store.decision_log import STREAM
+from tests.programs import end
 from tests.service import Service, eventually, running
 from workers.decision_log.read import read
 from workers.generate.drive import Drive, write_truth
@@ -148,12 +149,7 @@ def workers(logged: Logged) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield program
     finally:
-        program.terminate()
-        try:
-            program.wait(60)
-        except subprocess.TimeoutExpired:
-            program.kill()
-            program.wait()
+        end(program)
 
 
 def logged_id(principal: str, producer_id: int) -> int:

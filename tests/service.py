@@ -21,6 +21,7 @@ import httpx
 
 from app.catalog import schema
 from tests import stores
+from tests.programs import end
 
 T = TypeVar("T")
 ADMIN_KEY: Final = "the-key-of-the-tests"
@@ -127,7 +128,7 @@ def running(
                     stderr=subprocess.STDOUT,
                 )
             )
-        stack.callback(_end, process)
+        stack.callback(end, process)
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
         http = stack.enter_context(
             httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False, verify=trust or True)
@@ -157,13 +158,3 @@ def _ready(service: Service) -> bool:
         return service.http.get("/health/ready", timeout=2).is_success
     except httpx.HTTPError:
         return False
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

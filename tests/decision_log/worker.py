@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from app.run import logs
 from app.run.children import stop_asked
 from app.run.settings import Settings
+from tests.programs import end
 from workers.decision_log.drain import Limits
 from workers.decision_log.run import Times, run
 
@@ -77,10 +78,4 @@ def running(
     try:
         yield worker
     finally:
-        if worker.poll() is None:
-            worker.terminate()
-            try:
-                worker.wait(30)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+        end(worker)

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import envoy  # type: ignore[import-untyped]
 import httpx
 
+from tests.programs import end
 from tests.service import eventually
 from tests.tools import need
 
@@ -243,7 +244,7 @@ def running_site() -> Iterator[int]:
             eventually(lambda: answers("127.0.0.1", port))
             yield port
         finally:
-            end(process)
+            end(process, STOP_WITHIN_S)
 
 
 def free_port() -> int:
@@ -265,11 +266,3 @@ def answers(host: str, port: int) -> bool:
     with suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
     return False
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()

@@ -154,6 +154,20 @@ async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     if request.param == "postgresql":
         server: Postgres = request.getfixturevalue("postgres")
         url = server.database()
+    async with opened(url) as catalog:
+        yield catalog
+
+
+@pytest.fixture
+async def one_catalog(tmp_path: Path) -> AsyncIterator[Catalog]:
+    """An empty catalog, for what does not depend on its kind."""
+    async with opened(f"sqlite:///{tmp_path / 'catalog.db'}") as catalog:
+        yield catalog
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Catalog]:
+    """The catalog of a database."""
     schema.upgrade(url)
     catalog = Catalog(url, Defaults())
     await catalog.open()

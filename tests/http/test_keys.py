@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient, Response
 
-from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.catalog.keys import Keys
-from app.domain.quota import Defaults
 from app.http.access import Access
 from app.http.keys import router
 from app.http.problems import Problem
@@ -25,16 +22,11 @@ FOR_EVER: dict[str, Any] = {"expires_ms": None, "bound_to": [], "rotated_ms": No
 
 
 @pytest.fixture
-async def keys(tmp_path: Path) -> AsyncIterator[Keys]:
-    url = f"sqlite:///{tmp_path / 'catalog.db'}"
-    schema.upgrade(url)
-    catalog = Catalog(url, Defaults())
-    await catalog.open()
-    keys = Keys(catalog.database)
+async def keys(one_catalog: Catalog) -> AsyncIterator[Keys]:
+    keys = Keys(one_catalog.database)
     await keys.open()
     yield keys
     await keys.close()
-    await catalog.close()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -16,12 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.catalog.port import CatalogAway
 from app.catalog.tables import CHANGES
 from app.domain.entity import Entity
-from app.domain.quota import Defaults
 from app.http import strict
 from app.http.problems import Problem
 from app.http.quotas_lists_schema import COMPONENTS
@@ -33,13 +30,8 @@ MEBIBYTE = 1024 * 1024
 
 
 @pytest.fixture
-async def catalog(tmp_path: Path) -> AsyncIterator[Catalog]:
-    url = f"sqlite:///{tmp_path / 'catalog.db'}"
-    schema.upgrade(url)
-    catalog = Catalog(url, Defaults())
-    await catalog.open()
-    yield catalog
-    await catalog.close()
+def catalog(one_catalog: Catalog) -> Catalog:
+    return one_catalog
 
 
 class Quotas:

@@ -15,10 +15,8 @@ from sqlalchemy import text
 from app.admission import throttling
 from app.admission.caller_time import CallerTime
 from app.admission.throttling import Throttling
-from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.catalog.port import CatalogAway
-from app.domain.quota import Defaults
 from app.domain.volumes import Drill, Limit, Rules, Source, State
 from app.http import volumes
 from app.http.access import Access
@@ -128,17 +126,6 @@ async def asking(
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://qg", headers=headers) as http:
         yield Client(http, record, catalog, time)
-
-
-@pytest.fixture
-async def one_catalog(tmp_path: Path) -> AsyncIterator[Catalog]:
-    """A catalog for what does not depend on its kind."""
-    url = f"sqlite:///{tmp_path / 'catalog.db'}"
-    schema.upgrade(url)
-    catalog = Catalog(url, Defaults())
-    await catalog.open()
-    yield catalog
-    await catalog.close()
 
 
 @pytest.fixture

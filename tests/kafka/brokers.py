@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from kafka.errors import KafkaError
 from app.run import tether
 from tests.authority import Authority
 from tests.kafka import disks, tool
+from tests.programs import Program
 from tests.service import eventually
 from tests.tools import need
 
@@ -36,7 +36,7 @@ SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _STORE_PASSWORD: Final = "changeit"
 
 
-class Broker:
+class Broker(Program):
     """One broker; the first one is the controller too."""
 
     def __init__(self, number: int, folder: Path, log_dir: Path, ports: Mapping[str, int]) -> None:
@@ -45,21 +45,11 @@ class Broker:
         self.ports = ports
         self.properties = folder / "broker.properties"
         self._log = folder / "log"
-        self._running: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
         """Where it listens without TLS and SASL."""
         return f"{HOST}:{self.ports['PLAINTEXT']}"
-
-    @property
-    def running(self) -> subprocess.Popen[bytes]:
-        assert self._running is not None
-        return self._running
-
-    @property
-    def pid(self) -> int:
-        return self.running.pid
 
     def start(self) -> None:
         """Start it, again with what it kept, and wait until it serves."""
@@ -81,20 +71,6 @@ class Broker:
 
     def until_it_serves(self) -> None:
         eventually(self._serves, within_s=START_WITHIN_S)
-
-    def kill(self) -> None:
-        """End it as the kernel would for want of memory; also when it is held."""
-        if self._running is not None:
-            self._running.kill()
-            self._running.wait()
-
-    def hold(self) -> None:
-        """Let it hang."""
-        self.running.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Let it go on after it hung."""
-        self.running.send_signal(signal.SIGCONT)
 
     def said(self) -> str:
         """Everything it has logged since its last start."""

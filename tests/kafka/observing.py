@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,38 +12,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from app.run import tether
+from tests.programs import Program, end
 from tests.service import Service, eventually
 from tests.service import running as node
 
-STOP_WITHIN_S: Final = 20.0
 
-
-@dataclass(frozen=True, slots=True)
-class Observer:
+class Observer(Program):
     """A running `quotagate workers`."""
 
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def kill(self) -> None:
-        """End it as the kernel would for want of memory."""
-        self.process.kill()
-        self.process.wait()
-
-    def hold(self) -> None:
-        """Let it hang."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Let it go on after it hung."""
-        self.process.send_signal(signal.SIGCONT)
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._running = process
+        self.log = log
 
     def said(self) -> str:
         """Everything it has logged."""
@@ -89,7 +70,9 @@ def observer(beside: Service, environment: Mapping[str, str]) -> Iterator[Observ
             assert process.poll() is None, started.said()
             yield started
         finally:
-            _end(started)
+            if process.poll() is None:
+                started.go_on()
+            end(process)
 
 
 @contextmanager
@@ -169,13 +152,3 @@ def pid_of(owner: bytes | str | None) -> int | None:
     """The process that holds a lease, by the lease's value."""
     found = re.fullmatch(rb".*-(\d+)-[0-9a-f]+", owner if isinstance(owner, bytes) else b"")
     return int(found[1]) if found else None
-
-
-def _end(started: Observer) -> None:
-    if started.process.poll() is None:
-        started.go_on()
-        started.process.terminate()
-        try:
-            started.process.wait(STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            started.kill()

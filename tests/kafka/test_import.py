@@ -15,7 +15,7 @@ from kafka import KafkaAdminClient
 
 from app.run import kafka_quotas
 from app.run.errors import CannotAsk
-from tests.commands import Command, Ran, quotagate
+from tests.commands import Command, Ran, ask, quotagate
 from tests.kafka import brokers, odd_broker, tool
 from tests.kafka.brokers import Cluster
 from tests.kafka.quotas import (
@@ -30,7 +30,7 @@ from tests.kafka.quotas import (
 from tests.said import say
 from tests.service import Service, eventually, running
 
-__all__ = ["quotagate"]
+__all__ = ["ask", "quotagate"]
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -71,14 +71,6 @@ def node(running_node: Service) -> Service:
     """A node with an empty catalog."""
     forget(running_node)
     return running_node
-
-
-@pytest.fixture
-def ask(quotagate: Command, node: Service, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command line, which knows the node and its key."""
-    monkeypatch.setenv("QUOTAGATE_URL", node.url)
-    monkeypatch.setenv("QUOTAGATE_KEY", node.admin_key)
-    return quotagate
 
 
 @pytest.fixture

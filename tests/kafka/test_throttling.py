@@ -219,7 +219,7 @@ def leader(store: redis.Redis, observers: list[Observer]) -> Observer:
 
     def look() -> Observer | None:
         pid = observing.pid_of(store.get(lease_keys(LEASE)[0]))
-        return next((one for one in observers if one.pid == pid and one.process.poll() is None), None)
+        return next((one for one in observers if one.pid == pid and one.running.poll() is None), None)
 
     found = eventually(look)
     assert found is not None

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import pyspark
 
+from tests.programs import end
 from tests.service import eventually
 from tests.spark.java import QUICK_START
 from workers.spark.session import _choose_java, _environment
@@ -76,12 +77,7 @@ def started(name: str, folder: Path, environment: Mapping[str, str], *options: s
         assert program.poll() is None, said(folder, name)
         yield
     finally:
-        program.terminate()
-        try:
-            program.wait(20)
-        except subprocess.TimeoutExpired:
-            program.kill()
-            program.wait()
+        end(program)
 
 
 def said(folder: Path, name: str) -> str:

@@ -19,10 +19,10 @@ import yaml
 
 from app.run.commands import quotas_file
 from tests.authority import Authority
-from tests.commands import Command, Ran, quotagate
+from tests.commands import Command, Ran, ask, quotagate
 from tests.service import ADMIN_KEY, Service, eventually, running
 
-__all__ = ["quotagate"]
+__all__ = ["ask", "quotagate"]
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -56,14 +56,6 @@ def node(running_node: Service) -> Service:
     for entity in listed(running_node):
         assert running_node.http.delete(f"/v1/quotas/{entity}").status_code == 204
     return running_node
-
-
-@pytest.fixture
-def ask(quotagate: Command, node: Service, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command line, which knows the node and its key."""
-    monkeypatch.setenv("QUOTAGATE_URL", node.url)
-    monkeypatch.setenv("QUOTAGATE_KEY", node.admin_key)
-    return quotagate
 
 
 def listed(node: Service) -> dict[str, Any]:
