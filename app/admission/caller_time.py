@@ -20,6 +20,10 @@ class CallerTime:
         if self.first_ms is None:
             self.first_ms = at_ms
 
+    def first(self, at_ms: int | None) -> int | None:
+        """The time with which everything begins: this one, if nothing has begun."""
+        return at_ms if self.first_ms is None else self.first_ms
+
     def seen(self, at_ms: int) -> None:
         """Take note of a time that a caller told."""
         self.begin(at_ms)

@@ -82,6 +82,7 @@ class Counts(Struct):
         catalogs_away: 1 while it does not reach its catalog; of several processes, how many do not.
         factor_fallbacks: how often it has gone over to the fallback factor; of several processes, which all
             see the same, the most.
+        log_dropped: rows of the decision log that it dropped.
     """
 
     decisions: dict[Labels, float] = field(default_factory=dict)

@@ -73,7 +73,7 @@ class DecisionLog:
         away: says that the store is known to be away, so that nothing is sent there meanwhile.
 
     Attributes:
-        dropped: rows that were lost for want of room.
+        dropped: rows that could not be logged, for want of room or otherwise.
         standing: how the log stood when it was looked at last; None before that.
     """
 

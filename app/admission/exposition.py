@@ -60,7 +60,7 @@ class Exposition(Collector):
         yield _counter("clock_corrections", "Clocks behind a bucket's newest time.", "", {(): c.corrections})
         yield _counter(
             "log_dropped",
-            "Rows of the decision log that were lost for want of room.",
+            "Rows of the decision log that this node dropped.",
             "",
             {(): c.log_dropped},
         )

@@ -78,4 +78,4 @@ def _largest(quota: Quota) -> float | None:
         return None
     if quota.algorithm == "token_bucket":
         return quota.burst
-    return sampled_rate.largest(quota.limit, max(quota.samples, 2), quota.sample_ms)
+    return sampled_rate.largest(quota.limit, sampled_rate.kept(quota.samples), quota.sample_ms)

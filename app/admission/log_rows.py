@@ -14,8 +14,8 @@ from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.digest import digest, fingerprint
 from app.domain.quota import Quota
-from app.domain.usage import enforcement_of, ids_of, usage_of
-from app.store.decision_log import SEEN, VERSION, QuotaThen, Row, VerdictThen
+from app.domain.usage import ids_of, usage_of
+from app.store.decision_log import SEEN, VERSION, QuotaThen, Row, VerdictThen, batch_id
 from app.store.port import Answer
 
 ROW_BYTES: Final = 1_000
@@ -110,7 +110,7 @@ class Packing:
 
     def batch(self, node: str, number: int, sent_ms: int) -> bytes:
         """The batch; its fields are those of ``app.store.decision_log.Batch``."""
-        name = f"{node}-{number:012d}"
+        name = batch_id(node, number)
         fields = (VERSION, name, node, sent_ms, self._quotas, self._packed, fingerprint(self._secret))
         return _encode(fields)
 
@@ -186,7 +186,7 @@ class Packing:
         return [
             VerdictThen(
                 self._place(match),
-                enforcement_of(ask, match.applied.quota),
+                verdict.enforcement,
                 usage_of(ask, match.applied.quota),
                 verdict.outcome,
                 verdict.throttle_ms,

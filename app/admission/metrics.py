@@ -44,7 +44,7 @@ class Logged(Protocol):
     """The decision log; ``app.admission.decision_log`` is it.
 
     Attributes:
-        dropped: rows that were lost for want of room.
+        dropped: rows that could not be logged, for want of room or otherwise.
         standing: how it stood when it was looked at last.
     """
 
@@ -69,7 +69,7 @@ class Metrics:
         clock: the host's monotonic clock, in seconds.
         catalog_away: says whether the catalog is out of reach.
         volumes: says how volumes and the throttle factor stand.
-        logged: the decision log, which says how it stands and what it lost for want of room.
+        logged: the decision log, which says how it stands and what it dropped.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class Throttling:
 
     def at(self, at_ms: int | None = None) -> InForce:
         """The factor that holds now, or at a caller's time."""
-        now_ms = self._now_ms(at_ms)
+        now_ms = self.now_ms(at_ms)
         if self._state is None:
             self._begin(at_ms)
         return in_force(self._as_of(now_ms), self._drill_as_of(at_ms), now_ms, self.rules)
@@ -136,11 +136,11 @@ class Throttling:
 
     def hold_ms(self, at_ms: int | None) -> int:
         """How long an ask to produce waits while the factor is 0."""
-        return hold_ms(self.at(at_ms).next_check_ms, self._now_ms(at_ms), self.rules)
+        return hold_ms(self.at(at_ms).next_check_ms, self.now_ms(at_ms), self.rules)
 
     def standing(self, at_ms: int | None = None) -> Standing:
         """Everything there is to show."""
-        now_ms, found = self._now_ms(at_ms), self.at(at_ms)
+        now_ms, found = self.now_ms(at_ms), self.at(at_ms)
         drill = self._drill_as_of(at_ms)
         drill = drill if drill and drill.holds(now_ms) else None
         if at_ms is None:
@@ -166,7 +166,7 @@ class Throttling:
         def judged(reading: Reading) -> State:
             self._take(reading)
             self._note(at_ms)  # what held until now, a fallback for instance
-            now_ms = self._now_ms(at_ms)
+            now_ms = self.now_ms(at_ms)
             return observed(self._state or start(now_ms, self.rules), seen, now_ms, self.rules)
 
         async with self._turn:
@@ -183,7 +183,7 @@ class Throttling:
             StoreError: the store did not answer; the drill may have begun.
         """
         async with self._turn:
-            await self._record.begin_drill(drill, self._now_ms(None))
+            await self._record.begin_drill(drill, self.now_ms())
             self._drill = drill
             self._note()
 
@@ -198,11 +198,8 @@ class Throttling:
             self._drill = None
             self._note()
 
-    def now_ms(self) -> int:
-        """The store's time as this node carries it on, or the newest that a caller told."""
-        return self._now_ms(None)
-
-    def _now_ms(self, at_ms: int | None) -> int:
+    def now_ms(self, at_ms: int | None = None) -> int:
+        """The store's time as this node carries it on; or a caller's, or the newest that one told."""
         if self._callers is not None:
             return self._callers.newest_ms if at_ms is None else at_ms
         return _monotonic_ms() + self._ahead_ms
@@ -224,7 +221,7 @@ class Throttling:
         drill = self._drill
         if drill is None or self._callers is None or drill.since_ms:
             return drill
-        first_ms = (at_ms if self._callers.first_ms is None else self._callers.first_ms) or 0
+        first_ms = self._callers.first(at_ms) or 0
         return drill._replace(since_ms=first_ms, until_ms=first_ms + drill.until_ms)
 
     def _take(self, reading: Reading) -> None:
@@ -266,8 +263,8 @@ class Throttling:
         if self._state is not None or not self.rules.observes:
             return
         if self._callers is None:
-            self._state = start(self._now_ms(None), self.rules)
-        elif (first_ms := at_ms if self._callers.first_ms is None else self._callers.first_ms) is not None:
+            self._state = start(self.now_ms(), self.rules)
+        elif (first_ms := self._callers.first(at_ms)) is not None:
             self._state = start(first_ms, self.rules)
 
     def _note(self, at_ms: int | None = None) -> None:

@@ -28,7 +28,7 @@ class Segment:
     Attributes:
         cells: for each layer number, the (block, cell) pairs that are set.
         counts: for each layer number, the ids whose newest layer it is.
-        written: the number of the layer that was written last.
+        written: the number of the newest layer that was ever written to.
     """
 
     shape: Shape
@@ -112,11 +112,8 @@ class ProducerIds:
         """Write a seen id to the open layer, uncharged; nothing if it is there by now."""
         place = self.find(spread, now_ms, layers)
         if place is not None and self.stale(spread, now_ms, layers):
-            counts = self.segments[place.segment].counts
-            counts[place.layer] = max(
-                counts[place.layer] - 1, 0
-            )  # a stranger taken as seen was never counted
-            self._write(spread, now_ms, layers, limit, max_ids)
+            number = self._open(now_ms, layers)
+            self.write_to(number, now_ms, spread, place, now_ms, layers, limit, max_ids)
 
     def write_to(
         self,
@@ -132,6 +129,7 @@ class ProducerIds:
         """Write an id, found at ``place`` or unseen, to a live layer; if that is None, to one that begins."""
         if place is not None:
             counts = self.segments[place.segment].counts
+            # a stranger taken as seen was never counted
             counts[place.layer] = max(counts[place.layer] - 1, 0)
         if number is None:
             number = self._begin_layer(begins_ms)
@@ -150,7 +148,8 @@ class ProducerIds:
         """Charge unseen ids, and remember each while fewer than ``max_ids`` are."""
         for spread in spreads:
             if self.remembered(now_ms, layers) < max_ids:
-                self._write(spread, now_ms, layers, limit, max_ids)
+                number = self._open(now_ms, layers)
+                self.write_to(number, now_ms, spread, None, now_ms, layers, limit, max_ids)
             self.charges.append(now_ms)
         self.charges = [at for at in self.charges if now_ms - at < window_ms][-max_ids:]
 
@@ -162,13 +161,6 @@ class ProducerIds:
         if newest is None or now_ms - self.layers[newest] >= layers.interval_ms:
             return None
         return newest
-
-    def _write(self, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int) -> None:
-        number = self._open(now_ms, layers)
-        if number is None:
-            number = self._begin_layer(now_ms)
-            self._drop_dead(now_ms, layers)
-        self._put(number, spread, now_ms, layers, limit, max_ids)
 
     def _put(
         self, number: int, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int
@@ -196,7 +188,7 @@ class ProducerIds:
         return number
 
     def _drop_dead(self, now_ms: int, layers: Layers) -> None:
-        """Drop the segments whose last written layer is dead: nothing of theirs can be found again."""
+        """Drop the segments whose newest layer is dead: nothing of theirs can be found again."""
         live = self.live_layers(now_ms, layers)
         self.segments = [segment for segment in self.segments if segment.written in live]
 

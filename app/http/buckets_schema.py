@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from app.domain.quota import KEYS, MAX_EXACT
-from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
+from app.domain.quota import KEYS
+from app.http.problems import FieldError, Problem, unprocessable
+from app.http.quotas_schema import Schema, access_problems, answered_with, at_ms_parameter, or_null
 from app.http.strict import JSON
-
-Schema = dict[str, Any]
 
 AWAY: Final = "The store gives no answer ({reason}): buckets can be neither shown nor reset until it does."
 
@@ -30,10 +29,6 @@ _HOW_NAMED: Final = (
     "An IPv6 network is one of the length at which addresses share a bucket; `;broker=1` at the end names "
     "the bucket that a quota of scope broker has for that broker."
 )
-
-
-def _or_null(schema: Schema, description: str) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}], "description": description}
 
 
 _COUNT: Final = {"type": "integer", "minimum": 0}
@@ -61,15 +56,15 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
                 "as the detail of a peek shows it.",
             },
             "remaining": {"type": "number", "description": "What would be admitted now; negative in debt."},
-            "tokens": _or_null({"type": "number"}, "Of a token bucket; negative in debt."),
-            "layers": _or_null(_COUNT | {"maximum": 4}, "Of producer ids: how many layers are live."),
-            "fill": _or_null(
+            "tokens": or_null({"type": "number"}, "Of a token bucket; negative in debt."),
+            "layers": or_null(_COUNT | {"maximum": 4}, "Of producer ids: how many layers are live."),
+            "fill": or_null(
                 {"type": "number", "minimum": 0},
                 "Of producer ids: how full the newest segment's part of the newest live layer is, "
                 "as in `quotagate_filter_fill`; at 1 a larger segment follows.",
             ),
-            "remembered_ids": _or_null(_COUNT, "Of producer ids: how many the live layers hold."),
-            "charged_ids": _or_null(_COUNT, "Of producer ids: how many were charged in the trailing window."),
+            "remembered_ids": or_null(_COUNT, "Of producer ids: how many the live layers hold."),
+            "charged_ids": or_null(_COUNT, "Of producer ids: how many were charged in the trailing window."),
         },
     },
     "Buckets": {
@@ -82,7 +77,7 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         "required": ["bucket"],
         "properties": {
             "bucket": _BUCKET | {"description": _HOW_NAMED},
-            "quota": _or_null(_KEY, "The one quota whose bucket is meant; without it, every one."),
+            "quota": or_null(_KEY, "The one quota whose bucket is meant; without it, every one."),
         },
         "additionalProperties": False,
     },
@@ -123,23 +118,12 @@ _NO_KEY: Final = FieldError("/quota", f"is unknown: use {', '.join(KEYS)}")
 
 def _problems(scope: str, *more: Problem) -> dict[int | str, Any]:
     every = [
-        Problem(401, f"This needs a key with the scope {scope}: send Authorization: Bearer KEY."),
-        Problem(403, f"The key lacks the scope {scope}."),
+        *access_problems(scope),
         *more,
         unprocessable(_NO_BUCKET, _NO_KEY),
         Problem(503, AWAY.format(reason="connection"), headers={"Retry-After": "1"}),
     ]
-    return {problem.status: _problem(problem) for problem in every}
-
-
-def _problem(problem: Problem) -> Schema:
-    example = problem.document()
-    content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}}
-    headers = {
-        name: {"description": "Seconds.", "schema": {"type": "string"}, "example": value}
-        for name, value in problem.headers.items()
-    }
-    return {"description": example["title"], "content": content} | ({"headers": headers} if headers else {})
+    return {problem.status: answered_with(problem) for problem in every}
 
 
 def show(*, timed: bool) -> Schema:
@@ -161,16 +145,7 @@ def show(*, timed: bool) -> Schema:
             "example": "producer_ids_rate",
         },
     ]
-    if timed:
-        parameters.append(
-            {
-                "name": "at_ms",
-                "in": "query",
-                "description": "When; without it the newest time of any ask that this process decided.",
-                "schema": {"type": "integer", "minimum": 0, "maximum": MAX_EXACT},
-                "example": 1_000_000,
-            }
-        )
+    parameters += at_ms_parameter(timed=timed)
     content = {JSON: {"schema": {"$ref": "#/components/schemas/Buckets"}, "example": _SHOWN}}
     return {
         "summary": "Show a bucket",

@@ -66,7 +66,7 @@ def parameters(sources: Sources, clock: Clock) -> list[Schema]:
     status = {"type": "integer", "enum": [*DENY_STATUSES], "default": 429}
     found.append(_parameter("query", "deny_status", status, "The status of a refusal."))
     if clock == "caller":
-        newest = "When; without it the newest time of any ask that this process decided."
+        newest = "When; without it the newest time of any ask or observation that this process took."
         found.append(_parameter("query", "at_ms", msgspec.json.schema(Count), newest))
     return found
 

@@ -19,6 +19,7 @@ from app.http.access import scope_of
 from app.http.check_question import Sources
 from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
 from app.http.quotas_lists_schema import COMPONENTS
+from app.http.quotas_schema import access_problems
 from app.http.wire import MAX_BODY, Clock
 
 Schema = dict[str, Any]
@@ -115,7 +116,7 @@ class Document:
                 added = re.sub(r"\W", "_", path) + f"_{method}"
                 operation["operationId"] = operation["operationId"].removesuffix(added)
         document["paths"]["/metrics"]["get"]["security"].append({})
-        document["paths"]["/metrics"]["get"]["responses"] |= _problems(_access_problems("read"))
+        document["paths"]["/metrics"]["get"]["responses"] |= _problems(access_problems("read"))
         its_check = {check.PATH: check_schema.item(self._sources, self._clock)}
         document["paths"] = _hot_paths() | its_check | document["paths"]
         components = document.setdefault("components", {})
@@ -125,7 +126,7 @@ class Document:
         for more in (buckets_schema, volumes_schema, keys_schema):
             ours |= more.COMPONENTS
         components["schemas"] = ours | components.get("schemas", {})
-        components["responses"] = check_schema.responses(_ADMITTED, *_access_problems("decide"))
+        components["responses"] = check_schema.responses(_ADMITTED, *access_problems("decide"))
         scheme = {"type": "http", "scheme": "bearer", "description": KEYS_SAID}
         components["securitySchemes"] = {KEY: scheme}
         return document
@@ -182,7 +183,7 @@ def _hot(
     shown = {"schema": _ref(answer[0]), "examples": examples}
     problems = [
         Problem(400, "The body is not JSON: Input data was truncated."),
-        *_access_problems("decide"),
+        *access_problems("decide"),
         Problem(413, f"The body is larger than {MAX_BODY:,} bytes."),
         wrong,
     ]
@@ -200,13 +201,6 @@ def _hot(
         | _problems(problems),
     }
     return {"post": operation}
-
-
-def _access_problems(scope: str) -> list[Problem]:
-    return [
-        Problem(401, f"This needs a key with the scope {scope}: send Authorization: Bearer KEY."),
-        Problem(403, f"The key lacks the scope {scope}."),
-    ]
 
 
 def _problems(examples: list[Problem]) -> Schema:

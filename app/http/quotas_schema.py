@@ -130,6 +130,46 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+def or_null(schema: Schema, description: str) -> Schema:
+    """A value that may be null, and what it says."""
+    return {"anyOf": [schema, {"type": "null"}], "description": description}
+
+
+def at_ms_parameter(*, timed: bool) -> list[Schema]:
+    """The query parameter by which a caller may tell the time, where callers decide the clock."""
+    if not timed:
+        return []
+    when = "When; without it the newest time of any ask or observation that this process took."
+    return [
+        {
+            "name": "at_ms",
+            "in": "query",
+            "description": when,
+            "schema": {"type": "integer", "minimum": 0, "maximum": MAX_EXACT},
+            "example": 1_000_000,
+        }
+    ]
+
+
+def access_problems(scope: str) -> list[Problem]:
+    """What a route answers without a key of this scope."""
+    return [
+        Problem(401, f"This needs a key with the scope {scope}: send Authorization: Bearer KEY."),
+        Problem(403, f"The key lacks the scope {scope}."),
+    ]
+
+
+def answered_with(problem: Problem) -> Schema:
+    """A problem as an answer of a route."""
+    document = problem.document()
+    content = {PROBLEM_JSON: {"schema": ref("Problem"), "example": document}}
+    headers = {
+        name: {"description": "Seconds.", "schema": {"type": "string"}, "example": value}
+        for name, value in problem.headers.items()
+    }
+    return {"description": document["title"], "content": content} | ({"headers": headers} if headers else {})
+
+
 def _each_once(schemas: Iterable[Schema]) -> list[Schema]:
     found: list[Schema] = []
     for schema in schemas:

@@ -7,11 +7,19 @@ from typing import Any, Final
 
 import msgspec
 
-from app.domain.quota import MAX_EXACT
 from app.http.bodies import Name
-from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
+from app.http.problems import FieldError, Problem, unprocessable
 from app.http.quotas_lists_schema import THROTTLE_FACTOR
-from app.http.quotas_schema import REASON, Schema, body_of, ref
+from app.http.quotas_schema import (
+    REASON,
+    Schema,
+    access_problems,
+    answered_with,
+    at_ms_parameter,
+    body_of,
+    or_null,
+    ref,
+)
 from app.http.strict import JSON
 from app.http.volumes_wire import MAX_DRILL_MS, MAX_SIZE, MAX_VOLUMES
 
@@ -33,10 +41,6 @@ _SIZES: Final[Schema] = {
 _FACTOR: Final = {"type": "number", "minimum": 0, "maximum": 1}
 
 
-def _or_null(schema: Schema, description: str) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}], "description": description}
-
-
 def _object(properties: Schema, **more: Any) -> Schema:
     return {"type": "object", "required": list(properties), "properties": properties, **more}
 
@@ -47,7 +51,7 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         {
             "factor": {**_FACTOR, "description": "What scales produce limits now; 0 holds whoever produces."},
             "since_ms": {**_INSTANT, "description": "Since when; 0 if nothing was ever observed."},
-            "valid_until_ms": _or_null(
+            "valid_until_ms": or_null(
                 _INSTANT, "Up to and including this; then the fallback holds. null if nothing is observed."
             ),
             "reason": {
@@ -55,8 +59,8 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
                 "description": "Why, for people. It begins with start, observed, violation, held, fallback, "
                 "drill or off, and a colon.",
             },
-            "source": _or_null({"type": "string", "enum": ["kafka", "push", "static"]}, "null: none."),
-            "next_check_ms": _or_null(_INSTANT, "When the next observation is due; null if none is."),
+            "source": or_null({"type": "string", "enum": ["kafka", "push", "static"]}, "null: none."),
+            "next_check_ms": or_null(_INSTANT, "When the next observation is due; null if none is."),
             "volumes": {"type": "array", "items": ref("Volume")},
             "drill": {"anyOf": [ref("Drill"), {"type": "null"}], "description": "null: none is running."},
         }
@@ -72,7 +76,7 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
                 "description": "unknown: the last observation did not tell its sizes, and what was told "
                 "before does not violate. violating goes on until the validity of what was told ends.",
             },
-            "observed_ms": _or_null(_INSTANT, "When its sizes were told; null: never."),
+            "observed_ms": or_null(_INSTANT, "When its sizes were told; null: never."),
         }
     ),
     "Drill": _object(
@@ -155,7 +159,7 @@ def show(*, timed: bool) -> Schema:
         (200, "How they stand now.", _SHOWN),
         "read",
         unprocessable(_NO_TIME),
-        parameters=_times(timed=timed),
+        parameters=at_ms_parameter(timed=timed),
     )
 
 
@@ -173,7 +177,7 @@ def push(*, timed: bool) -> Schema:
         Problem(409, NO_SOURCE),
         unprocessable(FieldError("/volumes/1", "is told twice: a broker has a directory once")),
         _STORE_AWAY,
-        parameters=_times(timed=timed),
+        parameters=at_ms_parameter(timed=timed),
         requestBody=body_of("PushedVolumes", pushed, JSON),
     )
 
@@ -190,9 +194,8 @@ def _route(
     status, text, example = answered
     content = {} if example is None else {"content": {JSON: {"schema": ref("Volumes"), "example": example}}}
     responses: dict[int | str, Any] = {status: {"description": text, **content}}
-    needed = Problem(401, f"This needs a key with the scope {scope}: send Authorization: Bearer KEY.")
-    for problem in (needed, Problem(403, f"The key lacks the scope {scope}."), *more):
-        responses[problem.status] = _problem(problem)
+    for problem in (*access_problems(scope), *more):
+        responses[problem.status] = answered_with(problem)
     return {
         "summary": summary,
         "description": description,
@@ -200,31 +203,6 @@ def _route(
         "responses": responses,
         "openapi_extra": extra,
     }
-
-
-def _problem(problem: Problem) -> Schema:
-    document = problem.document()
-    content = {PROBLEM_JSON: {"schema": ref("Problem"), "example": document}}
-    headers = {
-        name: {"description": "Seconds.", "schema": {"type": "string"}, "example": value}
-        for name, value in problem.headers.items()
-    }
-    return {"description": document["title"], "content": content} | ({"headers": headers} if headers else {})
-
-
-def _times(*, timed: bool) -> list[Schema]:
-    if not timed:
-        return []
-    when = "When; without it the newest time of any ask or observation that this process took."
-    return [
-        {
-            "name": "at_ms",
-            "in": "query",
-            "description": when,
-            "schema": {"type": "integer", "minimum": 0, "maximum": MAX_EXACT},
-            "example": 1_000_000,
-        }
-    ]
 
 
 BEGIN: Final = _route(

@@ -73,7 +73,7 @@ def _root(
 
 @cli.command()
 def up(env_file: EnvFile = None) -> None:
-    """Run everything on this machine: embedded store and catalog, and the API.
+    """Run everything on this machine: embedded store and catalog, the API and the workers.
 
     Keeps its state in QUOTAGATE_HOME. With QUOTAGATE_REDIS_URL or QUOTAGATE_DATABASE_URL set, those servers
     are used instead of embedded ones.

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import msgpack
 
 from app.run.own_name import own_name
-from app.store.decision_log import VERSION, Batch, Row
+from app.store.decision_log import VERSION, Batch, Row, batch_id
 from app.store.loading import Load, Loader
 from app.store.log_stream import LogStream
 
@@ -53,7 +53,7 @@ class LoadLog:
             for bucket, quotas in buckets.items()
         ]
         self._number += 1
-        batch = Batch(VERSION, f"{self._node}-{self._number:012d}", self._node, at_ms, [], rows)
+        batch = Batch(VERSION, batch_id(self._node, self._number), self._node, at_ms, [], rows)
         return msgpack.encode(batch), len(rows)
 
     async def leave(self, batch: bytes, rows: int) -> None:

@@ -117,6 +117,11 @@ class Row(Struct, array_like=True, frozen=True, gc=False):
     version: int | None = None
 
 
+def batch_id(node: str, number: int) -> str:
+    """The id of a node's batch; numbers begin at 1 and have no gaps, so that a missing one is seen."""
+    return f"{node}-{number:012d}"
+
+
 class Batch(Struct, array_like=True, frozen=True):
     """Rows of one node; ``id`` is unique, so that a row is known by it and its place.
 

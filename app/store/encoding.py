@@ -14,7 +14,7 @@ from app.store.port import Answer, Charge, Plan, Said, StoreError
 
 _CALL: Final = struct.Struct("<BBd")
 _ASK: Final = struct.Struct("<BBdH")
-_QUOTA: Final = struct.Struct("<BBHdddddd")
+QUOTA: Final = struct.Struct("<BBHdddddd")
 _SAID: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
 ORDER_STEP: Final = 128
@@ -80,7 +80,7 @@ def _encode_charge(charge: Charge, *, recheck: bool) -> bytes:
     ids = len(charge.spreads) // 32
     algorithm = ALGORITHMS[quota.algorithm]
     a, b, c = parameters(quota)
-    return _QUOTA.pack(algorithm, flags, ids, quota.limit, charge.usage, a, b, c, quota.longest_delay_ms)
+    return QUOTA.pack(algorithm, flags, ids, quota.limit, charge.usage, a, b, c, quota.longest_delay_ms)
 
 
 def parameters(quota: Quota) -> tuple[float, float, float]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
 
 from app.domain.digest import spread
 from app.domain.ladder import Applied
@@ -20,10 +19,10 @@ from app.domain.quota import Quota
 from app.domain.sampled_rate import Sample
 from app.domain.token_bucket import Tokens
 from app.store.encoding import ALGORITHMS as NUMBERS
-from app.store.encoding import ORDER_STEP, parameters
+from app.store.encoding import ORDER_STEP, QUOTA, encode_call, parameters
 from app.store.keys import ORDER_KEY, PREFIX, bucket_key
-from app.store.redis import failure
-from app.store.script import ALGORITHMS, FOLDER, FORGET, numbers, shares
+from app.store.redis import evaluate, run
+from app.store.script import ALGORITHMS, FORGET, maker, numbers, text
 
 Items = Sequence[WrittenId] | Sequence[Charges] | Sequence[Sample] | Sequence[Tokens]
 
@@ -32,9 +31,7 @@ MOST_AT_ONCE: Final = 200
 
 OUTCOMES: Final = "local ADDED, THERE, OVER, NO_ROOM = 1, 2, 3, 4\n"
 
-_CALL: Final = struct.Struct("<BBd")
 _NOW_AND_DONE: Final = struct.Struct("<dd")
-_BUCKET: Final = struct.Struct("<BBHdddddd")
 _ID: Final = struct.Struct("<32sdd")
 _TWO: Final = struct.Struct("<dd")
 _THREE: Final = struct.Struct("<ddd")
@@ -43,12 +40,8 @@ _LOADED: Final = struct.Struct("<4I")
 
 def assemble() -> str:
     """The script that loads: the algorithms as they decide, each followed by how it loads."""
-    parts = [numbers(), (FOLDER / "call.lua").read_text(), OUTCOMES]
-    for name in ALGORITHMS:
-        decides, loads = ((FOLDER / f"{part}.lua").read_text() for part in (name, f"load_{name}"))
-        before = shares() if name == "producer_ids" else ""
-        parts.append(f"local function make_{name}()\n{before}{decides}{loads}return {name}\nend\n")
-    return "\n".join([*parts, (FOLDER / "load.lua").read_text()])
+    makers = [maker(name, text(f"load_{name}")) for name in ALGORITHMS]
+    return "\n".join([numbers(), text("call"), OUTCOMES, *makers, text("load")])
 
 
 SCRIPT: Final = assemble()
@@ -89,7 +82,9 @@ class Loader:
         self._key = f"{PREFIX}:backfill:{name}".encode()
         self._script = script
         self._sha1 = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-        self._call = _CALL.pack(at_ms is not None, 0, max_ids)
+        self._call = encode_call(
+            caller_clock=at_ms is not None, sequential=False, logged=False, max_ids=max_ids
+        )
         self.at_ms = at_ms
 
     async def now_ms(self) -> int:
@@ -100,7 +95,7 @@ class Loader:
         """
         if self.at_ms is not None:
             return self.at_ms
-        seconds, micros = await self._run("TIME")
+        seconds, micros = await run(self._client, "TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def done(self) -> int:
@@ -109,7 +104,7 @@ class Loader:
         Raises:
             StoreError: as for ``now_ms``.
         """
-        return int(await self._run("GET", self._key) or 0)
+        return int(await run(self._client, "GET", self._key) or 0)
 
     async def next_order(self) -> int:
         """The next place in the order of what is logged: what the store decides later comes after it.
@@ -117,7 +112,7 @@ class Loader:
         Raises:
             StoreError: as for ``now_ms``.
         """
-        return int(await self._run("EVAL", FORGET, 1, ORDER_KEY)) * ORDER_STEP  # forgetting nothing
+        return int(await run(self._client, "EVAL", FORGET, 1, ORDER_KEY)) * ORDER_STEP  # forgetting nothing
 
     async def load(self, loads: Sequence[Load], done: int) -> list[Loaded]:
         """Put what is asserted of some buckets into them, and note how many assertions are done with it.
@@ -128,10 +123,7 @@ class Loader:
         keys = [self._key, *(bucket_key(load.applied) for load in loads)]
         first = _NOW_AND_DONE.pack(self.at_ms or 0, done)
         arguments = [self._call, first, *(_encode(load.applied.quota, load.items) for load in loads)]
-        try:
-            reply = await self._run("EVALSHA", self._sha1, len(keys), *keys, *arguments)
-        except NoScriptError:
-            reply = await self._run("EVAL", self._script, len(keys), *keys, *arguments)
+        reply = await evaluate(self._client, self._script, self._sha1, keys, arguments)
         return [Loaded(*_LOADED.unpack(packed)) for packed in reply[1:]]
 
     async def finish(self) -> None:
@@ -140,20 +132,11 @@ class Loader:
         Raises:
             StoreError: as for ``now_ms``.
         """
-        await self._run("DEL", self._key)
+        await run(self._client, "DEL", self._key)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
-
-    async def _run(self, *command: str | bytes | int) -> Any:
-        run = cast("Callable[..., Awaitable[Any]]", self._client.execute_command)
-        try:
-            return await run(*command)
-        except NoScriptError:
-            raise
-        except (RedisError, OSError) as error:
-            raise failure(error) from error
 
 
 def written_id(digest: int, at_ms: int, layer_ms: int) -> WrittenId:
@@ -172,7 +155,7 @@ def _encode(quota: Quota, items: Items) -> bytes:
         kind, packed = 3, [_THREE.pack(*item) for item in items]
     else:
         kind, packed = 4, [_TWO.pack(*item) for item in items]
-    head = _BUCKET.pack(
+    head = QUOTA.pack(
         NUMBERS[quota.algorithm],
         0,
         len(items),

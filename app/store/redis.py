@@ -107,7 +107,7 @@ class RedisStore:
         keys, arguments = encode_plans(plans)
         if self._logged:
             keys.append(ORDER_KEY)
-        reply = await self._evaluate(keys, [self._call, *arguments], self._client)
+        reply = await evaluate(self._client, self._script, self._sha1, keys, [self._call, *arguments])
         self.now_ms = int(reply[0])
         return decode_reply(reply, len(plans))
 
@@ -136,7 +136,8 @@ class RedisStore:
             StoreError: it does not, or is a cluster, whose slots an ask may span.
         """
         faults = await self._faults()
-        await self._evaluate([ORDER_KEY] if self._logged else [], [self._call], self._examiner)
+        keys = [ORDER_KEY] if self._logged else []
+        await evaluate(self._examiner, self._script, self._sha1, keys, [self._call])
         await run(self._examiner, "EVAL", WRITE, 1, PROBE_KEY)
         return faults
 
@@ -157,13 +158,21 @@ class RedisStore:
             raise StoreError("cluster", "a cluster of stores is not supported; give a single primary")
         return tuple(_faults(server))
 
-    async def _evaluate(self, keys: list[bytes], arguments: list[bytes], client: Redis) -> list[bytes]:
-        try:
-            reply = await run(client, "EVALSHA", self._sha1, len(keys), *keys, *arguments)
-        except NoScriptError:
-            # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
-            reply = await run(client, "EVAL", self._script, len(keys), *keys, *arguments)
-        return cast("list[bytes]", reply)
+
+async def evaluate(
+    client: Redis, script: str, sha1: str, keys: Sequence[bytes], arguments: Sequence[bytes]
+) -> list[bytes]:
+    """The reply of a script, which is told once more to a store that does not know it.
+
+    Raises:
+        StoreError: no reply, or an error for one; a late call may still be carried out.
+    """
+    try:
+        reply = await run(client, "EVALSHA", sha1, len(keys), *keys, *arguments)
+    except NoScriptError:
+        # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
+        reply = await run(client, "EVAL", script, len(keys), *keys, *arguments)
+    return cast("list[bytes]", reply)
 
 
 async def run(client: Redis, *command: str | bytes | int) -> Any:

@@ -18,7 +18,7 @@ FOLDER: Final = files("app.store") / "lua"
 
 
 def numbers() -> str:
-    """The numbers that the script takes from the domain, which alone defines them."""
+    """The numbers that the script takes from Python, where each is defined once."""
     taken = {
         "MAX_THROTTLE_MS": MAX_THROTTLE_MS,
         "RECHECK_MS": RECHECK_MS,
@@ -39,22 +39,27 @@ def shares() -> str:
     return f"local SHARES = {{{', '.join(f'{{{hashes}, {load!r}}}' for hashes, load in SHARES)}}}\n"
 
 
+def text(part: str) -> str:
+    """One of the files it is made of."""
+    return (FOLDER / f"{part}.lua").read_text()
+
+
+def maker(name: str, more: str = "") -> str:
+    """An algorithm, and what is added to it, as a function that makes it."""
+    before = shares() if name == "producer_ids" else ""
+    return f"local function make_{name}()\n{before}{text(name)}{more}return {name}\nend\n"
+
+
 def assemble() -> str:
     """The whole script."""
-    parts = ("call", *ALGORITHMS, "order", "decide")
-    texts = {part: (FOLDER / f"{part}.lua").read_text() for part in parts}
-    texts["call"] = numbers() + texts["call"]
-    texts["producer_ids"] = shares() + texts["producer_ids"]
-    for name in ALGORITHMS:
-        texts[name] = f"local function make_{name}()\n{texts[name]}return {name}\nend\n"
-    return "\n".join(texts.values())
+    return "\n".join([numbers() + text("call"), *map(maker, ALGORITHMS), text("order"), text("decide")])
 
 
 SCRIPT: Final = assemble()
 
 FORGET: Final = (
     numbers()
-    + (FOLDER / "order.lua").read_text()
+    + text("order")
     + """
 for i = 1, #KEYS - 1 do redis.call('DEL', KEYS[i]) end
 return string.format('%.0f', next_order(KEYS[#KEYS]))
