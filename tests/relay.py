@@ -67,7 +67,8 @@ class Relay:
         serving.add_done_callback(self._serving.discard)
         self.connections += 1
         async with _closing(writer):
-            with contextlib.suppress(OSError):  # the store is not there, or one of them went away
+            # The store is not there, or one of them went away; or it stops, which Python 3.11 would log.
+            with contextlib.suppress(OSError, asyncio.CancelledError):
                 from_store, to_store = await asyncio.open_unix_connection(str(self.store))
                 async with _closing(to_store):
                     ends = (self._pass_on(reader, to_store), self._pass_back(from_store, writer))

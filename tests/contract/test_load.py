@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -69,12 +70,20 @@ class LoadMachine(Machine):
         begun=st.integers(0, 10_000),
     )
     def load_some_ids(self, principal: str, first: int, ages: list[int], begun: int) -> None:
+        self._load_ids(principal, (IDS[first:] + IDS)[: len(ages)], ages, begun)
+
+    @rule(principal=st.sampled_from(("a", "b")), age=st.integers(0, 500))
+    def load_more_ids_than_there_is_room_for(self, principal: str, age: int) -> None:
+        """Recent ones, so that none is of no account any more."""
+        chosen = IDS[: self.max_ids + 10]
+        self._load_ids(principal, chosen, [age] * len(chosen), begun=0)
+
+    def _load_ids(self, principal: str, chosen: Sequence[int | str], ages: Sequence[int], begun: int) -> None:
         found = self._applied("producer_ids_rate", principal)
         if found is None:
             return
         bucket, now = self._bucket_of(found)
         layers = found.quota.layers
-        chosen = (IDS[first:] + IDS)[: len(ages)]
         ids = [
             WrittenId(
                 spread(digest(SECRET, principal, id_)), now - age, now - age - begun % layers.interval_ms
@@ -94,15 +103,16 @@ class LoadMachine(Machine):
         charges=st.dictionaries(
             st.integers(0, 4_500), st.sampled_from((1, 1, 2, 3, 30)), min_size=1, max_size=20
         ),
+        most=st.sampled_from((1, 30)),
         close=st.booleans(),
     )
-    def load_some_charges(self, principal: str, charges: dict[int, int], close: bool) -> None:
+    def load_some_charges(self, principal: str, charges: dict[int, int], most: int, close: bool) -> None:
         found = self._applied("producer_ids_rate", principal)
         if found is None:
             return
         bucket, now = self._bucket_of(found)
         assert isinstance(bucket, IdsBucket)
-        wanted = {now - age: n for age, n in charges.items()}
+        wanted = {now - age: min(n, most) for age, n in charges.items()}
         if close:  # to what is there already
             wanted |= {
                 at + more: 2 for at in bucket.state.charges[-10:] for more in (0, -1) if at + more <= now
@@ -227,7 +237,7 @@ def test_a_load_does_what_the_plain_form_says(kind: str) -> None:
     """Beside decisions of every kind, which agree before and after."""
     met: Counter[str] = Counter()
     with running(kind) as url:
-        while met["steps"] < 1_500 or (rare(met) and met["steps"] < 12_000):
+        while met["steps"] < 1_500 or (rare(met) and met["steps"] < 40_000):
             met += run(url, examples=50)
     say(f"{kind}: {met['steps']:,} steps", {name: met[name] for name in MUST_MEET})
     assert rare(met) == {}

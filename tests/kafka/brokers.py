@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,20 +220,21 @@ def _secured(home: Path, authority: Authority) -> dict[str, object]:
 def _format(brokers: Mapping[int, Broker]) -> None:
     """Give every broker's folders the cluster's id, all at once: each takes a JVM."""
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    formatting = []
+    commands = []
     for broker in brokers.values():
         how = "--standalone" if broker.number == 1 else "--no-initial-controllers"
-        arguments = ("format", how, "-t", cluster_id, "-c", str(broker.properties))
-        formatting.append(
-            subprocess.Popen(
-                tool.command("kafka.tools.StorageTool", *arguments),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
+        # With "=", for one id in 64 begins with a dash, and would be taken for an option.
+        arguments = ("format", how, f"--cluster-id={cluster_id}", "-c", str(broker.properties))
+        commands.append(tool.command("kafka.tools.StorageTool", *arguments))
+
+    def run(command: Sequence[str]) -> None:
+        ended = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=START_WITHIN_S, check=False
         )
-    for one in formatting:
-        said, _ = one.communicate(timeout=START_WITHIN_S)
-        assert one.returncode == 0, said.decode()
+        assert ended.returncode == 0, ended.stdout.decode()
+
+    with ThreadPoolExecutor(len(commands)) as pool:
+        list(pool.map(run, commands))
 
 
 def _known(cluster: Cluster) -> set[int]:

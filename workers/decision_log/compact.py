@@ -29,6 +29,7 @@ from workers.decision_log.schema import (
     footer,
     partition,
     readable,
+    texts_of,
 )
 
 MERGED: Final = "merged-"
@@ -99,8 +100,10 @@ class Compactor:
         if len(whole) < 2:
             return []
         held: set[str] = set()
+        known: set[str] = set()
         for file in whole:
-            if file.base_name.startswith(MERGED) and (names := self._holds(file)):
+            if file.base_name.startswith(MERGED) and (names := self._holds(file)) is not None:
+                known.add(file.base_name)
                 held |= names
                 for source in whole:
                     if source.base_name in names and self._stayed(file, now_ms):
@@ -108,7 +111,9 @@ class Compactor:
         return [
             file
             for file in whole
-            if file.base_name not in held and file.size < self._large and self._holds(file) is not None
+            if file.base_name not in held
+            and file.size < self._large
+            and (file.base_name in known or self._holds(file) is not None)
         ]
 
     def _groups(self, files: Sequence[fs.FileInfo]) -> Iterator[list[fs.FileInfo]]:
@@ -148,13 +153,7 @@ def held_by(path: str, said: pq.FileMetaData) -> set[str]:
     Raises:
         BadFile: what it says are no names.
     """
-    try:
-        names = json.loads((said.metadata or {}).get(HOLDS, b"[]"))
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadFile(path, f"metadata {HOLDS.decode()}: must be the names of files, as JSON")
-    return set(names)
+    return set(texts_of(path, said.metadata, HOLDS, "the names of files"))
 
 
 def merge(folder: Folder, inside: str, files: Sequence[fs.FileInfo]) -> None:

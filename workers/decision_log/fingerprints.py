@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from workers.decision_log.schema import BadFile
+from workers.decision_log.schema import texts_of
 
 KEY: Final = b"quotagate.secrets"
 """Under this key of a file's metadata stand the fingerprints, as JSON; older files do not say any."""
@@ -28,10 +28,4 @@ def secrets_of(path: str, metadata: Mapping[bytes, bytes] | None) -> frozenset[s
     Raises:
         BadFile: what stands there are none.
     """
-    try:
-        said = json.loads((metadata or {}).get(KEY, b"[]"))
-    except ValueError:
-        said = None
-    if not isinstance(said, list) or not all(isinstance(each, str) for each in said):
-        raise BadFile(path, f"metadata {KEY.decode()}: must be fingerprints of secrets, as JSON")
-    return frozenset(said)
+    return frozenset(texts_of(path, metadata, KEY, "fingerprints of secrets"))

@@ -10,8 +10,9 @@ again: rows with the same ``IDENTITY`` are one row.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -120,6 +121,21 @@ class BadFile(ValueError):
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {' '.join(why.split())}")
         self.path = path
+
+
+def texts_of(path: str, metadata: Mapping[bytes, bytes] | None, key: bytes, what: str) -> list[str]:
+    """The texts that a file's metadata has under a key, as JSON; none where it has no such key.
+
+    Raises:
+        BadFile: something else stands there.
+    """
+    try:
+        said = json.loads((metadata or {}).get(key, b"[]"))
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, list) or not all(isinstance(each, str) for each in said):
+        raise BadFile(path, f"metadata {key.decode()}: must be {what}, as JSON")
+    return said
 
 
 def partition(at_ms: int) -> str:

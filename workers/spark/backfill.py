@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     history.add_argument(
         "--window-ms",
         type=int,
-        default=int(os.environ.get("QUOTAGATE_PRODUCER_ID_WINDOW_MS", "3600000")),
+        default=os.environ.get("QUOTAGATE_PRODUCER_ID_WINDOW_MS", "3600000"),
         help="of the quota that will count the ids; default: QUOTAGATE_PRODUCER_ID_WINDOW_MS, %(default)s",
     )
     history.add_argument(
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-ids",
         type=int,
-        default=int(os.environ.get("QUOTAGATE_MAX_IDS_PER_PRINCIPAL", "1000000")),
+        default=os.environ.get("QUOTAGATE_MAX_IDS_PER_PRINCIPAL", "1000000"),
         help="ids remembered for a principal; default: QUOTAGATE_MAX_IDS_PER_PRINCIPAL, %(default)s",
     )
 
@@ -138,8 +138,8 @@ def backfill(
 def layers_of(text: str, window_ms: int) -> Layers:
     """The layers of a name, or of two numbers.
 
-    >>> layers_of("300/900", 900)
-    Layers(interval_ms=300, ttl_ms=900, policy=None)
+    >>> layers_of("300000/900000", 900_000)
+    Layers(interval_ms=300000, ttl_ms=900000, policy=None)
 
     Raises:
         WrongUse: there are none such.

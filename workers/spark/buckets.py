@@ -13,34 +13,6 @@ from pyspark.sql import functions as f
 from app.domain.decision import BYTE_RATES
 from app.domain.quota import Layers, Quota
 
-VERDICT_COLUMNS: Final = (
-    "quota",
-    "bucket",
-    "entity",
-    "limit",
-    "algorithm",
-    "enforcement",
-    "shadow",
-    "scope",
-    "samples",
-    "sample_ms",
-    "burst",
-    "window_ms",
-    "interval_ms",
-    "ttl_ms",
-    "epoch",
-    "usage",
-    "outcome",
-    "throttle_ms",
-    "observed",
-    "remaining",
-    "reason",
-    "correction",
-    "charged_ids",
-    "refreshed_ids",
-)
-"""What is taken of a verdict as it stands there."""
-
 _LARGE: Final = 4_096
 
 
@@ -94,6 +66,9 @@ class Asked(NamedTuple):
         return _quota(self.quota, *said)
 
 
+_IDS: Final = Asked._fields.index("ids")
+VERDICT_COLUMNS: Final = Asked._fields[_IDS + 1 :]
+"""What is taken of a verdict as it stands there."""
 _FIRST_OF_QUOTA: Final = Asked._fields.index("limit")
 _PAST_QUOTA: Final = Asked._fields.index("usage")
 
@@ -152,7 +127,7 @@ def by_bucket(rows: DataFrame, partitions: int | None = None) -> DataFrame:
     )
     counts_ids = verdict["algorithm"] == "producer_ids"
     columns: dict[str, Column] = {
-        **{name: f.col(name) for name in Asked._fields[1:8]},
+        **{name: f.col(name) for name in Asked._fields[1:_IDS]},
         "ids": f.when(counts_ids, f.col("all_ids")),
         **{name: verdict[name] for name in VERDICT_COLUMNS},
     }

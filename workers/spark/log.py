@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from app.place import NoPlace, Place
 from workers.decision_log.schema import (
     HOUR_MS,
     IDENTITY,
@@ -146,10 +147,11 @@ def each_once(found: DataFrame) -> DataFrame:
 def _checked(url: str, period: Period, look: Look | None = None) -> list[str]:
     """The files of a period, once each is known to be one of this version with every column."""
     filesystem, root = place_of(url)
+    name = name_of(url)
     for attempt in range(RETRIES):
         files, hours = _listed(filesystem, root, period)
         if not files:
-            raise Refused(_nothing(url, period, hours))
+            raise Refused(_nothing(name, period, hours))
         try:
             held = 0
             with ThreadPoolExecutor(READERS) as pool:
@@ -161,12 +163,12 @@ def _checked(url: str, period: Period, look: Look | None = None) -> list[str]:
                     held += about.num_rows
         except FileNotFoundError as gone:
             if attempt == RETRIES - 1:
-                raise Refused(f"{url}: files vanish while they are read: {gone}") from None
+                raise Refused(f"{name}: files vanish while they are read: {gone}") from None
             continue
         except BadFile as bad:
             raise Refused(str(bad)) from None
         if not held:
-            raise Refused(_nothing(url, period, hours))
+            raise Refused(_nothing(name, period, hours))
         return files
     raise AssertionError("the last attempt returns or raises")
 
@@ -200,22 +202,34 @@ def _listed(filesystem: fs.FileSystem, root: str, period: Period) -> tuple[list[
     return files, sorted(set(hours.values()))
 
 
-def _nothing(url: str, period: Period, hours: Sequence[int]) -> str:
+def _nothing(name: str, period: Period, hours: Sequence[int]) -> str:
     if not hours:
-        return f"{url}: holds no decision log: there is no file such as date=2026-11-21/hour=10/....parquet"
+        return f"{name}: holds no decision log: there is no file such as date=2026-11-21/hour=10/....parquet"
     held = f"it holds hours {spelled(hours[0])[:13]} to {spelled(hours[-1])[:13]} UTC"
-    return f"{url}: no row in the period {period}; {held}"
+    return f"{name}: no row in the period {period}; {held}"
 
 
 def place_of(url: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem and the path there of a URL, or of a path of this machine."""
+    """The filesystem and the path there of a URL, or of a path of this machine.
+
+    Raises:
+        Refused: it is none; what the URL keeps secret is not told.
+    """
+    if "://" not in url:
+        return fs.LocalFileSystem(), str(Path(url).resolve())
     try:
-        if "://" in url:
-            found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(url)
-            return found
-    except (ValueError, OSError, pa.ArrowException) as error:
-        raise Refused(f"{url}: {' '.join(str(error).split())}") from None
-    return fs.LocalFileSystem(), str(Path(url).resolve())
+        place = Place(url)
+    except NoPlace as error:
+        raise Refused(f"{url.partition('://')[0]}://...: {error}") from None
+    try:
+        return place.open()
+    except (NoPlace, OSError) as error:
+        raise Refused(f"{place.name}: {place.told(error)}") from None
+
+
+def name_of(url: str) -> str:
+    """What to call the place of a log, without what its URL keeps secret."""
+    return Place(url).name if "://" in url else url
 
 
 def literal(path: str) -> str:

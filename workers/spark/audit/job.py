@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-ids",
         type=int,
-        default=int(os.environ.get("QUOTAGATE_MAX_IDS_PER_PRINCIPAL", "1000000")),
+        default=os.environ.get("QUOTAGATE_MAX_IDS_PER_PRINCIPAL", "1000000"),
         help="ids remembered for a principal; default: QUOTAGATE_MAX_IDS_PER_PRINCIPAL, %(default)s",
     )
     parser.add_argument(
@@ -122,14 +122,14 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     from pyspark import StorageLevel  # noqa: PLC0415
     from pyspark.sql import functions as f  # noqa: PLC0415
 
-    from app.place import Place  # noqa: PLC0415
     from workers.spark import log  # noqa: PLC0415
     from workers.spark.audit import frames, limits, missing, page  # noqa: PLC0415
 
     lead_in = None if period.from_ms is None else period.from_ms - round(arguments.lead_in * HOUR_MS)
     everything = log.read(spark, arguments.log, log.Period(lead_in, period.to_ms))
     rows = everything if period.from_ms is None else everything.where(f.col("at_ms") >= period.from_ms)
-    about = _checked(rows, everything, arguments.log, period)
+    name = log.name_of(arguments.log)
+    about = _checked(rows, everything, name, period)
     lacks = _missing(spark, arguments.log, everything, period)
     is_whole = period.from_ms is None and not lacks.beginning
     rules = _rules(arguments, everything, period.from_ms, is_whole=is_whole and not arguments.older)
@@ -162,7 +162,7 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     report["slice_ms"] = slice_ms
     report["over_time"] = [row.asDict() for row in frames.over_time(rows, slice_ms).collect()]
     report |= {
-        "log": Place(arguments.log).name,
+        "log": name,
         "is_whole": rules.is_whole,
         "max_ids": rules.max_ids,
         "combine_delays": arguments.combine_delays,
@@ -185,7 +185,7 @@ def judged(everything: DataFrame, rows: DataFrame, rules: Rules) -> DataFrame:
     return verdicts.unionByName(combined, allowMissingColumns=True)
 
 
-def _checked(rows: DataFrame, everything: DataFrame, url: str, period: Period) -> dict[str, Any]:
+def _checked(rows: DataFrame, everything: DataFrame, name: str, period: Period) -> dict[str, Any]:
     """How much there is to judge; refuses a log that does not hold every decision."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
@@ -207,11 +207,11 @@ def _checked(rows: DataFrame, everything: DataFrame, url: str, period: Period) -
     none_admitted = about["from_store"] and not about["admitted"]
     if about["apart"] or (none_admitted and _leaves_out(everything)):
         raise WrongUse(
-            f"{url}: the audit needs every decision, a log of QUOTAGATE_LOG=all; this one, {period}, "
+            f"{name}: the audit needs every decision, a log of QUOTAGATE_LOG=all; this one, {period}, "
             "leaves out asks that were admitted, as QUOTAGATE_LOG=denied does"
         )
     if not about["asks"]:
-        raise Refused(f"{url}: no decision in the period {period}")
+        raise Refused(f"{name}: no decision in the period {period}")
     return about.asDict()
 
 
