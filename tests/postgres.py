@@ -16,6 +16,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from tests.programs import lives
+
 NOBODY = 65_534
 START_S = 30
 
@@ -89,7 +91,7 @@ class Postgres:
         assert self._server is not None
         self._server.wait(START_S)
         until = time.monotonic() + START_S
-        while any(_lives(pid) for pid in family):
+        while any(lives(pid) for pid in family):
             assert time.monotonic() < until, "PostgreSQL's programs outlive their kill"
             time.sleep(0.01)  # between two looks at the condition that is waited for
 
@@ -126,14 +128,6 @@ class Postgres:
         )
         if done.returncode:
             raise RuntimeError(f"{program} failed: {done.stderr.decode()}")
-
-
-def _lives(pid: int) -> bool:
-    """Whether a program still runs; one that ended and that nobody has asked after does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def started() -> Postgres:

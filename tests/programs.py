@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any, Final
 
 END_WITHIN_S: Final = 60.0
@@ -18,6 +19,14 @@ def end(process: subprocess.Popen[Any], within_s: float = END_WITHIN_S) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def lives(pid: int) -> bool:
+    """Whether a program still runs; one that ended and that nobody has asked after does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class Program:

@@ -63,7 +63,7 @@ async def work(settings: Settings) -> None:
 def _parts(settings: Settings, stop: asyncio.Event) -> dict[str, Coroutine[Any, Any, None]]:
     """The parts that have something to do."""
     parts = {}
-    if settings.volume_source == "kafka" and settings.volume_check_interval:
+    if volume_rules(settings).source == "kafka":
         if settings.clock == "store":
             parts["volumes"] = _observe(settings, stop)
         else:

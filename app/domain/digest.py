@@ -24,6 +24,17 @@ def as_id(text: str) -> int | str:
     return number if DECIMAL.fullmatch(text) and (number := int(text)) in INT64 else text
 
 
+def secret_of(text: str) -> bytes:
+    """The deployment secret that a setting spells.
+
+    Raises:
+        ValueError: it spells none.
+    """
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        raise ValueError("must be 32 bytes, written as 64 hexadecimal digits")
+    return bytes.fromhex(text)
+
+
 def digest(secret: bytes, principal: str, producer_id: int | str) -> bytes:
     """Eight bytes that nobody without the secret can aim: Murmur alone is open to crafted collisions.
 

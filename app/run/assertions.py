@@ -100,26 +100,25 @@ class Folder:
             self._check_rows(where, batch)
 
     def _check_rows(self, where: str, batch: pa.RecordBatch) -> None:
-        wrong: dict[str, tuple[pa.Array, str]] = {
-            name: (pc.is_null(batch.column(name)), "is null")
-            for name, (_, may_be_null) in COLUMNS.items()
-            if not may_be_null
-        }
+        for field, found, why in self._wrong(batch):
+            if pc.any(found).as_py():
+                row = batch.filter(found).slice(0, 1).to_pylist()[0]
+                raise BadAssertions(f"{where}: column {field}: {why}, in {row}")
+
+    def _wrong(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array, str]]:
+        """For each rule the field, the rows that break it, and what is wrong with them."""
+        for name, (_, may_be_null) in COLUMNS.items():
+            if not may_be_null:
+                yield name, pc.is_null(batch.column(name)), "is null"
         kind = batch.column("kind")
         known = pc.is_in(kind, value_set=pa.array(KINDS))
-        wrong["kind "] = pc.invert(known), f"must be {', '.join(KINDS[:-1])} or {KINDS[-1]}"
-        wrong["at_ms "] = (
-            pc.greater(batch.column("at_ms"), self.at_ms),
-            f"is after the moment that {MANIFEST} names",
-        )
+        yield "kind", pc.invert(known), f"must be {', '.join(KINDS[:-1])} or {KINDS[-1]}"
+        late = pc.greater(batch.column("at_ms"), self.at_ms)
+        yield "at_ms", late, f"is after the moment that {MANIFEST} names"
         for name, fields in NEEDED.items():
             for field in fields:
                 missing = pc.and_(pc.equal(kind, name), pc.is_null(batch.column(field)))
-                wrong[f"{field} of {name}"] = missing, f"is null, and needed by kind {name}"
-        for field, (found, why) in wrong.items():
-            if pc.any(found).as_py():
-                row = batch.filter(found).slice(0, 1).to_pylist()[0]
-                raise BadAssertions(f"{where}: column {field.split()[0]}: {why}, in {row}")
+                yield field, missing, f"is null, and needed by kind {name}"
 
     def _batches(self, file: str) -> Iterator[pa.RecordBatch]:
         where = f"{self.path}/{file}"

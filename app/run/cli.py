@@ -26,15 +26,12 @@ from app.run.commands import (
 )
 from app.run.commands.decide import decide
 from app.run.commands.generate import generate
+from app.run.commands.options import EnvFile
 from app.run.commands.spark import spark
 from app.run.errors import CannotRun
 
 if TYPE_CHECKING:
     from app.run.settings import Settings
-
-EnvFile = Annotated[
-    Path | None, typer.Option(help="Read settings from this file instead of .env; the environment wins.")
-]
 
 cli = typer.Typer(
     help="Cluster-wide quota decisions over HTTP: may this work go ahead, or must it wait N milliseconds?",

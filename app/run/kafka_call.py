@@ -58,7 +58,7 @@ def ask(server: str, configuration: Mapping[str, Any], questions: Sequence[Any],
         manager.close()
         net.close()
     if not in_time:
-        raise Unanswered(_late(within_s))
+        raise Unanswered(late(within_s))
     if answer.exception is None:
         return answer.value
     # Whatever the library stumbled over is this broker's trouble alone.
@@ -111,14 +111,15 @@ def _left(ends: float) -> float:
     return max(0.001, ends - time.monotonic())
 
 
-def _late(within_s: float) -> str:
+def late(within_s: float) -> str:
+    """Why an ask has no answer whose time is over."""
     return f"no answer within {within_s:.1f} s"
 
 
 def _why(error: Exception, within_s: float) -> str:
     """In a few words, and never with what was sent."""
     if isinstance(error, errors.RequestTimedOutError | errors.KafkaTimeoutError | TimeoutError):
-        return _late(within_s)
+        return late(within_s)
     if isinstance(error, OSError):
         return f"no connection: {error.strerror or error}"
     text = " ".join(str(argument) for argument in error.args) or type(error).__name__

@@ -77,6 +77,15 @@ def servers(bootstrap: str) -> list[str]:
     return found
 
 
+def address(host: str, port: int) -> str:
+    """A broker's `host:port`, an IPv6 address in brackets.
+
+    >>> address("kafka-1", 9092), address("::1", 9092)
+    ('kafka-1:9092', '[::1]:9092')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def quiet() -> None:
     """Keep kafka-python's account of every connection out of the log; whoever asks says what went wrong."""
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

@@ -129,7 +129,9 @@ def _cluster(
             continue
         found = sorted(answer.brokers, key=lambda broker: broker.node_id)
         if found:
-            return server, {str(broker.node_id): _address(broker.host, broker.port) for broker in found}
+            return server, {
+                str(broker.node_id): kafka_client.address(broker.host, broker.port) for broker in found
+            }
         refused.append(f"{server}: names no active broker")
     raise CannotAsk("\n".join(refused))
 
@@ -194,10 +196,6 @@ def _granted(server: str, answer: Any) -> None:
     said = answer.error_message or getattr(error, "message", "") or error.__name__
     hint = "\n  The login needs DescribeConfigs on the cluster." if answer.error_code in _MAY_NOT else ""
     raise CannotAsk(f"{server}: {said}{hint}")
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _left(ends: float) -> float:

@@ -10,7 +10,7 @@ import structlog
 from structlog.typing import EventDict
 
 
-def configure() -> None:
+def configure(level: int = logging.INFO) -> None:
     """Send structlog and the standard library's loggers (uvicorn, Alembic) through one renderer."""
     before: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -38,7 +38,7 @@ def configure() -> None:
     )
     root = logging.getLogger()
     root.handlers = [output]
-    root.setLevel(logging.INFO)
+    root.setLevel(level)
     # httpx tells of every request, and the supervisor asks for readiness in a loop.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)

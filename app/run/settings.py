@@ -24,12 +24,12 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app.domain.digest import secret_of
 from app.run import kafka_client
 from app.run.errors import SettingsRefused
 
 PREFIX: Final = "QUOTAGATE_"
 ENV_FILE: Final = Path(".env")
-KAFKA_PREFIX: Final = f"{PREFIX}KAFKA_"
 
 CLIENT_VARIABLES: Final = frozenset({f"{PREFIX}URL", f"{PREFIX}KEY"})
 """Read by the commands that talk to a running Quotagate; the program itself has no use for them."""
@@ -73,17 +73,15 @@ def _of_scheme(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _hex_secret(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(r"[0-9a-fA-F]{64}", value):
-        raise ValueError("must be 32 bytes, written as 64 hexadecimal digits")
-    return bytes.fromhex(value) if isinstance(value, str) else value
+def _secret(value: Any) -> Any:
+    return secret_of(value) if isinstance(value, str) else value
 
 
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_networks)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 Header = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 Duration = Annotated[timedelta, BeforeValidator(_iso_duration), Field(ge=timedelta(0))]
-HashSecret = Annotated[bytes, BeforeValidator(_hex_secret)]
+HashSecret = Annotated[bytes, BeforeValidator(_secret)]
 RedisUrl = Annotated[str, _of_scheme("redis", "rediss", "unix")]
 DatabaseUrl = Annotated[str, _of_scheme("sqlite", "postgresql")]
 
@@ -226,9 +224,9 @@ class Settings(BaseSettings):
                 f"{PREFIX}VOLUME_VALIDITY: must not be shorter than {PREFIX}VOLUME_CHECK_INTERVAL, "
                 "or a factor ends before the next observation is due"
             )
-        if self.volume_source == "kafka" and not self.kafka_bootstrap:
-            raise ValueError(f"{PREFIX}KAFKA_BOOTSTRAP: is needed by {PREFIX}VOLUME_SOURCE=kafka")
-        if self.volume_source == "kafka" and self.kafka_bootstrap:
+        if self.volume_source == "kafka":
+            if not self.kafka_bootstrap:
+                raise ValueError(f"{kafka_client.BOOTSTRAP}: is needed by {PREFIX}VOLUME_SOURCE=kafka")
             kafka_client.servers(self.kafka_bootstrap)
             kafka_client.check(self.kafka)
         return self
@@ -260,9 +258,9 @@ def kafka_properties(env_file: Path | None = None) -> dict[str, str]:
     """What the environment and `env_file` say to the Kafka client, by names such as `security_protocol`."""
     variables = {**_ours(_file(env_file or ENV_FILE)), **_ours(os.environ)}
     return {
-        name.removeprefix(KAFKA_PREFIX).lower(): value
+        name.removeprefix(kafka_client.PREFIX).lower(): value
         for name, value in variables.items()
-        if name.startswith(KAFKA_PREFIX) and name != f"{KAFKA_PREFIX}BOOTSTRAP"
+        if name.startswith(kafka_client.PREFIX) and name != kafka_client.BOOTSTRAP
     }
 
 
@@ -270,7 +268,7 @@ def unknown_variables(env_file: Path | None = None) -> list[str]:
     """`QUOTAGATE_*` names that nothing reads: most likely a typo, whose author believes it is in force."""
     known = CLIENT_VARIABLES | {PREFIX + name.upper() for name in Settings.model_fields}
     given = _ours(_file(env_file or ENV_FILE)) | _ours(os.environ)
-    return sorted(name for name in given if name not in known and not name.startswith(KAFKA_PREFIX))
+    return sorted(name for name in given if name not in known and not name.startswith(kafka_client.PREFIX))
 
 
 def _file(path: Path) -> Mapping[str, str | None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,23 +16,14 @@ from tests.decision_log import worker
 from tests.decision_log.batches import Node
 from tests.decision_log.conftest import eventually, known, leave, written
 from tests.decision_log.test_worker import AT_ONCE, drained
+from tests.disks import mounted
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small disk of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk (tmpfs) that really fills up")
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"a small disk (tmpfs) cannot be mounted here: {done.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "disk", 1024 * 1024) as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 async def standing(url: str) -> decision_log_standing.LogStanding:

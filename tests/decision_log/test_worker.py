@@ -145,10 +145,12 @@ def test_what_an_older_worker_kept_aside_is_taken_up(shared, client, folder):
     aside.mkdir(parents=True)
     (aside / "1795258243484-0.batch").write_bytes(packed(batch))
     (aside / "1795258243484-1.batch").write_bytes(packed(replace(batch, version=2)))
+    cut_short = aside / "_1795258243484-2.batch"  # its writer was killed, and the stream has it still
+    cut_short.write_bytes(packed(Node().batch()))
     with worker.inside(shared, folder):
-        eventually(lambda: files(folder) and len(list(aside.iterdir())) == 1)
+        eventually(lambda: files(folder) and len(list(aside.iterdir())) == 2)
     assert written(folder) == known([batch])
-    assert [file.name for file in aside.iterdir()] == ["1795258243484-1.batch"]
+    assert {file.name for file in aside.iterdir()} == {"1795258243484-1.batch", cut_short.name}
 
 
 def test_one_leads_and_another_takes_over_when_it_is_killed(shared, client, folder):

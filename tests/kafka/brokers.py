@@ -21,8 +21,9 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from app.run import tether
+from tests import disks
 from tests.authority import Authority
-from tests.kafka import disks, tool
+from tests.kafka import tool
 from tests.programs import Program
 from tests.service import eventually
 from tests.tools import need

@@ -62,6 +62,35 @@ def test_wrong_use(arguments: tuple[str, ...], says: str, tmp_path: Path):
     assert says in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("job", "name", "value", "says"),
+    [
+        ("audit", "COMBINE_DELAYS", "sum", "--combine-delays: must be max or sequential"),
+        ("audit", "MAX_IDS_PER_PRINCIPAL", "many", "--max-ids: 'many' must be a whole number above 0"),
+        ("backfill", "MAX_IDS_PER_PRINCIPAL", "-1", "--max-ids: '-1' must be a whole number above 0"),
+        ("backfill", "PRODUCER_ID_WINDOW_MS", "1h", "--window-ms: invalid int value: '1h'"),
+        ("backfill", "PRODUCER_ID_LAYERS", "thick", "--layers: 'thick' must be one of layered"),
+        ("backfill", "HASH_SECRET", "abc", "QUOTAGATE_HASH_SECRET: must be 32 bytes, written as 64 "),
+    ],
+)
+def test_what_spark_submit_finds_in_the_environment_is_looked_at(
+    job: str,
+    name: str,
+    value: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """`quotagate spark` has read the settings; a cluster's own programs have not."""
+    monkeypatch.setenv(f"QUOTAGATE_{name}", value)
+    try:
+        code: object = main([job, "--log", "nowhere", "--out", "x"])
+    except SystemExit as ended:  # argparse's way
+        code = ended.code
+    assert code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_setting_that_cannot_be_is_refused_by_its_name(tmp_path: Path):
     done = quotagate("audit", "--out", "x", cwd=tmp_path, QUOTAGATE_LOG="some")
     assert done.returncode == 1

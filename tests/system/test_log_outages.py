@@ -23,7 +23,7 @@ from tests import object_store
 from tests.decision_log import worker
 from tests.decision_log.batches import Node
 from tests.decision_log.conftest import leave
-from tests.kafka.disks import mounted
+from tests.disks import mounted
 from tests.logged import Logged, definitions, two_nodes
 from tests.service import eventually
 from workers.decision_log.read import read

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from app.store.decision_log import Batch
 from workers.decision_log.flush import UNREADABLE, Flush, read
-from workers.decision_log.folder import Folder
+from workers.decision_log.folder import ASIDE, Folder
 from workers.decision_log.stream import Entry
 
 
@@ -19,6 +19,8 @@ def take_up(folder: Folder) -> int:
     """
     taken = 0
     for file in folder.files(UNREADABLE):
+        if file.base_name.startswith(ASIDE):
+            continue  # cut short as it was kept, so that the stream has it still
         id_ = PurePosixPath(file.base_name).stem
         entry = Entry(id_.encode(), folder.read(file.path), 0)
         if isinstance(read(entry), Batch):

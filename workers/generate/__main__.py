@@ -11,6 +11,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from app.domain.digest import secret_of
 from workers.generate.drive import Drive, DriveFailedError, write_truth
 from workers.generate.progress import bar
 from workers.generate.traffic import GENERATIONS, Traffic
@@ -191,12 +192,9 @@ def _secret(seed: int) -> bytes:
     if not given:
         return hashlib.blake2b(f"generated {seed}".encode(), digest_size=32).digest()
     try:
-        secret = bytes.fromhex(given)
-    except ValueError:
-        secret = b""
-    if len(secret) != 32:
-        _fail(f"{HASHED_WITH}: must be 32 bytes in hex")
-    return secret
+        return secret_of(given)
+    except ValueError as wrong:
+        _fail(f"{HASHED_WITH}: {wrong}")
 
 
 def _fail(why: str) -> NoReturn:

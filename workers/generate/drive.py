@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Final, Protocol
 import httpx
 
 from workers.generate import quotas
+from workers.generate.aside import written_aside
 from workers.generate.traffic import LISTENER, Event, Traffic
 from workers.generate.truth import Truth, write_totals
 
@@ -66,31 +66,26 @@ def write_truth(
     Raises:
         DriveFailedError: the quotas could not be set, or the truth not be written.
     """
-    aside = truth.with_name(f"_{truth.name}.writing")
     try:
-        aside.mkdir(parents=True)
-        driven = _Driven(order, Truth(aside / "uses-0.parquet", digests=False), progress)
-        began_ms = _now_ms()
-        asyncio.run(driven.run())
-        driven.truth.close()
-        said = {
-            "seed": order.traffic.seed,
-            "events": order.traffic.events,
-            "from_ms": began_ms,
-            "to_ms": _now_ms(),
-            "quotas": quotas.DEFINITIONS,
-            "retries": driven.asked_again,
-            "sources": driven.sources,
-            "failed": driven.failed,
-            "failures": driven.failures,
-        }
-        totals = write_totals(aside, said, [driven.truth.sums])
-        aside.rename(truth)
+        with written_aside(truth) as (aside,):
+            driven = _Driven(order, Truth(aside / "uses-0.parquet", digests=False), progress)
+            began_ms = _now_ms()
+            asyncio.run(driven.run())
+            driven.truth.close()
+            said = {
+                "seed": order.traffic.seed,
+                "events": order.traffic.events,
+                "from_ms": began_ms,
+                "to_ms": _now_ms(),
+                "quotas": quotas.DEFINITIONS,
+                "retries": driven.asked_again,
+                "sources": driven.sources,
+                "failed": driven.failed,
+                "failures": driven.failures,
+            }
+            return write_totals(aside, said, [driven.truth.sums])
     except OSError as error:
         raise DriveFailedError(str(error)) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return totals
 
 
 class Posts(Protocol):

@@ -7,7 +7,6 @@ them the connections. The folders appear whole, at the end.
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from app.domain.digest import fingerprint
 from workers.decision_log.fingerprints import with_secrets
 from workers.decision_log.schema import HOUR_MS, SCHEMA, partition
 from workers.generate import quotas
+from workers.generate.aside import written_aside
 from workers.generate.columns import Columns
 from workers.generate.judge import Decided, Judge
 from workers.generate.traffic import Event, Traffic
@@ -64,31 +64,20 @@ def write_log(
     Raises:
         WriteFailedError: nothing is left behind then.
     """
-    aside = [folder.with_name(f"_{folder.name}.writing") for folder in (log, truth)]
+    said = {
+        "seed": order.traffic.seed,
+        "events": order.traffic.events,
+        "from_ms": order.start_ms,
+        "to_ms": order.start_ms + order.traffic.length_ms,
+        "quotas": quotas.DEFINITIONS,
+    }
     try:
-        for folder in aside:
-            folder.mkdir(parents=True)
-    except OSError as error:
-        raise WriteFailedError(f"{folder}: {error.strerror or error}") from None
-    try:
-        sums = _write_all(order, aside[0], aside[1], progress)
-        _write_quotas(order, aside[0])
-        said = {
-            "seed": order.traffic.seed,
-            "events": order.traffic.events,
-            "from_ms": order.start_ms,
-            "to_ms": order.start_ms + order.traffic.length_ms,
-            "quotas": quotas.DEFINITIONS,
-        }
-        totals = write_totals(aside[1], said, sums)
-        for written, folder in zip(aside, (log, truth), strict=True):
-            written.rename(folder)
+        with written_aside(log, truth) as (rows, uses):
+            sums = _write_all(order, rows, uses, progress)
+            _write_quotas(order, rows)
+            return write_totals(uses, said, sums)
     except OSError as error:
         raise WriteFailedError(str(error)) from None
-    finally:
-        for folder in aside:
-            shutil.rmtree(folder, ignore_errors=True)
-    return totals
 
 
 def _write_all(order: Order, log: Path, truth: Path, progress: Callable[[int], None]) -> list[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -48,12 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = jobs.add_parser(
             name, help=says, description=says, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        about.add_argument(
-            "--master",
-            help="where to run: spark://..., k8s://..., yarn; default: spark-submit's, else local[*]",
-        )
-        about.add_argument("--memory", default="2g", help="of the Java on this machine; default: %(default)s")
-        about.add_argument("--java", default="", metavar="OPTIONS", help="further options of that Java")
+        _add_arguments(about)
         job.add_arguments(about)
         about.set_defaults(run=job.run)
     arguments = parser.parse_args(argv)
@@ -69,6 +65,32 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"quotagate: {explained(str(error))}", file=sys.stderr)  # noqa: T201
         return 1
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every job takes."""
+    parser.add_argument(
+        "--master",
+        help="where to run: spark://..., k8s://..., yarn; default: spark-submit's, else local[*]",
+    )
+    parser.add_argument("--memory", default="2g", help="of the Java on this machine; default: %(default)s")
+    parser.add_argument("--java", default="", metavar="OPTIONS", help="further options of that Java")
+    parser.add_argument(
+        "--log", default=os.environ.get("QUOTAGATE_LOG_URL"), help="the log; default: QUOTAGATE_LOG_URL"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder of an earlier run")
+    parser.add_argument(
+        "--max-ids",
+        type=_positive,
+        default=os.environ.get("QUOTAGATE_MAX_IDS_PER_PRINCIPAL", "1000000"),
+        help="ids remembered for a principal; default: QUOTAGATE_MAX_IDS_PER_PRINCIPAL, %(default)s",
+    )
+
+
+def _positive(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
+    return int(text)
 
 
 def explained(message: str) -> str:

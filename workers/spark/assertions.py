@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, repeat
+from itertools import islice
 from typing import Final
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from app.domain.assertion import COLUMNS, Assertion
 from app.domain.quota import Layers
 from workers.spark import foreign
-from workers.spark.buckets import Asked, by_bucket, resets
+from workers.spark.buckets import Places, asked, by_bucket, places, resets
 from workers.spark.standing import Standing, standing_of
 
 ROWS_AT_ONCE: Final = 8_192
@@ -48,16 +47,13 @@ TAKEN: Final = (
 )
 """What of ``by_bucket`` says how a bucket stands; the rest is for who judges it."""
 
-Resets = dict[tuple[str, str], list[int]]
-"""When buckets were emptied, as places in the store's order, by bucket and quota."""
-
 
 def from_log(rows: DataFrame, at_ms: int, max_ids: int, *, rates: bool) -> DataFrame:
     """What buckets hold at a moment that no row is after; rates only of a log with every decision."""
     wrote = (f.size("charged_ids") > 0) | (f.size("refreshed_ids") > 0)
     is_rate = f.col("algorithm") != "producer_ids"
     taken = by_bucket(rows).where(f.coalesce(wrote, f.lit(False)) | (is_rate & f.lit(rates)))
-    stand = _standing(at_ms, max_ids, resets_of(rows))
+    stand = _standing(at_ms, max_ids, places(resets(rows)))
     return taken.select(*TAKEN).mapInArrow(stand, from_arrow_schema(SCHEMA))
 
 
@@ -84,36 +80,20 @@ def is_whole(rows: DataFrame) -> bool:
     return bool(about["admitted"]) and not about["apart"]
 
 
-def resets_of(rows: DataFrame) -> Resets:
-    """When buckets were emptied; administrators do so rarely."""
-    found: Resets = {}
-    for bucket, quota, order in resets(rows).distinct().collect():
-        insort(found.setdefault((bucket, quota), []), order)
-    return found
-
-
 def in_batches(assertions: Iterator[Assertion]) -> Iterator[pa.RecordBatch]:
     """Assertions as Arrow."""
     while some := list(islice(assertions, ROWS_AT_ONCE)):
         yield pa.record_batch([list(column) for column in zip(*some, strict=True)], schema=SCHEMA)
 
 
-def taken_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Asked]:
-    """The rows, of which only some columns are there."""
-    for batch in batches:
-        names = set(batch.schema.names)
-        columns = [batch.column(n).to_pylist() if n in names else repeat(None) for n in Asked._fields]
-        yield from map(Asked._make, zip(*columns, strict=False))
-
-
 def _standing(
-    at_ms: int, max_ids: int, emptied: Resets
+    at_ms: int, max_ids: int, emptied: Places
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def stand(batches: Iterable[pa.RecordBatch]) -> Iterator[Assertion]:
         key: str | None = None
         bucket: Standing | None = None
         ahead: list[int] = []
-        for row in taken_in(batches):
+        for row in asked(batches):
             if row.key != key:
                 if bucket is not None and not ahead:
                     yield from bucket.assertions(at_ms)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from app.domain.assertion import MANIFEST, VERSION
-from app.domain.digest import fingerprint
+from app.domain.digest import fingerprint, secret_of
 from app.domain.quota import LAYER_POLICIES, Layers
 from workers.spark.refused import Refused, WrongUse
 
@@ -42,11 +42,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the backfill takes."""
     parser.description = ABOUT
-    parser.add_argument(
-        "--log", default=os.environ.get("QUOTAGATE_LOG_URL"), help="the log; default: QUOTAGATE_LOG_URL"
-    )
     parser.add_argument("--out", required=True, help="folder of the assertions, which must not be there yet")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder of an earlier run")
     parser.add_argument("--at", metavar="INSTANT", help="the moment (ISO 8601); default: the last row's")
     parser.add_argument(
         "--from", dest="from_", metavar="INSTANT", help="leave out what is before; default: nothing"
@@ -71,12 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("QUOTAGATE_PRODUCER_ID_LAYERS", "layered"),
         help="its layers: layered, kip936, timed, or INTERVAL_MS/TTL_MS; default: %(default)s",
     )
-    parser.add_argument(
-        "--max-ids",
-        type=int,
-        default=os.environ.get("QUOTAGATE_MAX_IDS_PER_PRINCIPAL", "1000000"),
-        help="ids remembered for a principal; default: QUOTAGATE_MAX_IDS_PER_PRINCIPAL, %(default)s",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     if at_ms is not None and from_ms is not None and from_ms > at_ms:
         raise WrongUse(f"--from: {arguments.from_} is after --at {arguments.at}")
     layers_of(arguments.layers, arguments.window_ms)
+    _secret()
     began = time.monotonic()
     with started("quotagate backfill", arguments.master, arguments.memory, arguments.java) as spark:
         folder = Folder(spark, arguments.out, overwrite=arguments.overwrite)
@@ -114,7 +105,7 @@ def backfill(
     """Write the assertions, and last what they are."""
     from workers.spark.log import Period  # noqa: PLC0415
 
-    secret = bytes.fromhex(os.environ.get("QUOTAGATE_HASH_SECRET", ""))
+    secret = _secret()
     period = Period(from_ms, None if at_ms is None else at_ms + 1)
     without = ""
     made_by = fingerprint(secret) if secret else None
@@ -133,6 +124,15 @@ def backfill(
     }
     folder.text(MANIFEST, json.dumps(manifest, indent=1))
     return {"assertions": sum(file["rows"] for file in files), "at_ms": at_ms, "without": without}
+
+
+def _secret() -> bytes:
+    """The deployment's secret; empty if it is not known."""
+    given = os.environ.get("QUOTAGATE_HASH_SECRET")
+    try:
+        return secret_of(given) if given else b""
+    except ValueError as wrong:
+        raise WrongUse(f"QUOTAGATE_HASH_SECRET: {wrong}") from None
 
 
 def layers_of(text: str, window_ms: int) -> Layers:

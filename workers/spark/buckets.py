@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -14,6 +16,9 @@ from app.domain.decision import BYTE_RATES
 from app.domain.quota import Layers, Quota
 
 _LARGE: Final = 4_096
+
+Places = dict[tuple[str, str], list[int]]
+"""Places in the store's order, ascending, by a bucket's name and the quota."""
 
 
 class Asked(NamedTuple):
@@ -147,6 +152,14 @@ def loads(rows: DataFrame) -> DataFrame:
     return _happened(rows, "load", "change.after")
 
 
+def places(happened: DataFrame) -> Places:
+    """What `resets` or `loads` found; administrators do so rarely."""
+    found: Places = {}
+    for bucket, quota, order in happened.distinct().collect():
+        insort(found.setdefault((bucket, quota), []), order)
+    return found
+
+
 def _happened(rows: DataFrame, kind: str, column: str) -> DataFrame:
     quotas = f.from_json(column, "quotas array<string>")["quotas"]
     these = rows.where((f.col("kind") == kind) & f.col("order").isNotNull())
@@ -170,10 +183,11 @@ def bucket_key(**columns: Column) -> Column:
 
 
 def asked(batches: Iterable[pa.RecordBatch]) -> Iterator[Asked]:
-    """The rows of ``by_bucket``, as they stream through a program."""
+    """The rows of ``by_bucket``, as they stream through a program; a column that was not taken is None."""
     for batch in batches:
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield Asked._make(row)
+        names = set(batch.schema.names)
+        columns = [batch.column(n).to_pylist() if n in names else repeat(None) for n in Asked._fields]
+        yield from map(Asked._make, zip(*columns, strict=False))
 
 
 def _byte_delay() -> Column:

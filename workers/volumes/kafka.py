@@ -76,9 +76,6 @@ class KafkaSource:
                 volumes += answer
         return Observation(tuple(volumes), frozenset(b.id for b in brokers) - silent.keys(), silent)
 
-    async def close(self) -> None:
-        """Nothing is kept between observations."""
-
     async def _describe(self, within_s: float) -> list[Broker]:
         """The active brokers, by the first of those to begin with that says it."""
         questions = partial(_describing, self._configuration)
@@ -116,7 +113,7 @@ class KafkaSource:
         try:
             return await self._threads.call(place, partial(call, server, within_s), within_s)
         except TimeoutError:
-            raise Unanswered(f"no answer within {within_s:.1f} s") from None
+            raise Unanswered(kafka_call.late(within_s)) from None
 
 
 def _describing(configuration: Mapping[str, Any], server: str, within_s: float) -> list[Broker]:
@@ -130,7 +127,8 @@ def _describing(configuration: Mapping[str, Any], server: str, within_s: float) 
         raise Unanswered(_refusal(code))
     brokers = [
         Broker(
-            str(getattr(found, "broker_id", getattr(found, "node_id", ""))), _server(found.host, found.port)
+            str(getattr(found, "broker_id", getattr(found, "node_id", ""))),
+            kafka_client.address(found.host, found.port),
         )
         for found in answer.brokers
     ]
@@ -169,7 +167,3 @@ def _refusal(code: int) -> str:
     name = getattr(error, "message", None) or error.__name__
     hint = ": the login needs Describe on the cluster" if code == CLUSTER_AUTHORIZATION_FAILED else ""
     return f"answers {name} ({code}){hint}"
-
-
-def _server(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -42,9 +42,6 @@ class Source(Protocol):
             ObservationFailed: the cluster itself could not be described.
         """
 
-    async def close(self) -> None:
-        """Close the connections."""
-
 
 def lease_s(rules: Rules) -> float:
     """How long a lease lasts.
@@ -155,6 +152,5 @@ class Observer:
             await asyncio.gather(self._observing, return_exceptions=True)
         with contextlib.suppress(StoreError):
             await self._lease.release()
-        await self._source.close()
         await self._record.close()
         await self._lease.close()

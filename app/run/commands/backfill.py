@@ -7,13 +7,13 @@ import asyncio
 import dataclasses
 import logging
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
 
 from app.run.commands import show
+from app.run.commands.options import EnvFile
 from app.run.commands.show import Out, Output
 from app.run.errors import CannotRun
 
@@ -47,10 +47,7 @@ def load(
         str, typer.Argument(help="What `quotagate spark backfill` wrote: a folder or an object store's URL.")
     ],
     rate: Annotated[float, typer.Option(min=1, help="Assertions a second, at most.")] = RATE,
-    env_file: Annotated[
-        Path | None,
-        typer.Option(help="Read settings from this file instead of .env; the environment wins."),
-    ] = None,
+    env_file: EnvFile = None,
     output: Out = Output.table,
 ) -> None:
     """Put assertions into the store, beside live traffic: it adds, and never forgets.
@@ -68,8 +65,7 @@ def load(
     from app.run.assertions import Folder  # noqa: PLC0415  Arrow takes half a second
     from app.run.settings import load as settings_of  # noqa: PLC0415
 
-    logs.configure()
-    logging.getLogger().setLevel(logging.WARNING)  # that the catalog was read is no news here
+    logs.configure(logging.WARNING)  # that the catalog was read is no news here
     found = Folder.open(folder)
     try:
         tally = asyncio.run(_load(found, settings_of(env_file), rate))

@@ -9,6 +9,7 @@ import typer
 
 from app.run.commands import show, values
 from app.run.commands.node import connected
+from app.run.commands.options import AtMs
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 
@@ -32,7 +33,7 @@ Quota = Annotated[
 def show_(
     bucket: Bucket,
     quota: Quota = None,
-    at_ms: Annotated[int | None, typer.Option(help="The time, where the caller's clock decides.")] = None,
+    at_ms: AtMs = None,
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,

@@ -11,6 +11,7 @@ import typer
 
 from app.run.commands import show
 from app.run.commands.node import connected
+from app.run.commands.options import AtMs
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 
@@ -53,7 +54,7 @@ def decide(
     cluster_action: Annotated[
         bool, typer.Option("--cluster-action", help="Exempt from request quotas.")
     ] = False,
-    at_ms: Annotated[int | None, typer.Option(help="The time, where the caller's clock decides.")] = None,
+    at_ms: AtMs = None,
     ask_id: Annotated[str | None, typer.Option("--id", help="Asked again with it, answers the same.")] = None,
     detail: Annotated[bool, typer.Option("--detail", help="Show each quota that applied.")] = False,
     url: Url = None,

@@ -10,6 +10,7 @@ import typer
 
 from app.run.commands import show, values
 from app.run.commands.node import connected
+from app.run.commands.options import AtMs
 from app.run.commands.pages import pages
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
@@ -27,7 +28,7 @@ def effective(
     ip: Annotated[str | None, typer.Option(help="Its address.")] = None,
     broker: Annotated[str | None, typer.Option(help="The broker that would be asked.")] = None,
     listener: Annotated[str | None, typer.Option(help="The listener that would be asked.")] = None,
-    at_ms: Annotated[int | None, typer.Option(help="The time, where the caller's clock decides.")] = None,
+    at_ms: AtMs = None,
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,

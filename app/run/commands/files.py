@@ -13,9 +13,9 @@ import typer
 
 from app.run.commands import plans, quotas_file, quotas_schema, show
 from app.run.commands.node import Node, connected
+from app.run.commands.options import Reason
 from app.run.commands.pages import one_version
 from app.run.commands.plans import Plan
-from app.run.commands.quotas import Reason
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 from app.run.errors import CannotAsk

@@ -12,8 +12,9 @@ from app.domain.quota_value import merge
 from app.run.commands import kafka_words, show
 from app.run.commands.kafka_words import Spelled
 from app.run.commands.node import Node, Refused, connected
+from app.run.commands.options import Reason
 from app.run.commands.pages import pages
-from app.run.commands.quotas import Reason, written_headers
+from app.run.commands.quotas import written_headers
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 from app.run.commands.values import matches

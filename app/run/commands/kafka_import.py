@@ -16,8 +16,8 @@ from app.run import kafka_client, kafka_quotas
 from app.run.commands import plans, show
 from app.run.commands.kafka_meaning import LeftOut, Meaning, beside, meaning
 from app.run.commands.node import Node, connected
+from app.run.commands.options import Reason
 from app.run.commands.plans import Alteration, Plan
-from app.run.commands.quotas import Reason
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 from app.run.errors import CannotAsk

@@ -11,6 +11,7 @@ import typer
 from app.run.commands import show, values
 from app.run.commands.kafka_words import KafkaWords
 from app.run.commands.node import connected
+from app.run.commands.options import Reason
 from app.run.commands.pages import pages
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
@@ -29,7 +30,6 @@ EntityArgument = Annotated[
         autocompletion=values.completed_types,
     ),
 ]
-Reason = Annotated[str | None, typer.Option(help="Why; kept in the history.")]
 IfMatch = Annotated[
     int | None,
     typer.Option(metavar="VERSION", help="Only if the entity is at this version still, as get shows it."),

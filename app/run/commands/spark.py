@@ -82,8 +82,7 @@ def _secret(given: Settings) -> bytes | None:
     from app.run import logs  # noqa: PLC0415
     from app.run.wiring import defaults  # noqa: PLC0415
 
-    logs.configure()
-    logging.getLogger().setLevel(logging.WARNING)  # that the catalog was read is no news here
+    logs.configure(logging.WARNING)  # that the catalog was read is no news here
 
     async def kept() -> bytes:
         catalog = Catalog(given.catalog_url, defaults(given))

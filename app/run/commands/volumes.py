@@ -12,6 +12,7 @@ import typer
 
 from app.run.commands import show, values
 from app.run.commands.node import Node, connected
+from app.run.commands.options import AtMs, Reason
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 
@@ -22,8 +23,6 @@ DRILL: Final = "/v1/volumes:drill"
 BAR: Final = 20
 STYLES: Final = {"ok": "green", "violating": "bold red", "unknown": "yellow"}
 UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-
-AtMs = Annotated[int | None, typer.Option(help="The time, where the caller's clock decides.")]
 
 
 @group.callback(invoke_without_command=True)
@@ -62,7 +61,7 @@ def drill(
         ),
     ] = None,
     end: Annotated[bool, typer.Option("--end", help="End the drill that is running.")] = False,
-    reason: Annotated[str | None, typer.Option(help="Why; kept in the history.")] = None,
+    reason: Reason = None,
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from workers.spark.audit.missing import Missing
     from workers.spark.log import Period
 
-HOUR_MS: Final = 3_600_000
+COMBINATIONS: Final = ("max", "sequential")
 LEAD_IN_HOURS: Final = 3.0
 GRACE_S: Final = 2.0
 NAMED: Final = 10
@@ -46,11 +46,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the audit takes."""
     parser.description = ABOUT
-    parser.add_argument(
-        "--log", default=os.environ.get("QUOTAGATE_LOG_URL"), help="the log; default: QUOTAGATE_LOG_URL"
-    )
     parser.add_argument("--out", required=True, help="folder of the report, which must not be there yet")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder of an earlier report")
     parser.add_argument("--from", dest="from_", metavar="INSTANT", help="judge from then on (ISO 8601)")
     parser.add_argument("--to", metavar="INSTANT", help="judge what is before then")
     parser.add_argument(
@@ -83,14 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="so long before and after a change of a quota either limit is right; default: %(default)s",
     )
     parser.add_argument(
-        "--max-ids",
-        type=int,
-        default=os.environ.get("QUOTAGATE_MAX_IDS_PER_PRINCIPAL", "1000000"),
-        help="ids remembered for a principal; default: QUOTAGATE_MAX_IDS_PER_PRINCIPAL, %(default)s",
-    )
-    parser.add_argument(
         "--combine-delays",
-        choices=("max", "sequential"),
+        choices=COMBINATIONS,
         default=os.environ.get("QUOTAGATE_COMBINE_DELAYS", "max"),
         help="how the nodes join delays; default: QUOTAGATE_COMBINE_DELAYS, %(default)s",
     )
@@ -107,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise WrongUse("--log or QUOTAGATE_LOG_URL says where the decision log is")
     if not 0 <= arguments.grace < math.inf or not 0 <= arguments.lead_in < math.inf:
         raise WrongUse("--grace and --lead-in: must be 0 or more")
+    if arguments.combine_delays not in COMBINATIONS:  # argparse does not look at what the environment says
+        raise WrongUse(f"--combine-delays: must be {' or '.join(COMBINATIONS)}")
     period = Period.of(arguments.from_, arguments.to)
     began = time.monotonic()
     with started("quotagate audit", arguments.master, arguments.memory, arguments.java) as spark:
@@ -122,6 +114,7 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     from pyspark import StorageLevel  # noqa: PLC0415
     from pyspark.sql import functions as f  # noqa: PLC0415
 
+    from workers.decision_log.schema import HOUR_MS  # noqa: PLC0415
     from workers.spark import log  # noqa: PLC0415
     from workers.spark.audit import frames, limits, missing, page  # noqa: PLC0415
 
@@ -287,19 +280,11 @@ def _rules(
     from workers.spark import buckets  # noqa: PLC0415
     from workers.spark.audit.judge import Rules  # noqa: PLC0415
 
-    emptied, loaded = (_orders(each(everything)) for each in (buckets.resets, buckets.loads))
+    emptied, loaded = (buckets.places(each(everything)) for each in (buckets.resets, buckets.loads))
     first = everything.where("order is not null").agg({"at_ms": "min"}).first()
     sequential = arguments.combine_delays == "sequential"
     log_from_ms = first[0] if first else None
     return Rules(arguments.max_ids, sequential, from_ms, is_whole, emptied, loaded, log_from_ms)
-
-
-def _orders(happened: DataFrame) -> dict[tuple[str, str], list[int]]:
-    """The places in the store's order, by bucket and quota."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for bucket, quota, order in happened.collect():
-        found.setdefault((bucket, quota), []).append(order)
-    return found
 
 
 def _report(spark: SparkSession, folder: Any, about: dict[str, Any]) -> dict[str, Any]:

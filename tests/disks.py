@@ -1,4 +1,4 @@
-"""Small disks for the brokers of tests: each a tmpfs of its own, which only root may mount."""
+"""Small disks that tests fill up: each a tmpfs of its own, which only root may mount."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-NAME: Final = "quotagate-kafka"
+NAME: Final = "quotagate-disk"
 """What a disk is called in the table of mounts, with the id of the program it serves after a dash."""
 
 
@@ -28,7 +28,7 @@ def mounted(folder: Path, size: int) -> Iterator[Path]:
     )
     if done.returncode:
         said = done.stderr.splitlines()[0]
-        reason = f"each broker needs a small disk of its own, and only root may mount one: {said}"
+        reason = f"this needs a small disk (tmpfs) of its own, and only root may mount one: {said}"
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
