@@ -6,7 +6,7 @@ import re
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.console.conftest import Console
 from tests.service import eventually
@@ -164,10 +164,16 @@ def test_everything_can_be_done_with_the_keyboard(console: Console):
     expect(page.locator("#edit-entity")).to_have_value("user=judy")
     page.keyboard.press("Control+A")
     page.keyboard.type("9")
-    page.keyboard.press("Enter")
-    eventually(lambda: quotas(console, "user=judy") == {"request_rate": {"limit": 9}})
+    held: list[Route] = []
+    page.route("**/v1/quotas?*", lambda route: held.append(route))  # noqa: PLW0108  not a built-in
+    with page.expect_request("**/v1/quotas?*"):  # asked for once the change is written
+        page.keyboard.press("Enter")
+    assert quotas(console, "user=judy") == {"request_rate": {"limit": 9}}
     page.focus("#tab-quotas")
-    page.keyboard.press("ArrowLeft")
+    held.pop().continue_()
+    page.unroute("**/v1/quotas?*")
+    expect(page.locator("#history li")).to_have_count(2)
+    page.keyboard.press("ArrowLeft")  # the one who has gone on is not called back
     expect(page.locator("#volumes")).to_be_visible()
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#health")).to_be_visible()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import time
 from collections import Counter
@@ -34,6 +35,8 @@ ANSWERS: Final = 200
 BETWEEN_S: Final = 0.005
 """Between two asks of a caller, who else would spend an outage on asking without a pause."""
 BACK_WITHIN_S: Final = 1.0
+LOADED: Final = 3_000
+"""How many keys a store loads that takes long to begin."""
 
 POLICIES: Final[dict[str, Json]] = {
     "open": {"limit": 1e-9, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"},
@@ -144,7 +147,7 @@ async def killed(store: Store) -> Callable[[], Awaitable[None]]:
 
 
 async def paused(store: Store) -> Callable[[], Awaitable[None]]:
-    store.command("CLIENT", "PAUSE", "2500", "ALL")
+    store.command("CLIENT", "PAUSE", "8000", "ALL")
 
     async def end() -> None:
         await asyncio.to_thread(store.command, "PING")  # it is answered when the pause is over
@@ -171,16 +174,17 @@ async def read_only(store: Store) -> Callable[[], Awaitable[None]]:
 
 
 async def loading(store: Store) -> Callable[[], Awaitable[None]]:
-    for n in range(40):
-        store.command("SET", f"ballast:{n}", secrets.token_hex(1_000))  # which compression leaves large
+    ballast = {f"ballast:{n}": secrets.token_hex(1_000) for n in range(LOADED)}  # compression leaves it large
+    store.command("MSET", *itertools.chain.from_iterable(ballast.items()))
     store.command("BGREWRITEAOF")
     while store.command("INFO", "persistence")["aof_rewrite_in_progress"]:  # noqa: ASYNC110  it tells nobody
         await asyncio.sleep(0.01)
     store.server.kill()
-    # 20 ms for each key, and a look at its clients after every one
+    # 20 ms for each key, and a look at its clients after every one: a minute, if it is not cut short.
     store.server.start("--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024")
 
     async def end() -> None:
+        store.command("CONFIG", "SET", "key-load-delay", "0")
         await asyncio.to_thread(store.server.until_it_answers)
 
     return end

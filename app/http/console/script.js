@@ -160,7 +160,9 @@ function showFound() {
   const text = byId("search-text").value.trim();
   const part = text && !text.split(",").every((each) => isMatch(each.trim())) ? text.toLowerCase() : "";
   const rows = found.filter(({ entity }) => decodeURIComponent(entity).toLowerCase().includes(part));
+  const focused = document.activeElement?.dataset.entity;
   fill("quota-rows", rows.map(rowOf), "No quotas here.", 3);
+  if (focused) [...byId("quota-rows").rows].find((row) => row.dataset.entity === focused)?.focus();
   byId("loaded").textContent = `${rows.length} of ${found.length} loaded${cursor ? ", there are more" : ""}`;
   byId("more").hidden = !cursor;
 }
@@ -171,7 +173,7 @@ function rowOf(quotas) {
     made("div", {}, made("code", {}, key), ` ${shown(limit)}`,
       Object.keys(rest).length ? made("span", { class: "hint" }, ` ${JSON.stringify(rest)}`) : null));
   return made("tr", {
-    tabindex: 0, onclick: open, onkeydown: (event) => {
+    tabindex: 0, "data-entity": quotas.entity, onclick: open, onkeydown: (event) => {
       const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
       if (event.key === "Enter") open();
       else if (step) event.currentTarget[step]?.focus();
@@ -190,7 +192,7 @@ byId("new").addEventListener("click", () => edit({ entity: "", quotas: {}, versi
 
 let editing = null;
 
-function edit(quotas) {
+function edit(quotas, { focus = true } = {}) {
   editing = quotas;
   byId("editor").hidden = false;
   byId("edit-entity").value = quotas.entity;
@@ -201,7 +203,7 @@ function edit(quotas) {
   const rows = Object.entries(quotas.quotas).map(([key, value]) =>
     editRow(key, Object.keys(value).length === 1 ? String(value.limit) : JSON.stringify(value)));
   byId("edit-rows").replaceChildren(...(rows.length ? rows : [editRow("request_rate", "")]));
-  (quotas.version === null ? byId("edit-entity") : byId("edit-rows").querySelector("input")).focus();
+  if (focus) (quotas.version === null ? byId("edit-entity") : byId("edit-rows").querySelector("input")).focus();
   showHistory(quotas);
 }
 
@@ -257,7 +259,10 @@ function closeEditor() {
 
 byId("editor").addEventListener("submit", (event) => {
   event.preventDefault();
-  act(async () => edit(await written("PUT", edited())));
+  act(async () => {
+    const quotas = await written("PUT", edited());
+    edit(quotas, { focus: byId("editor").contains(document.activeElement) });  // unless somebody has gone on meanwhile
+  });
 });
 byId("edit-add").addEventListener("click", () => {
   const row = editRow(KEYS.find((key) => ![...byId("edit-rows").querySelectorAll("select")].some((s) => s.value === key)), "");
