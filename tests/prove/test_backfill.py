@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests import proofs
 from workers.generate.traffic import Traffic
 from workers.generate.write_log import Order, write_log
 from workers.spark import backfill
+from workers.spark.__main__ import command_line
 from workers.spark.folder import Folder
 from workers.spark.session import started
 
@@ -74,9 +74,7 @@ def made(folder: Path, events: int) -> Path:
 
 def run(spark: SparkSession, log: Path, out: Path) -> int:
     """Run the job; how many assertions it writes."""
-    parser = argparse.ArgumentParser()
-    backfill.add_arguments(parser)
-    arguments = parser.parse_args(["--log", str(log), "--out", str(out)])
+    arguments = command_line().parse_args(["backfill", "--log", str(log), "--out", str(out)])
     folder = Folder(spark, str(out))
     with folder:
         said = backfill.backfill(spark, arguments, None, None, folder)

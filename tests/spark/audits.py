@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from app.domain.decision import BYTE_RATES
+from workers.spark.__main__ import command_line
 from workers.spark.audit import job
 from workers.spark.audit.judge import Rules, judging
 from workers.spark.buckets import KEY_COLUMNS, Asked
@@ -41,9 +42,7 @@ class Audited:
 
 
 def arguments(log: Path, out: Path, *more: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    job.add_arguments(parser)
-    return parser.parse_args(["--log", str(log), "--out", str(out), *more])
+    return command_line().parse_args(["audit", "--log", str(log), "--out", str(out), *more])
 
 
 def audit(spark: SparkSession, log: Path, *more: str) -> Audited:

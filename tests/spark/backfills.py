@@ -10,14 +10,13 @@ from pyspark.sql import SparkSession
 
 from app.run.assertions import Folder
 from workers.spark import backfill
+from workers.spark.__main__ import command_line
 from workers.spark.folder import Folder as Making
 
 
 def arguments(**given: Any) -> argparse.Namespace:
     """What the command line would be read as."""
-    parser = argparse.ArgumentParser()
-    backfill.add_arguments(parser)
-    parsed = parser.parse_args(["--out", "unused"])
+    parsed = command_line().parse_args(["backfill", "--out", "unused"])
     return argparse.Namespace(**{**vars(parsed), **given})
 
 

@@ -29,14 +29,14 @@ class Job(Protocol):
     """A module that is a job; it imports Spark only once it runs, so that its help comes at once."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """What the job takes."""
+        """What the job takes beside what every job takes."""
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Do it; the exit code."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job; the exit code."""
+def command_line() -> argparse.ArgumentParser:
+    """What the jobs take, each after its name."""
     parser = argparse.ArgumentParser(
         prog="quotagate spark",
         description="Spark jobs over the decision log.",
@@ -52,19 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _add_arguments(about)
         job.add_arguments(about)
         about.set_defaults(run=job.run)
-    arguments = parser.parse_args(argv)
-    try:
-        return cast("int", arguments.run(arguments))
-    except Refused as refused:
-        print(f"quotagate: {refused}", file=sys.stderr)  # noqa: T201
-        return refused.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
-            raise
-        print(f"quotagate: {explained(str(error))}", file=sys.stderr)  # noqa: T201
-        return 1
+    return parser
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +79,23 @@ def _positive(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
     return int(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a job; the exit code."""
+    arguments = command_line().parse_args(argv)
+    try:
+        return cast("int", arguments.run(arguments))
+    except Refused as refused:
+        print(f"quotagate: {refused}", file=sys.stderr)  # noqa: T201
+        return refused.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        print(f"quotagate: {explained(str(error))}", file=sys.stderr)  # noqa: T201
+        return 1
 
 
 def explained(message: str) -> str:
