@@ -165,13 +165,17 @@ def test_everything_can_be_done_with_the_keyboard(console: Console):
     page.keyboard.press("Control+A")
     page.keyboard.type("9")
     held: list[Route] = []
-    page.route("**/v1/quotas?*", lambda route: held.append(route))  # noqa: PLW0108  not a built-in
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/v1/quotas?*", hold)
     with page.expect_request("**/v1/quotas?*"):  # asked for once the change is written
         page.keyboard.press("Enter")
     assert quotas(console, "user=judy") == {"request_rate": {"limit": 9}}
     page.focus("#tab-quotas")
     held.pop().continue_()
-    page.unroute("**/v1/quotas?*")
+    page.unroute("**/v1/quotas?*", hold)
     expect(page.locator("#history li")).to_have_count(2)
     page.keyboard.press("ArrowLeft")  # the one who has gone on is not called back
     expect(page.locator("#volumes")).to_be_visible()

@@ -275,7 +275,7 @@ def test_ids_are_hashed_by_the_deployments_secret_if_it_is_given(tmp_path):
         assert use["digest"] == expected
     wrong = generate("log", "--to", str(tmp_path / "no"), "--events", "50", QUOTAGATE_HASH_SECRET="abc")
     assert (wrong.returncode, wrong.stdout) == (1, "")
-    assert "QUOTAGATE_HASH_SECRET: must be 32 bytes, " in wrong.stderr
+    assert "QUOTAGATE_HASH_SECRET: must be 32 bytes, written as 64 hexadecimal digits" in wrong.stderr
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,20 @@ def test_a_listed_file_is_what_hadoop_calls_it(url: str, listed: str, spark_s: s
     assert log._for_spark(url, listed) == spark_s
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("ftp://me:secret@host/log", r"ftp://\.\.\.: must be a path, or begin with one of file://, "),
+        ("s3://[me:secret@host/log", r"s3://\.\.\.: is no URL; "),
+        ("s3://me:secret/@host/log", r"s3://\.\.\.: "),
+    ],
+)
+def test_a_url_that_is_refused_keeps_its_secret(spark: SparkSession, url: str, says: str):
+    with pytest.raises(Refused, match=f"^{says}") as refused:
+        log.read(spark, url, Period())
+    assert "secret" not in str(refused.value)
+
+
 def test_an_azure_url_without_an_account_is_refused():
     with pytest.raises(Refused, match=r"abfs://\.\.\.: Spark takes CONTAINER@ACCOUNT"):
         log._for_spark("abfs://box/log", "box/log/a.parquet")
@@ -212,6 +226,11 @@ def test_a_file_that_is_broken_within_is_named(spark: SparkSession, folder: Path
 def test_periods_that_are_none(from_: str | None, to: str | None, says: str):
     with pytest.raises(WrongUse, match=says):
         Period.of(from_, to)
+
+
+def test_a_period_that_begins_earlier():
+    assert Period(9_000_000, 9_500_000).begun_earlier(1.5) == Period(3_600_000, 9_500_000)
+    assert Period(None, 5).begun_earlier(1.5) == Period(None, 5)
 
 
 def test_an_instant_without_an_offset_is_utc():

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     at_ms, from_ms = instant("--at", arguments.at), instant("--from", arguments.from_)
     if at_ms is not None and from_ms is not None and from_ms > at_ms:
         raise WrongUse(f"--from: {arguments.from_} is after --at {arguments.at}")
-    layers_of(arguments.layers, arguments.window_ms)
+    layers_of(arguments.layers, arguments.window_ms)  # what is wrong is told before a Java starts
     _secret()
     began = time.monotonic()
     with started("quotagate backfill", arguments.master, arguments.memory, arguments.java) as spark:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -70,6 +69,10 @@ class Period:
     def __str__(self) -> str:
         begins = "the beginning" if self.from_ms is None else spelled(self.from_ms)
         return f"from {begins} to {'the end' if self.to_ms is None else spelled(self.to_ms)}"
+
+    def begun_earlier(self, hours: float) -> Period:
+        """It, and so many hours before."""
+        return self if self.from_ms is None else Period(self.from_ms - round(hours * HOUR_MS), self.to_ms)
 
     def touches(self, hour_ms: int) -> bool:
         """Whether an hour has a part in it."""
@@ -146,8 +149,12 @@ def each_once(found: DataFrame) -> DataFrame:
 
 def _checked(url: str, period: Period, look: Look | None = None) -> list[str]:
     """The files of a period, once each is known to be one of this version with every column."""
-    filesystem, root = place_of(url)
-    name = name_of(url)
+    place = place_of(url)
+    name = place.name
+    try:
+        filesystem, root = place.open()
+    except (NoPlace, OSError) as error:
+        raise Refused(f"{name}: {place.told(error)}") from None
     for attempt in range(RETRIES):
         files, hours = _listed(filesystem, root, period)
         if not files:
@@ -209,27 +216,16 @@ def _nothing(name: str, period: Period, hours: Sequence[int]) -> str:
     return f"{name}: no row in the period {period}; {held}"
 
 
-def place_of(url: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem and the path there of a URL, or of a path of this machine.
+def place_of(url: str) -> Place:
+    """The place of a log.
 
     Raises:
         Refused: it is none; what the URL keeps secret is not told.
     """
-    if "://" not in url:
-        return fs.LocalFileSystem(), str(Path(url).resolve())
     try:
-        place = Place(url)
+        return Place(url)
     except NoPlace as error:
-        raise Refused(f"{url.partition('://')[0]}://...: {error}") from None
-    try:
-        return place.open()
-    except (NoPlace, OSError) as error:
-        raise Refused(f"{place.name}: {place.told(error)}") from None
-
-
-def name_of(url: str) -> str:
-    """What to call the place of a log, without what its URL keeps secret."""
-    return Place(url).name if "://" in url else url
+        raise Refused(f"{url.partition(':')[0]}://...: {error}") from None
 
 
 def literal(path: str) -> str:

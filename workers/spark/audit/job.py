@@ -114,14 +114,13 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     from pyspark import StorageLevel  # noqa: PLC0415
     from pyspark.sql import functions as f  # noqa: PLC0415
 
-    from workers.decision_log.schema import HOUR_MS  # noqa: PLC0415
     from workers.spark import log  # noqa: PLC0415
     from workers.spark.audit import frames, limits, missing, page  # noqa: PLC0415
 
-    lead_in = None if period.from_ms is None else period.from_ms - round(arguments.lead_in * HOUR_MS)
-    everything = log.read(spark, arguments.log, log.Period(lead_in, period.to_ms))
+    led_in = period.begun_earlier(arguments.lead_in)
+    everything = log.read(spark, arguments.log, led_in)
     rows = everything if period.from_ms is None else everything.where(f.col("at_ms") >= period.from_ms)
-    name = log.name_of(arguments.log)
+    name = log.place_of(arguments.log).name
     about = _checked(rows, everything, name, period)
     lacks = _missing(spark, arguments.log, everything, period)
     is_whole = period.from_ms is None and not lacks.beginning
@@ -130,7 +129,11 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     grace_ms = round(arguments.grace * 1000)
     # A change just after the period may have been followed within it already.
     after_ms = None if period.to_ms is None else period.to_ms + grace_ms + 1
-    around = everything if after_ms is None else log.rows(spark, arguments.log, log.Period(lead_in, after_ms))
+    around = (
+        everything
+        if after_ms is None
+        else log.rows(spark, arguments.log, log.Period(led_in.from_ms, after_ms))
+    )
     first_ms, last_ms = _ends(around)
     times = limits.Times(-math.inf if is_whole else first_ms + grace_ms, last_ms - grace_ms, grace_ms)
     for beside in (_named_before(found, everything), _untold(found, everything), _stale(rows, around, times)):
