@@ -18,6 +18,7 @@ from app.admission.metrics import Fill, Metrics
 from app.admission.plan import Match, Matches, decided, plan_of, scaled_match
 from app.admission.refresh import Refresher
 from app.domain.ask import Ask
+from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import Quotas, Rules
 from app.domain.quota import Quota
@@ -93,15 +94,15 @@ class Admission:
         self._quotas: Quotas = {}
         self._matches = Matches(self._quotas, rules)
 
-    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order; for a store that does not answer in time, each quota's policy does."""
         matches = self._matches_in_force()
-        return await self._decide([self._found(ask, matches) for ask in asks])
+        return await self._decide([self._found(ask, matches) for ask in asks], caller)
 
-    async def decide_in_full(self, ask: Ask) -> tuple[Decision, tuple[Quota, ...]]:
+    async def decide_in_full(self, ask: Ask, caller: Caller = ANYONE) -> tuple[Decision, tuple[Quota, ...]]:
         """Decide an ask that wants detail and has no id; and the quotas, each in its verdict's place."""
         found = self._found(ask, self._matches_in_force())
-        (decision,) = await self._decide((found,))
+        (decision,) = await self._decide((found,), caller)
         return decision, tuple(match.applied.quota for match in found.matches)
 
     def _found(self, ask: Ask, matches: Matches) -> Found:
@@ -112,7 +113,7 @@ class Admission:
             return Found(ask, its, is_held=True)
         return Found(ask, tuple(scaled_match(match, factor) for match in its) if factor else its, False)
 
-    async def _decide(self, found: Sequence[Found]) -> list[Decision]:
+    async def _decide(self, found: Sequence[Found], caller: Caller) -> list[Decision]:  # noqa: ARG002  fair turns next
         began = perf_counter()
         secret = self._secret()
         # Of what is held only a kept answer is looked for, which a retry is given whatever holds now.

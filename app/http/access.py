@@ -14,6 +14,8 @@ from typing import Final
 from starlette.types import Scope
 
 from app.domain.ask import Ask
+from app.domain.caller import Caller
+from app.domain.entity import EntityError, network_of, normalise_ip
 from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http.peer import PEER
 from app.http.problems import FieldError, Problem
@@ -183,6 +185,25 @@ class Access:
         if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
             parsed = parsed.ipv4_mapped
         return any(parsed in network for network in self._open_to)
+
+
+def caller_of(grant: Grant, scope: Scope) -> Caller:
+    """The sender of a request, for the decision: it takes turns by its key, or else by its address."""
+    turn = f"key {grant.name}" if grant.name is not None else _turn_of(_address(scope))
+    return Caller(grant.name, turn, grant.bound_to)
+
+
+@lru_cache(REMEMBERED_ADDRESSES)
+def _turn_of(address: str) -> str:
+    """An address as callers without a key take turns by it: an IPv6 one by its /64.
+
+    >>> _turn_of("2001:db8::7"), _turn_of("::ffff:10.0.0.7"), _turn_of("")
+    ('2001:db8::/64', '10.0.0.7', '')
+    """
+    try:
+        return network_of(normalise_ip(address), 64)
+    except EntityError:  # a unix socket's path, or nothing
+        return address
 
 
 def _address(scope: Scope) -> str:

@@ -10,9 +10,10 @@ from typing import Final
 from starlette.types import Receive, Scope
 
 from app.domain.ask import Ask
+from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.quota import Quota
-from app.http.access import Access
+from app.http.access import Access, caller_of
 from app.http.check_question import Callers, Headers, Sources, read_query
 from app.http.decisions import Answer, Decider, PlainRoute
 from app.http.problems import FieldError, Problem
@@ -39,7 +40,11 @@ class Check:
         self._now_ms = now_ms
 
     async def answer(
-        self, query: bytes, headers: Headers, allow: Callable[[Ask], Ask] | None = None
+        self,
+        query: bytes,
+        headers: Headers,
+        allow: Callable[[Ask], Ask] | None = None,
+        caller: Caller = ANYONE,
     ) -> Answer:
         """Decide what a request asks for, every quota as deny.
 
@@ -71,7 +76,7 @@ class Check:
         )
         if allow is not None:
             ask = allow(ask)
-        decision, quotas = await self._admission.decide_in_full(ask)
+        decision, quotas = await self._admission.decide_in_full(ask, caller)
         return said(decision, quotas, what.deny_status)
 
 
@@ -84,9 +89,10 @@ class CheckRoute(PlainRoute):
 
     async def answered(self, scope: Scope, receive: Receive) -> Answer:  # noqa: ARG002  nothing is received
         """The answer to the head of a request."""
-        caller = self._access.require(scope, "decide")
-        allow = partial(self._access.confine, caller) if not caller.is_plain else None
-        answer = await self._check.answer(scope["query_string"], scope["headers"], allow)
+        grant = self._access.require(scope, "decide")
+        allow = partial(self._access.confine, grant) if not grant.is_plain else None
+        caller = caller_of(grant, scope)
+        answer = await self._check.answer(scope["query_string"], scope["headers"], allow, caller)
         if any(name == b"expect" for name, _ in scope["headers"]):
             # The body may or may not come now (RFC 9110, 10.1.1), and only closing ends the doubt.
             answer.headers.append((b"connection", b"close"))

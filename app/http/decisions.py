@@ -12,10 +12,11 @@ from starlette.types import Receive, Scope, Send
 
 from app.admission.caller_time import CallerTime
 from app.domain.ask import Ask
+from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.grant import Grant
 from app.domain.quota import Quota
-from app.http.access import Access
+from app.http.access import Access, caller_of
 from app.http.problems import Problem
 from app.http.wire import MAX_BODY, Clock, decode_ask, decode_batch, encode_decision, encode_decisions
 
@@ -28,10 +29,10 @@ log = structlog.get_logger("quotagate.http")
 class Decider(Protocol):
     """Who decides; ``app.admission`` does."""
 
-    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
         """The decisions, in the order of the asks."""
 
-    async def decide_in_full(self, ask: Ask) -> tuple[Decision, tuple[Quota, ...]]:
+    async def decide_in_full(self, ask: Ask, caller: Caller = ANYONE) -> tuple[Decision, tuple[Quota, ...]]:
         """The decision on an ask that wants detail and has no id; and the quotas, as its verdicts stand."""
 
 
@@ -50,17 +51,17 @@ class CallerClock:
         """The newest time seen; 0 before there was any."""
         return self.time.newest_ms
 
-    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order."""
         self.time.begin(asks[0].at_ms or 0)
-        decisions = await self._admission.decide(asks)
+        decisions = await self._admission.decide(asks, caller)
         self.time.seen(max(ask.at_ms or 0 for ask in asks))
         return decisions
 
-    async def decide_in_full(self, ask: Ask) -> tuple[Decision, tuple[Quota, ...]]:
+    async def decide_in_full(self, ask: Ask, caller: Caller = ANYONE) -> tuple[Decision, tuple[Quota, ...]]:
         """Decide an ask that wants detail and has no id."""
         self.time.begin(ask.at_ms or 0)
-        decided = await self._admission.decide_in_full(ask)
+        decided = await self._admission.decide_in_full(ask, caller)
         self.time.seen(ask.at_ms or 0)
         return decided
 
@@ -73,23 +74,23 @@ class Decisions:
         self._access = access
         self._clock = clock
 
-    async def one(self, body: bytes, caller: Grant) -> bytes:
+    async def one(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide one ask."""
         ask = decode_ask(body, self._clock)
-        ask = self._allowed(ask, caller, "")
-        (decision,) = await self._admission.decide((ask,))
+        ask = self._allowed(ask, grant, "")
+        (decision,) = await self._admission.decide((ask,), caller)
         return encode_decision(decision)
 
-    async def batch(self, body: bytes, caller: Grant) -> bytes:
+    async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide a batch of them, in order, if all of them are allowed."""
         asks = decode_batch(body, self._clock)
-        allowed = [self._allowed(ask, caller, f"/asks/{place}") for place, ask in enumerate(asks)]
-        return encode_decisions(await self._admission.decide(allowed))
+        allowed = [self._allowed(ask, grant, f"/asks/{place}") for place, ask in enumerate(asks)]
+        return encode_decisions(await self._admission.decide(allowed, caller))
 
-    def _allowed(self, ask: Ask, caller: Grant, field: str) -> Ask:
+    def _allowed(self, ask: Ask, grant: Grant, field: str) -> Ask:
         accounts = ask.cluster_action or ask.mode in ("record", "refund")
-        self._access.demand(caller, "account" if accounts else "decide")
-        return ask if caller.is_plain else self._access.confine(caller, ask, field)
+        self._access.demand(grant, "account" if accounts else "decide")
+        return ask if grant.is_plain else self._access.confine(grant, ask, field)
 
 
 class Answer(NamedTuple):
@@ -129,21 +130,21 @@ class PlainRoute(abc.ABC):
 class HotRoute(PlainRoute):
     """A path that takes POST and answers a body with a body."""
 
-    def __init__(self, answer: Callable[[bytes, Grant], Awaitable[bytes]], access: Access) -> None:
+    def __init__(self, answer: Callable[[bytes, Grant, Caller], Awaitable[bytes]], access: Access) -> None:
         self._answer = answer
         self._access = access
 
     async def answered(self, scope: Scope, receive: Receive) -> Answer | None:
         """The answer to the whole body."""
-        caller = self._access.caller(scope)
-        if "account" not in caller.scopes:  # which is enough for some asks: their bodies say
-            self._access.demand(caller, "decide")
+        grant = self._access.caller(scope)
+        if "account" not in grant.scopes:  # which is enough for some asks: their bodies say
+            self._access.demand(grant, "decide")
         if scope["method"] != "POST":
             raise Problem(405, "This path takes POST.", headers={"Allow": "POST"})
         body = await _read(scope, receive)
         if body is None:
             return None
-        answer = await self._answer(body, caller)
+        answer = await self._answer(body, grant, caller_of(grant, scope))
         length = b"%d" % len(answer)
         return Answer(200, [(b"content-type", b"application/json"), (b"content-length", length)], answer)
 

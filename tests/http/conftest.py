@@ -20,6 +20,7 @@ from app.admission.metrics import Metrics
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
+from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.quota import Defaults, Quota
 from app.http.access import Access
@@ -47,7 +48,7 @@ class Admission:
     held: asyncio.Event | None = None
     full: tuple[Decision, tuple[Quota, ...]] | None = None
 
-    async def decide(self, asks: Sequence[Ask]) -> list[Decision]:
+    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
         if self.broken:
             raise RuntimeError("a secret of the machine room")
         if self.held is not None:
@@ -56,8 +57,8 @@ class Admission:
         self.asked += asks
         return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
 
-    async def decide_in_full(self, ask: Ask) -> tuple[Decision, tuple[Quota, ...]]:
-        (decision,) = await self.decide((ask,))
+    async def decide_in_full(self, ask: Ask, caller: Caller = ANYONE) -> tuple[Decision, tuple[Quota, ...]]:
+        (decision,) = await self.decide((ask,), caller)
         return self.full or (replace(decision, quotas=()), ())
 
 

@@ -1,0 +1,27 @@
+"""Who sends a request, as far as a decision on it depends on that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from app.domain.binding import Binding
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The sender of a request.
+
+    Attributes:
+        key: the name of its key; None without one: callers without a key are one caller to kept answers.
+        turn: whom it takes turns as: its key, or its address (IPv6 by /64).
+        bound_to: the entities that its key may ask for; none of them is no bound.
+    """
+
+    key: str | None = None
+    turn: str = ""
+    bound_to: tuple[Binding, ...] = ()
+
+
+ANYONE: Final = Caller()
+"""A caller without a key and without an address, such as a test or a command of our own."""
