@@ -1,11 +1,11 @@
-"""Loading assertions into a running store, by a script of its own beside the one that decides."""
+"""Loading assertions into a running store, by a library of its own beside the one that decides."""
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from redis.asyncio import Redis
@@ -21,7 +21,8 @@ from app.domain.token_bucket import Tokens
 from app.store.encoding import ALGORITHMS as NUMBERS
 from app.store.encoding import ORDER_STEP, QUOTA, encode_call, parameters
 from app.store.keys import ORDER_KEY, PREFIX, bucket_key
-from app.store.redis import evaluate, run
+from app.store.library import Library, call_function
+from app.store.redis import run
 from app.store.script import ALGORITHMS, FORGET, maker, numbers, text
 
 Items = Sequence[WrittenId] | Sequence[Charges] | Sequence[Sample] | Sequence[Tokens]
@@ -80,8 +81,7 @@ class Loader:
             url, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0), client_name="quotagate-backfill"
         )
         self._key = f"{PREFIX}:backfill:{name}".encode()
-        self._script = script
-        self._sha1 = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+        self._library = Library.of(script)
         self._call = encode_call(
             caller_clock=at_ms is not None, sequential=False, logged=False, max_ids=max_ids
         )
@@ -123,7 +123,7 @@ class Loader:
         keys = [self._key, *(bucket_key(load.applied) for load in loads)]
         first = _NOW_AND_DONE.pack(self.at_ms or 0, done)
         arguments = [self._call, first, *(_encode(load.applied.quota, load.items) for load in loads)]
-        reply = await evaluate(self._client, self._script, self._sha1, keys, arguments)
+        reply = await call_function(partial(run, self._client), self._library, keys, arguments)
         return [Loaded(*_LOADED.unpack(packed)) for packed in reply[1:]]
 
     async def finish(self) -> None:

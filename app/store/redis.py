@@ -1,10 +1,10 @@
-"""The Redis store: one connection pool, one script, one round trip for the asks of a call."""
+"""The Redis store: one connection pool, one function, one round trip for the asks of a call."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -17,7 +17,6 @@ from redis.exceptions import (
     ConnectionError,  # noqa: A004  redis-py's own name; the built-in one is OSError's
     MasterDownError,
     NoPermissionError,
-    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -26,6 +25,7 @@ from redis.exceptions import (
 
 from app.store.encoding import ORDER_STEP, decode_reply, encode_call, encode_plans
 from app.store.keys import ORDER_KEY, PROBE_KEY
+from app.store.library import Library, MissingFunctionError, call_function, keep_only_used
 from app.store.port import Answer, Fault, Plan, StoreError
 from app.store.script import FORGET, SCRIPT
 
@@ -34,7 +34,7 @@ OLDEST: Final = (7, 0)
 
 CONNECT_WITHIN_S: Final = 0.5
 EXAMINE_WITHIN_S: Final = 0.5
-"""For each of an examination's three commands, whatever a call may take: a return is noticed soon."""
+"""For each of an examination's few commands, whatever a call may take: a return is noticed soon."""
 
 WRITE: Final = "redis.call('SET', KEYS[1], '', 'PX', 1000) redis.call('DEL', KEYS[1])"
 """Proves that a script may write, and leaves nothing."""
@@ -89,8 +89,7 @@ class RedisStore:
         self._client = client_of(url, timeout_s)
         self._examiner = client_of(url, EXAMINE_WITHIN_S)
         """Connections of its own, so that it neither waits for calls nor judges by an old connection."""
-        self._script = script
-        self._sha1 = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+        self._library = Library.of(script)
         self._call = encode_call(
             caller_clock=caller_clock, sequential=sequential, logged=logged, max_ids=max_ids
         )
@@ -107,7 +106,8 @@ class RedisStore:
         keys, arguments = encode_plans(plans)
         if self._logged:
             keys.append(ORDER_KEY)
-        reply = await evaluate(self._client, self._script, self._sha1, keys, [self._call, *arguments])
+        run_here = partial(run, self._client)
+        reply = await call_function(run_here, self._library, keys, [self._call, *arguments])
         self.now_ms = int(reply[0])
         return decode_reply(reply, len(plans))
 
@@ -136,9 +136,11 @@ class RedisStore:
             StoreError: it does not, or is a cluster, whose slots an ask may span.
         """
         faults = await self._faults()
+        run_here = partial(run, self._examiner)
         keys = [ORDER_KEY] if self._logged else []
-        await evaluate(self._examiner, self._script, self._sha1, keys, [self._call])
-        await run(self._examiner, "EVAL", WRITE, 1, PROBE_KEY)
+        await call_function(run_here, self._library, keys, [self._call])
+        await run_here("EVAL", WRITE, 1, PROBE_KEY)
+        await keep_only_used(run_here, self._library)
         return faults
 
     async def close(self) -> None:
@@ -159,37 +161,21 @@ class RedisStore:
         return tuple(_faults(server))
 
 
-async def evaluate(
-    client: Redis, script: str, sha1: str, keys: Sequence[bytes], arguments: Sequence[bytes]
-) -> list[bytes]:
-    """The reply of a script, which is told once more to a store that does not know it.
-
-    Raises:
-        StoreError: no reply, or an error for one; a late call may still be carried out.
-    """
-    try:
-        reply = await run(client, "EVALSHA", sha1, len(keys), *keys, *arguments)
-    except NoScriptError:
-        # the store lost the script (restart, failover, SCRIPT FLUSH) before it did anything
-        reply = await run(client, "EVAL", script, len(keys), *keys, *arguments)
-    return cast("list[bytes]", reply)
-
-
 async def run(client: Redis, *command: str | bytes | int) -> Any:
     """The reply to one command.
 
     Raises:
         StoreError: no reply, or an error for one; a late command may still be carried out.
-        NoScriptError: of EVALSHA; nothing was done.
+        MissingFunctionError: of FCALL; nothing was done.
     """
     execute = cast("Callable[..., Awaitable[Any]]", client.execute_command)
     try:
         return await execute(*command)
-    except NoScriptError:
-        raise
     except (RedisError, OSError) as error:
-        await _forget_connections(client)
-        raise failure(error) from error
+        failed = failure(error)
+        if not isinstance(failed, MissingFunctionError):
+            await _forget_connections(client)
+        raise failed from error
 
 
 def client_of(url: str, timeout_s: float) -> Redis:
@@ -216,6 +202,8 @@ def failure(error: Exception) -> StoreError:
     if isinstance(error.__cause__, RedisError):
         error = error.__cause__  # a refused greeting is dressed as a lost connection
     text = str(error)
+    if MissingFunctionError.TEXT in text:
+        return MissingFunctionError("scripting", text)
     for type_, reason in _BY_TYPE:
         if isinstance(error, type_):
             return StoreError(reason, text)

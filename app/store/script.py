@@ -1,4 +1,4 @@
-"""The script of the store, assembled from ``lua/*.lua``."""
+"""The script of the store, assembled from ``lua/*.lua``; ``library.py`` makes a function library of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from app.domain.shape import BLOCK_BYTES, CELLS, GROWTH, LAYERS, SHARES, SMALLES
 from app.store.keys import LONGEST_TTL_MS
 
 ALGORITHMS: Final = ("sampled_rate", "token_bucket", "producer_ids")
-"""Each is made when a call first needs it: to build every function of the script takes 25 microseconds."""
 
 FOLDER: Final = files("app.store") / "lua"
 
@@ -65,4 +64,8 @@ for i = 1, #KEYS - 1 do redis.call('DEL', KEYS[i]) end
 return string.format('%.0f', next_order(KEYS[#KEYS]))
 """
 )
-"""Removes buckets, and takes the next number in the order of what is logged, as a call does."""
+"""Removes buckets, and takes the next number in the order of what is logged, as a call does.
+
+Sent whole with EVAL, like every script that does not decide: it is small and seldom called, so building it
+anew for each call costs nothing that matters.
+"""

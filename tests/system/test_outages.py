@@ -397,7 +397,7 @@ def spread(seconds: list[float]) -> str:
 # What is no outage
 
 
-async def test_a_script_that_is_lost_and_connections_that_are_cut_cost_hardly_an_answer():
+async def test_a_library_that_is_lost_and_connections_that_are_cut_cost_hardly_an_answer():
     with stores.server("valkey") as server, running(store_url=server.url) as node:
         for client, quota in POLICIES.items():
             node.put(f"client-id={client}", request_rate=quota)
@@ -405,7 +405,7 @@ async def test_a_script_that_is_lost_and_connections_that_are_cut_cost_hardly_an
         async with Callers(node).calling() as callers:
             await callers.more("store")
             for _ in range(5):
-                store.script_flush()
+                store.function_flush()
                 await callers.more("store", answers=CALLERS)
             flushed = reasons(metrics(node))
             store.client_kill_filter(_type="normal", skipme=True)
@@ -414,7 +414,7 @@ async def test_a_script_that_is_lost_and_connections_that_are_cut_cost_hardly_an
         cut = reasons(metrics(node)) - flushed
         say(f"{len(callers.answers)} answers; flushed {dict(flushed)}, cut {dict(cut)}")
         check(callers.answers)
-        assert flushed.keys() <= {"budget"}  # a machine that stalls: the lost script itself costs none
+        assert flushed.keys() <= {"budget"}  # a machine that stalls: the lost library itself costs none
         assert cut.keys() <= {"budget", "connection"}
         assert cut["connection"] <= 2 * CALLERS
 

@@ -57,7 +57,7 @@ def test_a_store_that_allows_no_info_decides_and_is_named():
             assert decides(node)
 
 
-@pytest.mark.parametrize("taken", ["-eval -evalsha", "-@write"])
+@pytest.mark.parametrize("taken", ["-fcall", "-eval", "-@write"])
 def test_a_store_that_allows_no_scripts_or_no_writes_is_away(taken):
     with stores.server("valkey") as server, redis.Redis.from_url(server.url) as store:
         store.execute_command("ACL", "SETUSER", "node", "on", ">secret", "~*", "+@all", *taken.split())

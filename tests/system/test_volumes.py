@@ -296,7 +296,7 @@ def test_a_held_ask_costs_no_call_and_a_scaled_one_no_more_than_another(node: Se
 def _calls(node: Service) -> int:
     with redis.Redis.from_url(node.store_url) as client:
         found: dict[str, Any] = client.info("commandstats")
-    return int(found["cmdstat_evalsha"]["calls"])
+    return int(found["cmdstat_fcall"]["calls"])
 
 
 def test_two_nodes_follow_a_push_and_a_drill_and_fall_back_by_themselves():

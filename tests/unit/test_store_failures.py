@@ -20,7 +20,7 @@ def reply(text: str) -> Exception:
     ("text", "reason"),
     [
         (
-            "OOM command not allowed when used memory > 'maxmemory'. script: 1, on @user_script:1.",
+            "OOM command not allowed when used memory > 'maxmemory'. script: 1, on @user_function:1.",
             "out_of_memory",
         ),
         ("READONLY You can't write against a read only replica. script: 1", "read_only"),
@@ -28,15 +28,16 @@ def reply(text: str) -> Exception:
         ("BUSY Redis is busy running a script. You can only call SCRIPT KILL", "busy"),
         ("NOAUTH Authentication required.", "authentication"),
         ("WRONGPASS invalid username-password pair or user is disabled.", "authentication"),
-        ("NOPERM User a has no permissions to run the 'evalsha' command", "permission"),
+        ("NOPERM User a has no permissions to run the 'fcall' command", "permission"),
         ("ERR The user executing the script can't run this command or subcommand script: 1", "permission"),
         ("ERR ACL failure in script: User a has no permissions to run the 'set' command", "permission"),
         ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", "master_down"),
         ("MISCONF Errors writing to the AOF file: No space left on device", "misconfigured"),
         ("NOREPLICAS Not enough good replicas to write.", "no_replicas"),
-        ("ERR unknown command 'EVALSHA', with args beginning with: ", "scripting"),
+        ("ERR unknown command 'FCALL', with args beginning with: ", "scripting"),
+        ("ERR Function not found", "scripting"),
         ("ERR max number of clients reached", "connection"),
-        ("ERR user_script:1: something of ours", "response"),
+        ("ERR user_function:1: something of ours", "response"),
     ],
 )
 def test_a_reply_has_a_name(text: str, reason: str):

@@ -1,10 +1,10 @@
 --[[ What a call brings and what it returns.
 
-KEYS     for each ask in order: the key of its kept answer, if it has an id; then a key for each of its quotas.
+keys     for each ask in order: the key of its kept answer, if it has an id; then a key for each of its quotas.
          In a call that is logged, the key of the order at the end.
-ARGV[1]  the call:   <B B d>   1 if the callers' clocks decide; 1 to sum delays as KIP-124 does, plus 2 to be logged;
+args[1]  the call:   <B B d>   1 if the callers' clocks decide; 1 to sum delays as KIP-124 does, plus 2 to be logged;
                                ids a principal may have
-ARGV[n]  an ask:     <B B d>   mode, quotas, at_ms (of the caller's clock; else not looked at)
+args[n]  an ask:     <B B d>   mode, quotas, at_ms (of the caller's clock; else not looked at)
                      <I2>      length of its context, plus 1; 0 if the ask has no id
                      quotas    <B B I2 d d d d d d>  algorithm, flags, ids, limit, usage, a, b, c, longest delay,
                                then 32 bytes for each id
@@ -15,6 +15,9 @@ Returns  { now in ms, answer, answer, ... }; an answer is "\0" and <B B B d d d 
          or "\1" and a kept one: <I2> length of its context, context, quotas as above; or "\2" and why there is none.
          A call that is logged returns besides: its order, then for each ask what became of its ids, a byte each.
 State    one string a bucket, drawn at the head of each algorithm's file; every key has a TTL.
+
+All of this is built once, when the library is first called (app/store/library.py), and lives as long as it: what
+belongs to one call is set anew by `begin`.
 ]]
 
 local CALL, ASK, QUOTA, SAID = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
@@ -33,11 +36,16 @@ local band, bor, lshift = bit.band, bit.bor, bit.lshift
 local pack, unpack_ = struct.pack, struct.unpack
 local call = redis.call
 
-local caller_clock, ways, max_ids = unpack_(CALL, ARGV[1])
-caller_clock = caller_clock == 1
-local sequential, logged = band(ways, 1) > 0, band(ways, 2) > 0
+local KEYS, ARGV, caller_clock, max_ids, sequential, logged, clock
 
-local clock
+local function begin(keys, args)
+  local ways
+  KEYS, ARGV, clock = keys, args, nil
+  caller_clock, ways, max_ids = unpack_(CALL, args[1])
+  caller_clock = caller_clock == 1
+  sequential, logged = band(ways, 1) > 0, band(ways, 2) > 0
+end
+
 local function store_now()
   clock = call('TIME')
   return clock[1] * 1000 + floor(clock[2] / 1000)

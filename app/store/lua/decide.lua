@@ -1,11 +1,8 @@
 -- One ask after the other: look at every quota, then write all or nothing.
 
 local PRODUCER_IDS = 3
-local MAKERS = { make_sampled_rate, make_token_bucket, make_producer_ids }
-local algorithms = {}
-local store_time = caller_clock or store_now()
-local next_key = 1
-local fates = ''
+local ALGORITHMS = { make_sampled_rate(), make_token_bucket(), make_producer_ids() }
+local store_time, next_key, fates
 
 -- A quota's own answer, with what its key and the mode make of it.
 local function say(part, later)
@@ -45,8 +42,7 @@ local function read_parts(ask, mode, quotas, now)
     next_key = next_key + 1
     part.kind, part.flags, part.ids, part.limit, part.usage, part.a, part.b, part.c, part.longest, at =
       unpack_(QUOTA, ask, at)
-    algorithms[part.kind] = algorithms[part.kind] or MAKERS[part.kind]()
-    part.algorithm, part.ids_at = algorithms[part.kind], at
+    part.algorithm, part.ids_at = ALGORITHMS[part.kind], at
     at = at + part.ids * 32
     parts[i] = part
   end
@@ -150,7 +146,7 @@ local function guarded(ask)
   local fine, answer = pcall(decide, ask)
   if fine then return answer end
   local why = type(answer) == 'table' and answer.err or tostring(answer)
-  if not (string.find(why, '^WRONGTYPE') or string.find(why, '^user_script')) then return nil, why end
+  if not (string.find(why, '^WRONGTYPE') or string.find(why, '^user_function')) then return nil, why end
   local _, quotas, _, context = unpack_(ASK, ask)
   next_key = first + quotas + (context > 0 and 1 or 0)
   return '\2' .. why
@@ -164,14 +160,18 @@ local function may_write()
   return false
 end
 
-local answers = { string.format('%.0f', caller_clock and 0 or store_time) }
-local last = #ARGV
-if logged then answers[last + 1] = string.format('%.0f', may_write() and next_order(KEYS[#KEYS], clock) or 0) end
-for i = 2, last do
-  fates = ''
-  local answer, refused = guarded(ARGV[i])
-  if refused then return redis.error_reply(refused) end
-  answers[i] = answer
-  if logged then answers[last + i] = fates end
+local function run(keys, args)
+  begin(keys, args)
+  store_time, next_key = caller_clock or store_now(), 1
+  local answers = { string.format('%.0f', caller_clock and 0 or store_time) }
+  local last = #args
+  if logged then answers[last + 1] = string.format('%.0f', may_write() and next_order(keys[#keys], clock) or 0) end
+  for i = 2, last do
+    fates = ''
+    local answer, refused = guarded(args[i])
+    if refused then return redis.error_reply(refused) end
+    answers[i] = answer
+    if logged then answers[last + i] = fates end
+  end
+  return answers
 end
-return answers
