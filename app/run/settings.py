@@ -35,6 +35,8 @@ CLIENT_VARIABLES: Final = frozenset({f"{PREFIX}URL", f"{PREFIX}KEY"})
 """Read by the commands that talk to a running Quotagate; the program itself has no use for them."""
 
 SHORTEST_CHECK_INTERVAL: Final = timedelta(milliseconds=100)
+SHORTEST_ADMIN_KEY: Final = 16
+"""In characters; whoever can guess the admin key may do everything."""
 
 Network = IPv4Network | IPv6Network
 
@@ -55,6 +57,13 @@ def _names(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return tuple(part.strip() for part in value.split(";") if part.strip())
+
+
+def _hosts(value: Any) -> Any:
+    """`localhost, gate.example` as names; a name means the same in capitals."""
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip().lower() for part in value.split(",") if part.strip())
 
 
 def _iso_duration(value: Any) -> Any:
@@ -79,6 +88,8 @@ def _secret(value: Any) -> Any:
 
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_networks)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+HostName = Annotated[str, Field(pattern=r"^[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$", max_length=253)]
+HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_hosts)]
 Header = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 Duration = Annotated[timedelta, BeforeValidator(_iso_duration), Field(ge=timedelta(0))]
 HashSecret = Annotated[bytes, BeforeValidator(_secret)]
@@ -112,16 +123,24 @@ class Settings(BaseSettings):
     """The catalog: `sqlite://` or `postgresql://`. Without it, a SQLite file in the home directory."""
 
     admin_key: Annotated[SecretStr | None, BeforeValidator(_empty_is_none)] = None
-    """The key with every scope. Without it, one is made up, printed once and kept in the home directory."""
+    """The key with every scope, at least 16 characters. Without it, one is made up and kept in the home."""
     open_to: Networks = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     """Networks, separated by commas, that may ask for decisions without a key; empty: none."""
+    allowed_hosts: HostNames = ("localhost",)
+    """Host names, separated by commas, that callers over loopback may use without a key, beside addresses."""
     hash_secret: Annotated[HashSecret | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
     """Keys the hash of producer ids: 32 bytes in hex. Without it, made once and kept in the catalog."""
 
     clock: Literal["store", "caller"] = "store"
     """Whose time decides. `caller`: the ask's `at_ms`, for replays; only on a loopback address."""
     store_budget_ms: Annotated[int, Field(ge=1, le=60_000)] = 50
-    """The longest a decision waits for the store, in milliseconds."""
+    """How long a call to the store may take, in milliseconds from when it was written."""
+    queue_ms: Annotated[int, Field(ge=1, le=60_000)] = 2_000
+    """How long an ask may wait in a node, in milliseconds; beyond it, asks are shed."""
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 8_192
+    """Connections of one API process; those beyond are closed unanswered."""
+    max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
+    """Connections from one address to one API process; those beyond are closed unanswered."""
     combine_delays: Literal["max", "sequential"] = "max"
     """How delays join: the longest one, or a request delay measured after the byte delay (KIP-124's text)."""
     inter_broker_listener: Annotated[str | None, BeforeValidator(_empty_is_none)] = None
@@ -191,12 +210,18 @@ class Settings(BaseSettings):
     """How producer ids stand in the decision log."""
     log_retention: Duration = timedelta(days=30)
     """How long the decision log is kept."""
+    log_max_bytes: Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_empty_is_none)] = None
+    """The most bytes the decision log keeps; beyond it, the oldest hours go first. Without it, no bound."""
 
     @field_validator("admin_key")
     @classmethod
-    def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None and not re.fullmatch(r"[!-~]+", key.get_secret_value()):
+    def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is None:
+            return None
+        if not re.fullmatch(r"[!-~]+", key.get_secret_value()):
             raise ValueError("must be visible ASCII without blanks, as it travels in a header")
+        if len(key.get_secret_value()) < SHORTEST_ADMIN_KEY:
+            raise ValueError(f"must be at least {SHORTEST_ADMIN_KEY} characters, or it can be guessed")
         return key
 
     @model_validator(mode="after")

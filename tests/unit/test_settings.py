@@ -39,6 +39,10 @@ def test_nothing_set_is_a_node_on_loopback_with_embedded_state(monkeypatch):
     assert given.open_to == (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     assert (given.samples, given.sample_ms) == (11, 1_000)
     assert given.volume_check_interval == timedelta(seconds=60)
+    assert (given.store_budget_ms, given.queue_ms) == (50, 2_000)
+    assert (given.max_connections, given.max_connections_per_address) == (8_192, 2_048)
+    assert given.allowed_hosts == ("localhost",)
+    assert given.log_max_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -52,15 +56,25 @@ def test_nothing_set_is_a_node_on_loopback_with_embedded_state(monkeypatch):
         ("REDIS_URL", "localhost:6379"),
         ("REDIS_URL", "http://localhost"),
         ("DATABASE_URL", "mysql://localhost/q"),
-        ("ADMIN_KEY", "two words"),
+        ("ADMIN_KEY", "two words of a long key"),
+        ("ADMIN_KEY", "a"),
+        ("ADMIN_KEY", "fifteen-letters"),
         ("OPEN_TO", "10.0.0.0/33"),
         ("OPEN_TO", "10.0.0.1/8"),
         ("OPEN_TO", "everyone"),
+        ("ALLOWED_HOSTS", "gate.example:8080"),
+        ("ALLOWED_HOSTS", "http://gate.example"),
+        ("ALLOWED_HOSTS", "*"),
+        ("ALLOWED_HOSTS", "gate.example."),
         ("HASH_SECRET", "00" * 31),
         ("HASH_SECRET", "zz" * 32),
         ("CLOCK", "mine"),
         ("STORE_BUDGET_MS", "0"),
         ("STORE_BUDGET_MS", "1.5"),
+        ("QUEUE_MS", "0"),
+        ("QUEUE_MS", "60001"),
+        ("MAX_CONNECTIONS", "0"),
+        ("MAX_CONNECTIONS_PER_ADDRESS", "many"),
         ("COMBINE_DELAYS", "min"),
         ("CHECK_IP_HEADER", "X Forwarded"),
         ("TRUSTED_PROXIES", "proxy.example"),
@@ -87,6 +101,8 @@ def test_nothing_set_is_a_node_on_loopback_with_embedded_state(monkeypatch):
         ("LOG", "some"),
         ("LOG_IDS", "none"),
         ("LOG_RETENTION", "P"),
+        ("LOG_MAX_BYTES", "0"),
+        ("LOG_MAX_BYTES", "1GB"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(monkeypatch, name, value):
@@ -148,6 +164,20 @@ def test_open_to_nobody_is_not_the_default(monkeypatch):
     assert load(monkeypatch, OPEN_TO="").open_to == ()
 
 
+def test_an_admin_key_of_sixteen_characters_is_taken(monkeypatch):
+    given = load(monkeypatch, ADMIN_KEY="sixteen-letters!")
+    assert given.admin_key is not None
+    assert given.admin_key.get_secret_value() == "sixteen-letters!"
+
+
+def test_hosts_are_names_in_small_letters(monkeypatch):
+    assert load(monkeypatch, ALLOWED_HOSTS="Gate.Example, localhost").allowed_hosts == (
+        "gate.example",
+        "localhost",
+    )
+    assert load(monkeypatch, ALLOWED_HOSTS="").allowed_hosts == ()
+
+
 def test_lists_are_read(monkeypatch):
     given = load(
         monkeypatch,
@@ -163,14 +193,15 @@ def test_lists_are_read(monkeypatch):
 
 
 def test_an_empty_value_is_none_where_none_is_possible(monkeypatch):
-    given = load(monkeypatch, REDIS_URL="", VOLUME_SOURCE="", TLS_CERT="", HASH_SECRET="")
+    given = load(monkeypatch, REDIS_URL="", VOLUME_SOURCE="", TLS_CERT="", HASH_SECRET="", LOG_MAX_BYTES="")
     assert (given.redis_url, given.volume_source, given.tls_cert, given.hash_secret) == (None,) * 4
+    assert given.log_max_bytes is None
 
 
 def test_secrets_stay_out_of_messages_and_logs(monkeypatch):
     given = load(
         monkeypatch,
-        ADMIN_KEY="key-4711",
+        ADMIN_KEY="key-4711-of-the-tests",
         HASH_SECRET="ab" * 32,
         REDIS_URL="redis://:pass-4711@host",
         KAFKA_SASL_PLAIN_PASSWORD="pass-4711",
@@ -179,7 +210,7 @@ def test_secrets_stay_out_of_messages_and_logs(monkeypatch):
     assert "4711" not in repr(given)
     assert "abab" not in repr(given)
     with pytest.raises(SettingsRefused) as refused:
-        load(monkeypatch, REDIS_URL="redsi://:pass-4711@host", ADMIN_KEY="key 4711")
+        load(monkeypatch, REDIS_URL="redsi://:pass-4711@host", ADMIN_KEY="key 4711 of the tests")
     assert "4711" not in str(refused.value)
 
 
