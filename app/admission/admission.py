@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
 from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
-from app.admission.gather import Gatherer
+from app.admission.gather import QUEUE_S, Gatherer
 from app.admission.hold import PRODUCE, UNTHROTTLED, held, is_held
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
 from app.admission.plan import Match, Matches, decided, plan_of, scaled_match
 from app.admission.refresh import Refresher
+from app.admission.slices import Slices, Work
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import Quotas, Rules
 from app.domain.quota import Quota
-from app.store.port import Answer, Plan, Store
+from app.store.port import Answer, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
+T = TypeVar("T")
 
 
 class Snapshot(Protocol):
@@ -45,12 +47,13 @@ class Factor(Protocol):
         """How long an ask to produce waits while the factor is 0."""
 
 
-class Found(NamedTuple):
-    """An ask, the quotas that apply to it under the factor in force, and whether that holds it."""
+class Planned(NamedTuple):
+    """An ask, the quotas that apply to it under the factor in force, and what to ask the store."""
 
     ask: Ask
     matches: tuple[Match, ...]
     is_held: bool
+    plan: Plan | None
 
 
 class Admission:
@@ -60,7 +63,9 @@ class Admission:
         snapshot: gives the quotas in force.
         secret: gives the deployment's hash secret, which the catalog knows once it is open.
         sequential: sum delays as KIP-124 does.
-        budget_s: the longest a decision waits for the store.
+        budget_s: how long the store may be silent on a quiet node.
+        queue_s: how long an ask may wait in this node.
+        slices: does what would hold the event loop for long.
         factor: gives the throttle factor in force.
         logs: takes every decision down.
 
@@ -78,11 +83,14 @@ class Admission:
         sequential: bool,
         budget_s: float,
         metrics: Metrics,
+        queue_s: float = QUEUE_S,
+        slices: Slices | None = None,
         factor: Factor = UNTHROTTLED,
         logs: Logs = UNLOGGED,
     ) -> None:
         self.circuit = Circuit(store, metrics)
-        self._gatherer = Gatherer(self.circuit, budget_s=budget_s)
+        self._gatherer = Gatherer(self.circuit, budget_s=budget_s, queue_s=queue_s, queued=metrics.queued)
+        self._slices = slices or Slices()
         self._refresher = Refresher(self._gatherer.decide, logs)
         self._snapshot = snapshot
         self._factor = factor
@@ -95,37 +103,76 @@ class Admission:
         self._matches = Matches(self._quotas, rules)
 
     async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
-        """Decide asks in order; for a store that does not answer in time, each quota's policy does."""
-        matches = self._matches_in_force()
-        return await self._decide([self._found(ask, matches) for ask in asks], caller)
+        """Decide asks in order; for a store that is silent for too long, each quota's policy does.
 
-    async def decide_in_full(self, ask: Ask, caller: Caller = ANYONE) -> tuple[Decision, tuple[Quota, ...]]:
-        """Decide an ask that wants detail and has no id; and the quotas, each in its verdict's place."""
-        found = self._found(ask, self._matches_in_force())
-        (decision,) = await self._decide((found,), caller)
-        return decision, tuple(match.applied.quota for match in found.matches)
+        Raises:
+            OverloadedError: the node has too much to do; nothing was charged.
+            CallerGoneError: the caller has left; nothing was charged.
+        """
+        began = perf_counter()
+        planned = await self._all(self._planned(asks), len(asks), caller)
+        return await self._decide(planned, caller, began)
 
-    def _found(self, ask: Ask, matches: Matches) -> Found:
+    async def decide_in_full(
+        self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
+    ) -> tuple[Decision, tuple[Quota, ...]]:
+        """Decide an ask that wants detail and has no id; and the quotas, each in its verdict's place.
+
+        Args:
+            within_s: how long it may wait in this node, if that is less than what holds for all.
+
+        Raises:
+            OverloadedError, CallerGoneError: as decide does.
+        """
+        began = perf_counter()
+        (planned,) = self._planned((ask,))
+        (decision,) = await self._decide((planned,), caller, began, within_s)
+        return decision, tuple(match.applied.quota for match in planned.matches)
+
+    async def _all(self, work: Iterator[T], length: int, caller: Caller) -> list[T]:
+        """All of a sequence; a long one is made in slices."""
+        return list(work) if length == 1 else await self._slices.run(caller.turn, _listed(work))
+
+    def _planned(self, asks: Sequence[Ask]) -> Iterator[Planned]:
+        matches, secret = self._matches_in_force(), self._secret()
+        for ask in asks:
+            its, is_held = self._found(ask, matches)
+            # Of what is held only a kept answer is looked for, which a retry is given whatever holds now.
+            yield Planned(ask, its, is_held, plan_of(ask, () if is_held else its, secret))
+
+    def _found(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
+        """The quotas that apply to an ask under the factor in force, and whether that holds it."""
         its = matches.of(ask)
         if PRODUCE not in ask.usage or (factor := self._factor.on(ask)) == 1:
-            return Found(ask, its, is_held=False)
+            return its, False
         if is_held(ask, factor):
-            return Found(ask, its, is_held=True)
-        return Found(ask, tuple(scaled_match(match, factor) for match in its) if factor else its, False)
+            return its, True
+        return tuple(scaled_match(match, factor) for match in its) if factor else its, False
 
-    async def _decide(self, found: Sequence[Found], caller: Caller) -> list[Decision]:  # noqa: ARG002  fair turns next
-        began = perf_counter()
-        secret = self._secret()
-        # Of what is held only a kept answer is looked for, which a retry is given whatever holds now.
-        plans = [plan_of(each.ask, () if each.is_held else each.matches, secret) for each in found]
-        wanted = [plan for plan in plans if plan is not None]
+    async def _decide(
+        self, planned: Sequence[Planned], caller: Caller, began: float, within_s: float | None = None
+    ) -> list[Decision]:
+        wanted = [each for each in planned if each.plan is not None]
         answers: list[Answer] = []
         failure = self.circuit.error
         if wanted and failure is None:
-            answers, failure = await self._gatherer.decide(wanted, partial(self._came_late, found, plans))
+            answers, failure = await self._gatherer.decide(
+                [each.plan for each in wanted if each.plan is not None],
+                partial(self._came_late, wanted),
+                caller=caller,
+                on_behalf_of=_whom(planned[0].ask),
+                within_s=within_s,
+            )
+        decisions = await self._all(self._decided(planned, answers, failure), len(planned), caller)
+        self._metrics.took(perf_counter() - began, len(planned))
+        return decisions
+
+    def _decided(
+        self, planned: Sequence[Planned], answers: Sequence[Answer], failure: StoreError | None
+    ) -> Iterator[Decision]:
+        """The decisions, from the answers as far as they came."""
         arrived = iter(answers)
-        decisions = []
-        for (ask, its, holds), plan in zip(found, plans, strict=True):
+        for ask, its, holds, plan in planned:
             answer = None if plan is None else next(arrived, None)
             missed = failure if answer is None else answer.error
             if answer is not None and missed is not None:
@@ -134,7 +181,7 @@ class Admission:
             if holds and (answer is None or answer.kept is None):
                 decision, verdicts = held(ask, its, self._factor.hold_ms(ask.at_ms), away=failure is not None)
                 if failure is None and ask.mode == "admit":
-                    self._refresher.add(ask, its, secret)
+                    self._refresher.add(ask, its, self._secret())
             elif missed is not None and its:
                 decision, verdicts = without_store(ask, its)
             else:
@@ -144,19 +191,19 @@ class Admission:
                 self._metrics.fell_back(why)
             self._count(ask, its, plan, answer, decision, verdicts)
             self._logs.decided(ask, its, answer, decision, verdicts, why)
-            decisions.append(decision)
-        self._metrics.took(perf_counter() - began, len(found))
-        return decisions
+            yield decision
 
-    def _came_late(
-        self, found: Sequence[Found], plans: Sequence[Plan | None], place: int, answer: Answer
-    ) -> None:
+    def _came_late(self, asked: Sequence[Planned], place: int, answer: Answer) -> None:
         """Have it taken down what was charged after all for an ask that was answered without the store."""
-        asked = [(each, plan) for each, plan in zip(found, plans, strict=True) if plan is not None]
-        each, plan = asked[place]
-        if answer.error is None and answer.kept is None and not each.is_held:
-            decision, verdicts = decided(each.ask, plan, answer, sequential=self._sequential)
-            self._logs.late(each.ask, each.matches, answer, decision, verdicts)
+        ask, matches, holds, plan = asked[place]
+        if answer.error is None and answer.kept is None and not holds:
+            decision, verdicts = decided(ask, plan, answer, sequential=self._sequential)
+            self._logs.late(ask, matches, answer, decision, verdicts)
+
+    @property
+    def waiting(self) -> int:
+        """How many asks wait for a call to the store."""
+        return self._gatherer.waiting
 
     async def open(self) -> None:
         """Look at the store, and keep an eye on it."""
@@ -193,3 +240,17 @@ class Admission:
             if charge.applied.quota.algorithm == "producer_ids":
                 fills.append(Fill(charge.applied.bucket, said.remembered, said.fill))
         self._metrics.decided(ask, decision, verdicts, fills, [match.applied for match in found])
+
+
+def _whom(ask: Ask) -> str:
+    """Whom an ask is for, as far as its caller's asks take turns by it."""
+    return ask.principal or ask.ip or ask.client_id or ""
+
+
+def _listed(work: Iterator[T]) -> Work[list[T]]:
+    """A sequence that is made step by step, as a list in the end."""
+    made = []
+    for each in work:
+        made.append(each)
+        yield
+    return made

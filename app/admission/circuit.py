@@ -47,8 +47,8 @@ class Counted(Protocol):
 class Circuit:
     """A store behind a circuit: while it is open no ask waits for the store, and one task looks after it.
 
-    An ask's budget is not this class's affair: an answer that comes late is still an answer, and a store
-    that hangs fails its call by the store's own timeout.
+    How long the store may be silent is not this class's affair, but ``app.admission.gather``'s, which gives
+    a call up in the end.
 
     Attributes:
         error: why the circuit is open; None while it is closed.
@@ -61,6 +61,8 @@ class Circuit:
         self._store = store
         self._counted = counted
         self._failed = asyncio.Event()
+        self._replied = 0
+        store.lost = self._lost
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -87,6 +89,14 @@ class Circuit:
         finally:
             self._counted.called(len(plans), asyncio.get_running_loop().time() - began)
 
+    def silent_since(self) -> float | None:
+        """Since when the store owes a reply and says nothing, by the loop's clock; None while it does not."""
+        return self._store.silent_since()
+
+    def give_up(self) -> None:
+        """Fail the calls under way: the store has been silent for too long."""
+        self._store.give_up(StoreError("timeout", "it does not reply"))
+
     async def forget(self, keys: Sequence[bytes]) -> int | None:
         """Remove the buckets of these keys, all of them or none; the place of that in the order of the log.
 
@@ -100,11 +110,17 @@ class Circuit:
     async def _called(self, call: Awaitable[T]) -> T:
         """The answer to a call, whose failure, of whatever kind, opens the circuit."""
         try:
-            return await call
+            reply = await call
         except Exception as error:
             failed = _failure(error)
             self._opens(failed)
             raise failed from error
+        self._replied += 1
+        return reply
+
+    def _lost(self, error: StoreError) -> None:
+        """Take note that the connection for calls is lost: an examination makes a new one."""
+        self._opens(error)
 
     async def _watch(self) -> None:
         clock, row, closed_at = asyncio.get_running_loop().time, 0, 0.0
@@ -129,10 +145,14 @@ class Circuit:
         return self._failed.is_set()
 
     async def _examine(self) -> bool:
+        replied = self._replied
         try:
             faults = await self._store.examine()
         except Exception as error:  # noqa: BLE001  whatever it is, the next examination comes
-            self._opens(_failure(error))
+            failed = _failure(error)
+            if self.error is None and failed.reason == "timeout" and self._replied > replied:
+                return True  # calls were answered meanwhile: it is the examination that was held up
+            self._opens(failed)
             return False
         self._closes(faults)
         return True

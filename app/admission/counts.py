@@ -80,6 +80,7 @@ class Counts(Struct):
         stores_away: 1 while its circuit is open; of several processes, how many have it open.
         store_faults: what was wrong with the store's set-up then.
         catalogs_away: 1 while it does not reach its catalog; of several processes, how many do not.
+        queue_asks: how many asks wait for a call to the store.
         factor_fallbacks: how often it has gone over to the fallback factor; of several processes, which all
             see the same, the most.
         log_dropped: rows of the decision log that it dropped.
@@ -91,11 +92,13 @@ class Counts(Struct):
     failures: dict[Labels, float] = field(default_factory=dict)
     blocked: dict[Labels, float] = field(default_factory=dict)
     access_failures: dict[Labels, float] = field(default_factory=dict)
+    shed: dict[Labels, float] = field(default_factory=dict)
     unmatched: int = 0
     exempt: float = 0
     corrections: int = 0
     decision_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
     store_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
+    queue_seconds: Histogram = field(default_factory=lambda: Histogram.of((*SECONDS, 2.5, 5.0)))
     script_asks: Histogram = field(default_factory=lambda: Histogram.of(ASKS))
     rates: Gauges = field(default_factory=dict)
     tokens: Gauges = field(default_factory=dict)
@@ -107,6 +110,7 @@ class Counts(Struct):
     stores_away: int = 0
     store_faults: set[str] = field(default_factory=set)
     catalogs_away: int = 0
+    queue_asks: int = 0
     factor_fallbacks: int = 0
     log_dropped: int = 0
 
@@ -117,7 +121,7 @@ class Counts(Struct):
 
     def add(self, other: Counts) -> None:
         """Take in the counts of another process."""
-        for name in ("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures"):
+        for name in ("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed"):
             mine: dict[Labels, float] = getattr(self, name)
             for labels, count in getattr(other, name).items():
                 mine[labels] = mine.get(labels, 0) + count
@@ -127,10 +131,12 @@ class Counts(Struct):
         self.log_dropped += other.log_dropped
         self.stores_away += other.stores_away
         self.catalogs_away += other.catalogs_away
+        self.queue_asks += other.queue_asks
         self.store_faults |= other.store_faults
         self.factor_fallbacks = max(self.factor_fallbacks, other.factor_fallbacks)
         self.decision_seconds.add(other.decision_seconds)
         self.store_seconds.add(other.store_seconds)
+        self.queue_seconds.add(other.queue_seconds)
         self.script_asks.add(other.script_asks)
         for known, its in zip(self.gauges, other.gauges, strict=True):
             take_in(known, its)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from app.admission.ending import finish
+from app.admission.patience import Moment, Patience
+from app.admission.queue import QUANTUM, CallerGoneError, Group, Late, OverloadedError, Queue
+from app.domain.caller import ANYONE, Caller
 from app.store.port import Answer, Plan, StoreError
 
 MAX_ASKS: Final = 100
@@ -16,153 +18,239 @@ MAX_IDS: Final = 200
 
 CLOSE_WITHIN_S: Final = 1.0
 
-GRACE_TURNS: Final = 8
-"""Turns of the event loop for a reply that has arrived to be read; on an idle loop they take microseconds."""
+LOOK_AGAIN_S: Final = 0.005
+"""When a reply was there to be read, or the node had not sent the call yet: the loop gets so long."""
+
+QUEUE_S: Final = 2.0
 
 
-Late = Callable[[int, Answer], None]
-"""Told the place of a plan, and its answer, that came when the request had gone on without it."""
-
-
-class Caller(Protocol):
+class Calls(Protocol):
     """Who makes the calls; ``app.admission.circuit`` does."""
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         """Decide plans in order in one call, or raise ``StoreError``."""
 
+    def silent_since(self) -> float | None:
+        """Since when the store owes a reply and says nothing, by the loop's clock; None while it does not."""
 
-class Group:
-    """The plans of one request, decided in order, perhaps over several calls.
+    def give_up(self) -> None:
+        """Fail the call under way: the store has been silent for too long."""
 
-    Attributes:
-        answers: as far as they came.
-        sent: how many were put into a call.
-    """
 
-    __slots__ = ("answers", "done", "late", "plans", "sent", "timer")
-
-    def __init__(
-        self, plans: Sequence[Plan], done: asyncio.Future[StoreError | None], late: Late | None
-    ) -> None:
-        self.plans = plans
-        self.late = late
-        self.answers: list[Answer] = []
-        self.sent = 0
-        self.done = done
-        self.timer: asyncio.TimerHandle | None = None
-
-    def finish(self, error: StoreError | None) -> None:
-        """Let the request go on, with what has been answered."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if not self.done.done():
-            self.done.set_result(error)
+Part = tuple[Group, int, int]
+"""Of a group the plans from one place to another, which are in one call."""
 
 
 class Gatherer:
-    """One call at a time to a store; what waits meanwhile leaves together, whole or in part.
+    """One call at a time to a store; what waits meanwhile leaves together, whole or in part, by fair turns.
 
-    There is no timer and no added latency: an ask that finds no call under way leaves at once. A group that
-    was too large for one call goes to the back, so that others pass between its parts.
+    An ask that finds no call under way leaves at once. What waits in the queue waits for this node, however
+    long: that never makes up an answer. Only the silence of the store does: one timer for each call asks the
+    kernel whether it is silent, and after the patience for that (``app.admission.patience``) everything that
+    waits or arrives is answered without the store, until the reply comes or the call fails.
 
     Args:
-        budget_s: the longest a group waits without any of its asks being answered.
+        budget_s: how long the store may be silent on a quiet node.
+        timeout_s: after so long a silence the call has failed.
+        queue_s: how long an ask may wait here: of whom one waits longer, nothing more is taken in.
+        queued: is told how long the asks of a group waited until they left.
     """
 
-    def __init__(self, store: Caller, *, budget_s: float) -> None:
+    def __init__(
+        self,
+        store: Calls,
+        *,
+        budget_s: float,
+        timeout_s: float = 0.5,
+        queue_s: float = QUEUE_S,
+        queued: Callable[[float, int], None] = lambda _seconds, _asks: None,
+    ) -> None:
         self._store = store
-        self._budget_s = budget_s
-        self._waiting: deque[Group] = deque()
+        self._patience = Patience(budget_s)
+        self._timeout_s = max(timeout_s, 2 * budget_s)
+        self._queue_s = queue_s
+        self._queued = queued
+        self._queue = Queue()
         self._calling: asyncio.Task[None] | None = None
+        self._in_call: list[Part] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_late = False
+        """Whether the call under way has been silent for too long."""
+
+    @property
+    def waiting(self) -> int:
+        """How many asks wait for a call."""
+        return self._queue.asks
 
     async def decide(
-        self, plans: Sequence[Plan], late: Late | None = None
+        self,
+        plans: Sequence[Plan],
+        late: Late | None = None,
+        *,
+        caller: Caller = ANYONE,
+        on_behalf_of: str = "",
+        within_s: float | None = None,
     ) -> tuple[list[Answer], StoreError | None]:
         """The answers in order: all of them, or those that came before a failure, and the failure.
 
         Args:
             late: told of answers that come afterwards: what they charged is charged all the same.
+            on_behalf_of: whom the caller asks for; of several the first.
+            within_s: how long it may wait here, if that is less than what holds for all.
+
+        Raises:
+            OverloadedError: asks for the same have waited for too long; nothing was sent.
+            CallerGoneError: the caller left before anything was sent.
         """
         loop = asyncio.get_running_loop()
-        group = Group(plans, loop.create_future(), late)
-        self._arm(group, loop)
-        self._waiting.append(group)
-        if self._calling is None:
+        now = loop.time()
+        since = caller.came_at or now
+        within_s = self._queue_s if within_s is None else min(within_s, self._queue_s)
+        group = Group(plans, loop.create_future(), late, caller, on_behalf_of, since, within_s)
+        if self.is_late:
+            self._answer_without_store(group)
+        else:
+            if now - min(since, self._queue.next_since(caller, on_behalf_of, since)) > within_s:
+                raise OverloadedError("age")
+            self._queue.add(group)
+        if self._calling is None and self._queue:
             self._calling = loop.create_task(self._call_while_waiting(loop))
         return group.answers, await group.done
 
     async def close(self) -> None:
         """Wait for what is under way, but not for ever."""
         await finish(self._calling, CLOSE_WITHIN_S)
-
-    def _arm(self, group: Group, loop: asyncio.AbstractEventLoop) -> None:
-        if group.timer is not None:
-            group.timer.cancel()
-        group.timer = loop.call_later(self._budget_s, self._expire, group, loop, GRACE_TURNS)
-
-    def _expire(self, group: Group, loop: asyncio.AbstractEventLoop, turns: int) -> None:
-        """Give up on the store, but first read what it has said: a busy loop runs timers before sockets."""
-        if turns and not group.done.done():
-            loop.call_soon(self._expire, group, loop, turns - 1)
-        else:
-            group.finish(StoreError("budget"))
+        self._patience.close()
 
     async def _call_while_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            while parts := self._next_call():
+            while parts := self._next_call(loop.time()):
                 await self._call(parts, loop)
         finally:
             self._calling = None
 
-    def _next_call(self) -> list[tuple[Group, Sequence[Plan]]]:
-        """What leaves now: the front of the queue, up to the bounds of a call."""
-        parts: list[tuple[Group, Sequence[Plan]]] = []
+    def _next_call(self, now: float) -> list[Part]:
+        """What leaves now: those whose turn it is, up to the bounds of a call."""
+        parts: list[Part] = []
         asks, ids = MAX_ASKS, MAX_IDS
-        while self._waiting and asks > 0:
-            group = self._waiting.popleft()
-            if group.done.done():
+        while self._queue and asks > 0:
+            group = self._queue.first()
+            if self._is_dropped(group, now):
+                self._queue.drop()
                 continue
-            taken, ids_taken = _fitting(group.plans, group.sent, asks, ids, alone=not parts)
+            taken, ids_taken = _fitting(group, min(asks, QUANTUM), ids, alone=not parts)
             if taken == 0:
-                self._waiting.appendleft(group)
                 break
+            if group.sent == 0:
+                self._queued(now - group.since, len(group.plans))
             asks, ids = asks - taken, ids - ids_taken
-            parts.append((group, group.plans[group.sent : group.sent + taken]))
+            parts.append((group, group.sent, group.sent + taken))
             group.sent += taken
-            if group.sent < len(group.plans):
-                break  # it goes on when this call has come back
+            self._queue.took(taken, ids_taken)
         return parts
 
-    async def _call(
-        self, parts: Sequence[tuple[Group, Sequence[Plan]]], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def _is_dropped(self, group: Group, now: float) -> bool:
+        """Whether nothing of a group is to be sent any more, which is ended by this."""
+        if group.is_accounting:
+            return False
+        if group.done.done():
+            return True
+        if group.sent:
+            return False
+        if group.caller.is_gone():
+            group.refuse(CallerGoneError())
+        elif now - group.since > group.within_s:
+            group.refuse(OverloadedError("age"))
+        return group.done.done()
+
+    async def _call(self, parts: list[Part], loop: asyncio.AbstractEventLoop) -> None:
+        self._in_call = parts
+        began = self._patience.now(loop.time())
+        self._look_in(self._patience.budget_s, began, loop)
         try:
-            answers = await self._store.decide([plan for _, its_plans in parts for plan in its_plans])
+            answers = await self._store.decide(
+                [plan for group, start, end in parts for plan in group.plans[start:end]]
+            )
         except StoreError as error:
-            for group, _ in parts:
+            for group, _, _ in parts:
                 group.finish(error)
             return
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._in_call, self.is_late = [], False
         at = 0
-        for group, its_plans in parts:
-            its_answers = answers[at : at + len(its_plans)]
-            at += len(its_plans)
-            if group.done.done():  # it has waited too long and was answered without the store
-                if group.late is not None:
-                    for place, answer in enumerate(its_answers, group.sent - len(its_plans)):
-                        group.late(place, answer)
-                continue
-            group.answers += its_answers
-            if len(group.answers) == len(group.plans):
-                group.finish(None)
+        for group, start, end in parts:
+            self._take(group, start, answers[at : at + end - start])
+            at += end - start
+        self._put_back(parts, len(answers))
+
+    def _take(self, group: Group, start: int, answers: Sequence[Answer]) -> None:
+        """Give a group answers to its plans from ``start`` on."""
+        if group.done.done():  # it was answered without the store
+            if group.late is not None:
+                for place, answer in enumerate(answers, start):
+                    group.late(place, answer)
+            return
+        group.answers += answers
+        if len(group.answers) == len(group.plans):
+            group.finish(None)
+
+    def _put_back(self, parts: Sequence[Part], decided: int) -> None:
+        """Let what a call did not come to go with the next: a store stops when a call has written enough."""
+        left: dict[Group, int] = {}
+        for group, start, end in parts:
+            if decided < end - start:
+                left.setdefault(group, start + max(decided, 0))
+            decided -= end - start
+        for group, place in reversed(left.items()):
+            if group.done.done():
+                group.sent = place
+                for account in group.unsent_accounts():
+                    self._queue.add(account)
             else:
-                self._arm(group, loop)
-                self._waiting.append(group)
+                self._queue.put_back(group, place)
+
+    # The silence of the store
+
+    def _look_in(self, seconds: float, began: Moment, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(seconds, self._look, began, loop)
+
+    def _look(self, began: Moment, loop: asyncio.AbstractEventLoop) -> None:
+        """Judge the silence of the store, if there is one."""
+        now = loop.time()
+        since = self._store.silent_since()
+        if since is None:
+            self._look_in(LOOK_AGAIN_S, began, loop)
+            return
+        silent_s = now - since
+        patience_s = self._patience.lasts_s(began, self._patience.now(now))
+        if silent_s >= max(self._timeout_s, patience_s):
+            self._store.give_up()
+        elif silent_s >= patience_s:
+            self._answer_all_without_store()
+            self._look_in(self._timeout_s - silent_s, began, loop)
+        else:
+            self._look_in(min(patience_s - silent_s, self._patience.budget_s), began, loop)
+
+    def _answer_all_without_store(self) -> None:
+        """Answer everything that waits without the store; its records and refunds are sent all the same."""
+        self.is_late = True
+        for group, _, _ in self._in_call:
+            group.finish(StoreError("budget"))
+        for group in self._queue.drain():
+            self._answer_without_store(group)
+
+    def _answer_without_store(self, group: Group) -> None:
+        group.finish(StoreError("budget"))
+        for account in group.unsent_accounts() if group.is_accounting else ():
+            self._queue.add(account)
 
 
-def _fitting(plans: Sequence[Plan], start: int, asks: int, ids: int, *, alone: bool) -> tuple[int, int]:
-    """How many plans from ``start`` on fit into a call, and their ids; the first of a call always fits."""
+def _fitting(group: Group, asks: int, ids: int, *, alone: bool) -> tuple[int, int]:
+    """How many plans that were not sent fit into a call, and their ids; the first of a call always fits."""
     taken = ids_taken = 0
-    for plan in plans[start : start + asks]:
+    for plan in group.plans[group.sent : group.sent + asks]:
         if ids_taken + plan.ids > ids and not (alone and taken == 0):
             break
         taken += 1

@@ -68,6 +68,7 @@ class Metrics:
             by whoever starts them. None if there is only one.
         clock: the host's monotonic clock, in seconds.
         catalog_away: says whether the catalog is out of reach.
+        waiting: says how many asks wait for a call to the store.
         volumes: says how volumes and the throttle factor stand.
         logged: the decision log, which says how it stands and what it dropped.
     """
@@ -77,11 +78,13 @@ class Metrics:
         folder: Path | None = None,
         clock: Callable[[], float] = monotonic,
         catalog_away: Callable[[], bool] = lambda: False,
+        waiting: Callable[[], int] = lambda: 0,
         volumes: Callable[[], Standing | None] = lambda: None,
         logged: Logged | None = None,
     ) -> None:
         self._counts = Counts()
         self._catalog_away = catalog_away
+        self._waiting = waiting
         self._volumes = volumes
         self._logged = logged
         self._clock = clock
@@ -146,6 +149,15 @@ class Metrics:
     def took(self, seconds: float, asks: int = 1) -> None:
         """Count how long these asks, decided together, waited for their decisions."""
         self._counts.decision_seconds.observe(seconds, asks)
+
+    def queued(self, seconds: float, asks: int = 1) -> None:
+        """Count how long these asks waited in this node until they left for the store."""
+        self._counts.queue_seconds.observe(seconds, asks)
+
+    def shed(self, cause: str) -> None:
+        """Count a request that was not taken in."""
+        shed = self._counts.shed
+        shed[cause,] = shed.get((cause,), 0) + 1
 
     def called(self, asks: int, seconds: float) -> None:
         """Count one call to the store."""
@@ -217,6 +229,7 @@ class Metrics:
     def _look(self) -> Standing | None:
         """Take down what others know."""
         self._counts.catalogs_away = int(self._catalog_away())
+        self._counts.queue_asks = self._waiting()
         standing = self._volumes()
         self._counts.factor_fallbacks = standing.fallbacks if standing else 0
         self._counts.log_dropped = self._logged.dropped if self._logged else 0
@@ -230,7 +243,7 @@ class Metrics:
                 if file != self._file:
                     its = msgpack.decode(file.read_bytes(), type=Counts)
                     if its.written_at < now - STANDING_S:
-                        its.stores_away, its.store_faults, its.catalogs_away = 0, set(), 0
+                        its.stores_away, its.store_faults, its.catalogs_away, its.queue_asks = 0, set(), 0, 0
                     total.add(its)
         quiet = now - QUIET_S
         for gauges in total.gauges:

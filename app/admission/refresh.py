@@ -10,9 +10,10 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from app.admission.ending import finish
-from app.admission.gather import CLOSE_WITHIN_S, MAX_ASKS, Late
+from app.admission.gather import CLOSE_WITHIN_S, MAX_ASKS
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.plan import Match, plan_of
+from app.admission.queue import Late
 from app.domain.ask import Ask
 from app.store.port import Answer, Plan, StoreError
 

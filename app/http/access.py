@@ -14,7 +14,6 @@ from typing import Final
 from starlette.types import Scope
 
 from app.domain.ask import Ask
-from app.domain.caller import Caller
 from app.domain.entity import EntityError, network_of, normalise_ip
 from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http.peer import PEER
@@ -187,10 +186,9 @@ class Access:
         return any(parsed in network for network in self._open_to)
 
 
-def caller_of(grant: Grant, scope: Scope) -> Caller:
-    """The sender of a request, for the decision: it takes turns by its key, or else by its address."""
-    turn = f"key {grant.name}" if grant.name is not None else _turn_of(_address(scope))
-    return Caller(grant.name, turn, grant.bound_to)
+def turn_of(grant: Grant, scope: Scope) -> str:
+    """As whom the sender of a request takes turns: by its key, or else by its address."""
+    return f"key {grant.name}" if grant.name is not None else _turn_of(_address(scope))
 
 
 @lru_cache(REMEMBERED_ADDRESSES)

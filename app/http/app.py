@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import app
 from app.admission.metrics import Metrics
+from app.admission.slices import Slices
 from app.domain.quota_value import pointer
 from app.http import check, console, decisions, health, openapi
 from app.http.access import ADMINISTERED, Access, scope_of
@@ -23,6 +24,7 @@ from app.http.check import Check, CheckRoute
 from app.http.check_question import Sources
 from app.http.decisions import CallerClock, Decider, Decisions, HotRoute, PlainRoute, failure, refuse
 from app.http.health import Readiness
+from app.http.intake import Intake
 from app.http.problems import FieldError, Problem, unprocessable
 from app.http.wire import Clock
 
@@ -53,17 +55,19 @@ def create_app(
     routers: Sequence[APIRouter],
     ready: Callable[[], Readiness],
     metrics: Metrics,
+    slices: Slices | None = None,
     lifespan: Lifespan | None = None,
 ) -> ASGIApp:
     """The ASGI application of one process; under the caller's clock ``admission`` is a ``CallerClock``."""
-    hot = Decisions(admission, access, clock)
+    hot = Decisions(admission, access, clock, slices or Slices())
+    intake = Intake()
     now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
-    gateways = Check(admission, sources, now_ms)
+    gateways = Check(admission, sources, now_ms, metrics.shed)
     return Front(
         {
-            decisions.ONE: HotRoute(hot.one, access),
-            decisions.BATCH: HotRoute(hot.batch, access),
-            check.PATH: CheckRoute(gateways, access),
+            decisions.ONE: HotRoute(hot.one, access, metrics.shed, intake),
+            decisions.BATCH: HotRoute(hot.batch, access, metrics.shed, intake),
+            check.PATH: CheckRoute(gateways, access, metrics.shed),
         },
         administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan),
         access,

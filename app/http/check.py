@@ -9,18 +9,22 @@ from typing import Final
 
 from starlette.types import Receive, Scope
 
+from app.admission.queue import OverloadedError
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.quota import Quota
-from app.http.access import Access, caller_of
+from app.http.access import Access, turn_of
 from app.http.check_question import Callers, Headers, Sources, read_query
-from app.http.decisions import Answer, Decider, PlainRoute
-from app.http.problems import FieldError, Problem
+from app.http.decisions import Answer, Decider, PlainRoute, sender
+from app.http.problems import FieldError, Problem, retry_ms
 from app.http.ratelimit import rate_limits, retry_after_s
 from app.http.wire import MAX_ERRORS, encode_decision
 
 PATH: Final = "/v1/check"
+WITHIN_S: Final = 0.3
+"""How long a check may wait in this node: a gateway holds a request of somebody else's meanwhile."""
+
 MAX_REMEMBERED: Final = 1_024
 """Bytes of a query that is remembered; a gateway sends the same few."""
 
@@ -32,9 +36,17 @@ class Check:
 
     Args:
         now_ms: the time of an ask that does not say; None under the store's clock, where none may say.
+        shed: is told why, whenever a request is not taken in.
     """
 
-    def __init__(self, admission: Decider, sources: Sources, now_ms: Callable[[], int] | None) -> None:
+    def __init__(
+        self,
+        admission: Decider,
+        sources: Sources,
+        now_ms: Callable[[], int] | None,
+        shed: Callable[[str], None] = lambda _cause: None,
+    ) -> None:
+        self._shed = shed
         self._admission = admission
         self._callers = Callers(sources)
         self._now_ms = now_ms
@@ -76,22 +88,27 @@ class Check:
         )
         if allow is not None:
             ask = allow(ask)
-        decision, quotas = await self._admission.decide_in_full(ask, caller)
+        try:
+            decision, quotas = await self._admission.decide_in_full(ask, caller, WITHIN_S)
+        except OverloadedError as error:
+            self._shed(error.cause)
+            # As a quota would refuse it: gateways take a 5xx for an outage, and may open.
+            decision, quotas = Decision("throttle", retry_ms(), False, 0, "local", None), ()
         return said(decision, quotas, what.deny_status)
 
 
 class CheckRoute(PlainRoute):
     """The path of the check: any method, and no body is read."""
 
-    def __init__(self, check: Check, access: Access) -> None:
+    def __init__(self, check: Check, access: Access, shed: Callable[[str], None]) -> None:
+        super().__init__(access, shed)
         self._check = check
-        self._access = access
 
     async def answered(self, scope: Scope, receive: Receive) -> Answer:  # noqa: ARG002  nothing is received
         """The answer to the head of a request."""
         grant = self._access.require(scope, "decide")
         allow = partial(self._access.confine, grant) if not grant.is_plain else None
-        caller = caller_of(grant, scope)
+        caller = sender(grant, turn_of(grant, scope), scope)
         answer = await self._check.answer(scope["query_string"], scope["headers"], allow, caller)
         if any(name == b"expect" for name, _ in scope["headers"]):
             # The body may or may not come now (RFC 9110, 10.1.1), and only closing ends the doubt.

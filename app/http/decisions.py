@@ -11,17 +11,23 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from app.admission.caller_time import CallerTime
+from app.admission.queue import CallerGoneError, OverloadedError
+from app.admission.slices import Slices, Work, step
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.grant import Grant
 from app.domain.quota import Quota
-from app.http.access import Access, caller_of
-from app.http.problems import Problem
+from app.http.access import Access, turn_of
+from app.http.intake import Intake, Taken
+from app.http.problems import Problem, overloaded
 from app.http.wire import MAX_BODY, Clock, decode_ask, decode_batch, encode_decision, encode_decisions
 
 ONE: Final = "/v1/decisions"
 BATCH: Final = "/v1/decisions:batch"
+
+IS_GONE: Final = "quotagate.is_gone"
+"""Where a scope has what says whether the caller has hung up; ``app.http.protocol`` puts it there."""
 
 log = structlog.get_logger("quotagate.http")
 
@@ -32,7 +38,9 @@ class Decider(Protocol):
     async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
         """The decisions, in the order of the asks."""
 
-    async def decide_in_full(self, ask: Ask, caller: Caller = ANYONE) -> tuple[Decision, tuple[Quota, ...]]:
+    async def decide_in_full(
+        self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
+    ) -> tuple[Decision, tuple[Quota, ...]]:
         """The decision on an ask that wants detail and has no id; and the quotas, as its verdicts stand."""
 
 
@@ -58,34 +66,44 @@ class CallerClock:
         self.time.seen(max(ask.at_ms or 0 for ask in asks))
         return decisions
 
-    async def decide_in_full(self, ask: Ask, caller: Caller = ANYONE) -> tuple[Decision, tuple[Quota, ...]]:
+    async def decide_in_full(
+        self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
+    ) -> tuple[Decision, tuple[Quota, ...]]:
         """Decide an ask that wants detail and has no id."""
         self.time.begin(ask.at_ms or 0)
-        decided = await self._admission.decide_in_full(ask, caller)
+        decided = await self._admission.decide_in_full(ask, caller, within_s)
         self.time.seen(ask.at_ms or 0)
         return decided
 
 
 class Decisions:
-    """Bodies of asks to bodies of decisions, whatever carries them."""
+    """Bodies of asks to bodies of decisions, whatever carries them.
 
-    def __init__(self, admission: Decider, access: Access, clock: Clock) -> None:
+    Args:
+        slices: does what would hold the event loop for long.
+    """
+
+    def __init__(self, admission: Decider, access: Access, clock: Clock, slices: Slices) -> None:
         self._admission = admission
         self._access = access
         self._clock = clock
+        self._slices = slices
 
     async def one(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide one ask."""
-        ask = decode_ask(body, self._clock)
-        ask = self._allowed(ask, grant, "")
-        (decision,) = await self._admission.decide((ask,), caller)
+        ask = await self._slices.run(caller.turn, step(lambda: decode_ask(body, self._clock)))
+        (decision,) = await self._admission.decide((self._allowed(ask, grant, ""),), caller)
         return encode_decision(decision)
 
     async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide a batch of them, in order, if all of them are allowed."""
-        asks = decode_batch(body, self._clock)
-        allowed = [self._allowed(ask, grant, f"/asks/{place}") for place, ask in enumerate(asks)]
-        return encode_decisions(await self._admission.decide(allowed, caller))
+        asks = await self._slices.run(caller.turn, self._allowed_batch(body, grant))
+        decisions = await self._admission.decide(asks, caller)
+        return await self._slices.run(caller.turn, encode_decisions(decisions))
+
+    def _allowed_batch(self, body: bytes, grant: Grant) -> Work[list[Ask]]:
+        asks = yield from decode_batch(body, self._clock)
+        return [self._allowed(ask, grant, f"/asks/{place}") for place, ask in enumerate(asks)]
 
     def _allowed(self, ask: Ask, grant: Grant, field: str) -> Ask:
         accounts = ask.cluster_action or ask.mode in ("record", "refund")
@@ -102,7 +120,15 @@ class Answer(NamedTuple):
 
 
 class PlainRoute(abc.ABC):
-    """One path in plain ASGI, from the first byte of a request to the last of its answer."""
+    """One path in plain ASGI, from the first byte of a request to the last of its answer.
+
+    Args:
+        shed: is told why, whenever a request is not taken in.
+    """
+
+    def __init__(self, access: Access, shed: Callable[[str], None]) -> None:
+        self._access = access
+        self._shed = shed
 
     @abc.abstractmethod
     async def answered(self, scope: Scope, receive: Receive) -> Answer | None:
@@ -118,6 +144,12 @@ class PlainRoute(abc.ABC):
         except Problem as problem:
             await refuse(problem, scope, receive, send)
             return
+        except OverloadedError as error:
+            self._shed(error.cause)
+            await refuse(overloaded(), scope, receive, send)
+            return
+        except CallerGoneError:
+            return
         except Exception:
             log.exception("a request failed", path=scope["path"])
             await refuse(failure(), scope, receive, send)
@@ -130,9 +162,16 @@ class PlainRoute(abc.ABC):
 class HotRoute(PlainRoute):
     """A path that takes POST and answers a body with a body."""
 
-    def __init__(self, answer: Callable[[bytes, Grant, Caller], Awaitable[bytes]], access: Access) -> None:
+    def __init__(
+        self,
+        answer: Callable[[bytes, Grant, Caller], Awaitable[bytes]],
+        access: Access,
+        shed: Callable[[str], None],
+        intake: Intake,
+    ) -> None:
+        super().__init__(access, shed)
         self._answer = answer
-        self._access = access
+        self._intake = intake
 
     async def answered(self, scope: Scope, receive: Receive) -> Answer | None:
         """The answer to the whole body."""
@@ -141,10 +180,12 @@ class HotRoute(PlainRoute):
             self._access.demand(grant, "decide")
         if scope["method"] != "POST":
             raise Problem(405, "This path takes POST.", headers={"Allow": "POST"})
-        body = await _read(scope, receive)
-        if body is None:
-            return None
-        answer = await self._answer(body, grant, caller_of(grant, scope))
+        turn = turn_of(grant, scope)
+        with self._intake.request(turn) as taken:
+            body = await _read(scope, receive, taken)
+            if body is None:
+                return None
+            answer = await self._answer(body, grant, sender(grant, turn, scope))
         length = b"%d" % len(answer)
         return Answer(200, [(b"content-type", b"application/json"), (b"content-length", length)], answer)
 
@@ -168,11 +209,23 @@ def failure() -> Problem:
     return Problem(500, "The request failed for a reason that is in the log.")
 
 
-async def _read(scope: Scope, receive: Receive) -> bytes | None:
+def sender(grant: Grant, turn: str, scope: Scope) -> Caller:
+    """The sender of a request that has come whole."""
+    is_gone = scope.get(IS_GONE, _is_there)
+    return Caller(grant.name, turn, grant.bound_to, asyncio.get_running_loop().time(), is_gone)
+
+
+def _is_there() -> bool:
+    """Nobody knows whether the sender has gone, so it has not."""
+    return False
+
+
+async def _read(scope: Scope, receive: Receive, taken: Taken) -> bytes | None:
     """The whole body, or None if the caller went away.
 
     Raises:
         Problem: 413 as soon as it is known to be too large.
+        OverloadedError: too many bytes wait already.
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and int(value) > MAX_BODY:
@@ -185,6 +238,7 @@ async def _read(scope: Scope, receive: Receive) -> bytes | None:
         body += message["body"]
         if len(body) > MAX_BODY:
             raise _too_large()
+        taken.add(len(message["body"]))
         if not message.get("more_body", False):
             return bytes(body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -30,6 +31,7 @@ class Problem(Exception):
 
     Args:
         wait_s: how long the answer is held back, to slow down whoever tries.
+        type_: the URI that names this kind of problem; most need none.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Problem(Exception):
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
+        type_: str = "about:blank",
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -46,6 +49,7 @@ class Problem(Exception):
         self.errors = tuple(errors)
         self.headers: Mapping[str, str] = headers or {}
         self.wait_s = wait_s
+        self.type = type_
 
     def __str__(self) -> str:
         fields = "".join(f"; {error.field}: {error.message}" for error in self.errors)
@@ -54,7 +58,7 @@ class Problem(Exception):
     def document(self) -> dict[str, object]:
         """The problem as a JSON object; ``errors`` is there when fields are named."""
         title = _PHRASES.get(self.status) or HTTPStatus(self.status).phrase
-        document = {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail}
+        document = {"type": self.type, "title": title, "status": self.status, "detail": self.detail}
         return document | ({"errors": [asdict(error) for error in self.errors]} if self.errors else {})
 
     def body(self) -> bytes:
@@ -64,6 +68,22 @@ class Problem(Exception):
     def response(self) -> Response:
         """The problem as a Starlette response, which is also an ASGI application."""
         return Response(self.body(), self.status, dict(self.headers), PROBLEM_JSON)
+
+
+OVERLOADED: Final = "urn:quotagate:overloaded"
+RETRY_MS: Final = (1_000, 3_000)
+"""When who was shed may come again; spread, so that not all of them come at once."""
+
+
+def retry_ms() -> int:
+    """How long one who was shed is to wait."""
+    return random.randint(*RETRY_MS)  # noqa: S311  nothing is secret about it
+
+
+def overloaded() -> Problem:
+    """503, for a request that was not taken in."""
+    detail = "The node has more to do than it can answer in time; nothing was charged."
+    return Problem(503, detail, headers={"Retry-After": str(round(retry_ms() / 1000))}, type_=OVERLOADED)
 
 
 def away(detail: str) -> Problem:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from app.http.decisions import IS_GONE
 from app.http.peer import PeerProtocol
 from app.http.problems import PROBLEM_JSON, Problem
 
@@ -145,6 +146,7 @@ class Protocol(PeerProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        cast("dict[str, Any]", cycle.scope)[IS_GONE] = lambda: cycle.disconnected
         super()._start_asgi_task(cycle, app)
 
     def _wait(self) -> None:

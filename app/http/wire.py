@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from typing import Final, Literal, NoReturn, TypeVar
 
@@ -72,8 +72,8 @@ def decode_ask(body: bytes, clock: Clock) -> Ask:
     return ask
 
 
-def decode_batch(body: bytes, clock: Clock) -> list[Ask]:
-    """Read a batch: all of it, or none.
+def decode_batch(body: bytes, clock: Clock) -> Generator[None, None, list[Ask]]:
+    """Read a batch, all of it or none, in steps of an ask each.
 
     Raises:
         Problem: 400 for what is not JSON, 422 for what is wrong with the content.
@@ -83,7 +83,10 @@ def decode_batch(body: bytes, clock: Clock) -> list[Ask]:
     except (ValueError, RecursionError) as error:
         sent = _read_slowly(body, bodies.Batch, error)
     errors: list[FieldError] = []
-    asks = [_ask(ask, clock, ("asks", at), errors) for at, ask in enumerate(sent.asks)]
+    asks = []
+    for at, ask in enumerate(sent.asks):
+        asks.append(_ask(ask, clock, ("asks", at), errors))
+        yield
     if sum([len(ask.usage.producer_ids) for ask in sent.asks if ask.usage.producer_ids]) > MAX_IDS_IN_BATCH:
         errors.append(FieldError("/asks", f"must hold at most {MAX_IDS_IN_BATCH} producer ids together"))
     if errors:
@@ -96,9 +99,13 @@ def encode_decision(decision: Decision) -> bytes:
     return _ENCODER.encode(_decision(decision))
 
 
-def encode_decisions(decisions: Sequence[Decision]) -> bytes:
-    """Write the decisions of a batch."""
-    return _ENCODER.encode(bodies.Decisions([_decision(decision) for decision in decisions]))
+def encode_decisions(decisions: Iterable[Decision]) -> Generator[None, None, bytes]:
+    """Write the decisions of a batch, in steps of a decision each."""
+    written = []
+    for decision in decisions:
+        written.append(_decision(decision))
+        yield
+    return _ENCODER.encode(bodies.Decisions(written))
 
 
 def _ask(sent: bodies.Ask, clock: Clock, at: tuple[str | int, ...], errors: list[FieldError]) -> Ask:

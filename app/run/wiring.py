@@ -16,6 +16,7 @@ from app.admission.caller_time import CallerTime
 from app.admission.circuit import Circuit
 from app.admission.decision_log import DecisionLog
 from app.admission.metrics import Metrics
+from app.admission.slices import Slices
 from app.admission.throttling import Throttling
 from app.catalog import schema
 from app.catalog.catalog import Catalog
@@ -119,9 +120,11 @@ def build(
     metrics = Metrics(
         counts,
         catalog_away=lambda: not catalog.reachable,
+        waiting=lambda: admission.waiting,
         volumes=throttling.standing,
         logged=logged,
     )
+    slices = Slices()
     rules = Rules(settings.inter_broker_listener, settings.ipv6_prefix)
     admission = Admission(
         store,
@@ -131,6 +134,8 @@ def build(
         sequential=sequential,
         budget_s=budget_s,
         metrics=metrics,
+        queue_s=settings.queue_ms / 1000,
+        slices=slices,
         factor=throttling,
         logs=logged,
     )
@@ -191,6 +196,7 @@ def build(
         ],
         ready=ready,
         metrics=metrics,
+        slices=slices,
         lifespan=lifespan,
     )
 

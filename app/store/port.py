@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -117,14 +117,29 @@ class Fault(NamedTuple):
 
 
 class Store(Protocol):
-    """Counters that every node shares."""
+    """Counters that every node shares.
+
+    Attributes:
+        lost: told when the connection for calls is lost; the next examination makes a new one.
+    """
+
+    lost: Callable[[StoreError], None]
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Decide plans in order, each atomically, in one round trip.
+        """Decide plans in order, each atomically, in one round trip, on the connection that is there.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still be counted.
         """
+
+    def silent_since(self) -> float | None:
+        """Since when it owes a reply and says nothing, by the loop's clock; None while it does not.
+
+        It is not silent while something is there to read, however late the loop is to read it.
+        """
+
+    def give_up(self, error: StoreError) -> None:
+        """Fail the calls that it owes a reply, and hang up."""
 
     async def forget(self, keys: Sequence[bytes]) -> int | None:
         """Remove the buckets of these keys at once: all of them, or on failure all or none.
@@ -137,7 +152,10 @@ class Store(Protocol):
         """
 
     async def examine(self) -> tuple[Fault, ...]:
-        """Prove that the store decides and takes writes; what is not as it should be all the same.
+        """Prove that the store decides and takes writes, and connect for calls if need be.
+
+        Returns:
+            what is not as it should be all the same.
 
         Raises:
             StoreError: it does not.

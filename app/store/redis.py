@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, cast
 
+import redis
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -23,6 +26,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
+from app.store.connection import GREET_WITHIN_S, Connection
 from app.store.encoding import ORDER_STEP, decode_reply, encode_call, encode_plans
 from app.store.keys import ORDER_KEY, PROBE_KEY
 from app.store.library import Library, MissingFunctionError, call_function, keep_only_used
@@ -71,7 +75,7 @@ class RedisStore:
         sequential: sum delays as KIP-124 does.
         logged: number the calls, and tell what became of ids, for the decision log.
         max_ids: the most ids remembered for one principal.
-        timeout_s: how long a call may take.
+        timeout_s: how long a removal may take; how long a decision may, its caller says (``give_up``).
         script: another text in place of the script, for the tests that plant faults in it.
     """
 
@@ -87,8 +91,12 @@ class RedisStore:
         script: str = SCRIPT,
     ) -> None:
         self._client = client_of(url, timeout_s)
-        self._examiner = client_of(url, EXAMINE_WITHIN_S)
+        self._examiner = _examiner_of(url)
         """Connections of its own, so that it neither waits for calls nor judges by an old connection."""
+        self._thread = ThreadPoolExecutor(1, "examine the store")
+        self._greeter = client_of(url, GREET_WITHIN_S, connect_within_s=GREET_WITHIN_S)
+        self._calls: Connection | None = None
+        self.lost: Callable[[StoreError], None] = lambda _error: None
         self._library = Library.of(script)
         self._call = encode_call(
             caller_clock=caller_clock, sequential=sequential, logged=logged, max_ids=max_ids
@@ -98,7 +106,7 @@ class RedisStore:
         """The store's time at the last call, under the store's clock."""
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Decide plans in order, each atomically, in one round trip.
+        """Decide plans in order, each atomically, in one round trip, on the connection that is there.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still be counted.
@@ -106,10 +114,19 @@ class RedisStore:
         keys, arguments = encode_plans(plans)
         if self._logged:
             keys.append(ORDER_KEY)
-        run_here = partial(run, self._client)
-        reply = await call_function(run_here, self._library, keys, [self._call, *arguments])
+        reply = await call_function(self._run, self._library, keys, [self._call, *arguments])
         self.now_ms = int(reply[0])
         return decode_reply(reply, len(plans))
+
+    def silent_since(self) -> float | None:
+        """Since when it owes a reply and says nothing, by the loop's clock; None while it does not."""
+        return self._calls.silent_since() if self._calls is not None else None
+
+    def give_up(self, error: StoreError) -> None:
+        """Fail the calls that it owes a reply, and hang up."""
+        if self._calls is not None:
+            self._calls.close(error)
+            self._calls = None
 
     async def forget(self, keys: Sequence[bytes]) -> int | None:
         """Remove the buckets of these keys at once: all of them, or on failure all or none.
@@ -130,13 +147,38 @@ class RedisStore:
         return int(order) * ORDER_STEP or None
 
     async def examine(self) -> tuple[Fault, ...]:
-        """Prove that the store decides and takes writes; what is not as it should be all the same.
+        """Prove that the store decides and takes writes, and connect for calls if need be.
+
+        A thread looks, which may block: how long the event loop is busy is no fault of the store.
+
+        Returns:
+            what is not as it should be all the same.
 
         Raises:
             StoreError: it does not, or is a cluster, whose slots an ask may span.
         """
-        faults = await self._faults()
-        run_here = partial(run, self._examiner)
+        loop = asyncio.get_running_loop()
+        faults = await loop.run_in_executor(self._thread, lambda: asyncio.run(self._look()))
+        await self.connect()
+        return faults
+
+    async def connect(self) -> None:
+        """Connect for calls, if need be.
+
+        Raises:
+            StoreError: there is no such store, or it refused the greeting.
+        """
+        if self._calls is None or not self._calls.is_open:
+            unused = cast("Any", self._greeter.connection_pool).make_connection()
+            try:
+                self._calls = await Connection.open(unused, self._was_lost)
+            except (RedisError, OSError) as error:
+                raise failure(error) from error
+
+    async def _look(self) -> tuple[Fault, ...]:
+        """Look at the store, in a thread that may block."""
+        faults = self._faults()
+        run_here = partial(_run_blocking, self._examiner)
         keys = [ORDER_KEY] if self._logged else []
         await call_function(run_here, self._library, keys, [self._call])
         await run_here("EVAL", WRITE, 1, PROBE_KEY)
@@ -145,16 +187,42 @@ class RedisStore:
 
     async def close(self) -> None:
         """Close the connections."""
+        self.give_up(StoreError("connection", "closed"))
         await self._client.aclose()
-        await self._examiner.aclose()
+        await self._greeter.aclose()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._examiner.close()
 
-    async def _faults(self) -> tuple[Fault, ...]:
+    async def _run(self, *command: str | bytes | int) -> Any:
+        """The reply to one command on the connection for calls.
+
+        Raises:
+            StoreError: no reply, or an error for one; a late command may still be carried out.
+        """
+        if self._calls is None:
+            raise StoreError("connection", "there is no connection to the store")
         try:
-            server: dict[str, Any] = await self._examiner.info("everything")
+            return await self._calls.call(*command)
+        except StoreError:  # it was given up
+            raise
+        except (RedisError, OSError) as error:
+            failed = failure(error)
+            if not isinstance(failed, MissingFunctionError):
+                # After a failover the address may lead elsewhere than this connection does.
+                self.give_up(failed)
+            raise failed from error
+
+    def _was_lost(self) -> None:
+        self._calls = None
+        self.lost(StoreError("connection", "the store closed the connection"))
+
+    def _faults(self) -> tuple[Fault, ...]:
+        try:
+            server = self._examiner.info("everything")
         except NoPermissionError:
             return (Fault("unchecked", "it does not allow INFO, so its version and settings are not known"),)
         except (RedisError, OSError) as error:
-            await _forget_connections(self._examiner)
+            self._examiner.connection_pool.disconnect()
             raise failure(error) from error
         if server.get("cluster_enabled"):
             raise StoreError("cluster", "a cluster of stores is not supported; give a single primary")
@@ -178,14 +246,40 @@ async def run(client: Redis, *command: str | bytes | int) -> Any:
         raise failed from error
 
 
-def client_of(url: str, timeout_s: float) -> Redis:
+async def _run_blocking(client: redis.Redis, *command: str | bytes | int) -> Any:
+    """The reply to one command, for which the thread blocks; nothing is ever awaited.
+
+    Raises:
+        StoreError: no reply, or an error for one; a late command may still be carried out.
+    """
+    try:
+        return cast("Any", client).execute_command(*command)
+    except (RedisError, OSError) as error:
+        failed = failure(error)
+        if not isinstance(failed, MissingFunctionError):
+            client.connection_pool.disconnect()
+        raise failed from error
+
+
+def _examiner_of(url: str) -> redis.Redis:
+    """A client that blocks its thread, and tries nothing again."""
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=EXAMINE_WITHIN_S,
+        socket_connect_timeout=CONNECT_WITHIN_S,
+        retry=redis.retry.Retry(NoBackoff(), 0),
+        client_name="quotagate",
+    )
+
+
+def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_WITHIN_S) -> Redis:
     """A client that tries nothing again: decisions have a budget, and the next call connects anew."""
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=4,
         timeout=timeout_s,
         socket_timeout=timeout_s,
-        socket_connect_timeout=min(timeout_s, CONNECT_WITHIN_S),
+        socket_connect_timeout=min(timeout_s, connect_within_s),
         retry=Retry(NoBackoff(), 0),
         client_name="quotagate",
     )

@@ -14,12 +14,14 @@ from pydantic import BaseModel
 
 from app.admission.admission import Admission
 from app.admission.metrics import Metrics
+from app.admission.slices import Slices
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import Quotas, Rules
 from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.decisions import Decisions, HotRoute
-from app.store.port import Answer, Fault, Plan, Said
+from app.http.intake import Intake
+from app.store.port import Answer, Fault, Plan, Said, StoreError
 
 BODY = b'{"principal": "alice", "client_id": "etl", "usage": {"requests": 1}}'
 ROUNDS, REQUESTS = 7, 2_000
@@ -30,8 +32,15 @@ App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 class InstantStore:
     """A store that admits at once: what is measured is everything else."""
 
+    lost: Callable[[StoreError], None]
+
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         return [Answer((ADMIT,)) for _ in plans]
+
+    def silent_since(self) -> None: ...
+
+    def give_up(self, error: StoreError) -> None:
+        raise AssertionError(f"it is never silent, but {error}")
 
     async def forget(self, keys: Sequence[bytes]) -> None:
         raise AssertionError(f"nobody empties buckets here, not even {keys}")
@@ -84,7 +93,7 @@ def hot_route() -> App:
         metrics=Metrics(),
     )
     access = Access("key", ())
-    return HotRoute(Decisions(admission, access, "store").one, access)
+    return HotRoute(Decisions(admission, access, "store", Slices()).one, access, print, Intake())
 
 
 async def microseconds(app: App) -> float:

@@ -85,6 +85,8 @@ class Machine(RuleBasedStateMachine):
         options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": self.script}
         self.store = RedisStore(self.url, caller_clock=True, **options)
         self.timed = RedisStore(self.url, **options)
+        for store in (self.store, self.timed):
+            self.loop.run_until_complete(store.connect())
         self.quotas: dict[str, dict[Entity, Quota]] = {}
         for key in KEYS:
             places = entities_of(key)

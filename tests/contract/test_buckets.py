@@ -105,6 +105,7 @@ def test_what_is_shown_is_what_a_peek_says(kind: str, timed: bool):
             )
             its[key] = {entity: data.draw(quotas(key, MAX_IDS)) for entity in chosen}
         store = RedisStore(url, caller_clock=not timed, max_ids=MAX_IDS)
+        await store.connect()
         both = Both(store, its, timed=timed)
         try:
             for ask in data.draw(st.lists(asks(), min_size=5, max_size=15)):
@@ -153,6 +154,7 @@ def stored(server: Any) -> dict[Any, Any]:
 async def test_a_bucket_that_was_never_charged_is_shown_as_it_would_begin(kind: str):
     with running(kind) as url:
         store = RedisStore(url, caller_clock=True)
+        await store.connect()
         both = Both(store, {key: {} for key in KEYS}, timed=False)
         assert await both.buckets.standing(both.buckets.named("user=a"), None, 0) == []
         assert await both.buckets.empty(both.buckets.named("user=a"), None) == ([], None)

@@ -1,4 +1,4 @@
-"""No answer waits on a store beyond the budget, by the event loop's own clock, under fifty callers."""
+"""Nobody waits for a store that is known to be silent, in turns of the event loop, under fifty callers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from app.admission.admission import Admission
-from app.admission.gather import GRACE_TURNS, Caller, Gatherer, Group
+from app.admission.gather import Calls, Gatherer
 from app.admission.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
@@ -30,9 +30,9 @@ CALLERS: Final = 50
 ROUNDS: Final = 20
 BUDGET_S: Final = 0.05
 
-TURNS: Final = GRACE_TURNS + 4
-"""Turns of the loop that may lie between the end of the budget and the answer: those in which a reply that
-has arrived is read, and one each for the timer, the group, the request and the caller."""
+TURNS: Final = 4
+"""Turns of the loop that may lie between the verdict that the store is silent and an answer: one each for the
+group, the request and the caller, and for the one that counts."""
 
 QUOTA: Final = Quota("request_rate", 1e9, "sampled_rate", "delay")
 QUOTAS: Final = Snapshot().apply(1, [("request_rate", Entity.of(user=ANY), QUOTA)])
@@ -59,46 +59,48 @@ def slow(_: Server, relay: Relay) -> None:
     relay.way = "slow"
 
 
-class Overrun:
-    """Counts the turns of the loop from the end of a budget until the answer."""
+class Turns:
+    """Counts turns of the event loop, which keeps it busy, so only while they matter."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ends_at: float) -> None:
-        self.turns = 0
-        self.answered = False
-        self._loop = loop
-        loop.call_at(ends_at, self._turn)
+    def __init__(self) -> None:
+        self.now = 0
 
-    def _turn(self) -> None:
-        if not self.answered:
-            self.turns += 1
-            self._loop.call_soon(self._turn)
+    def count(self, is_wanted: Callable[[], bool]) -> None:
+        """Count as long as that is so."""
+        if is_wanted():
+            self.now += 1
+            asyncio.get_running_loop().call_soon(self.count, is_wanted)
 
 
 class Timed(Gatherer):
-    """Notes for each caller when its budget ends."""
+    """Notes when it found the store silent, and for how long it had been so."""
 
-    def __init__(self, store: Caller, *, budget_s: float) -> None:
-        super().__init__(store, budget_s=budget_s)
-        self.overruns: dict[asyncio.Task[object] | None, Overrun] = {}
+    def __init__(self, store: Calls, turns: Turns) -> None:
+        super().__init__(store, budget_s=BUDGET_S)
+        self.turns = turns
+        self.late_at = 0
+        self.silences: list[float] = []
 
-    def _arm(self, group: Group, loop: asyncio.AbstractEventLoop) -> None:
-        super()._arm(group, loop)
-        assert group.timer is not None
-        self.overruns[asyncio.current_task()] = Overrun(loop, group.timer.when())
+    def _answer_all_without_store(self) -> None:
+        since = self._store.silent_since()
+        if since is not None:
+            self.silences.append(asyncio.get_running_loop().time() - since)
+        self.late_at = self.turns.now
+        super()._answer_all_without_store()
+        self.turns.count(lambda: self.is_late)
 
 
 async def asked(admission: Admission, gatherer: Timed, caller: int) -> tuple[Decision, int]:
-    """A decision, and for how many turns it was awaited beyond its budget."""
+    """A decision, and for how many turns it was awaited after the store was known to be silent or away."""
+    began = gatherer.turns.now
     (decision,) = await admission.decide([Ask({"requests": 1}, principal=f"caller {caller}")])
-    overrun = gatherer.overruns.pop(asyncio.current_task(), None)
-    if overrun is None:  # the circuit is open: it never waited
-        return decision, 0
-    overrun.answered = True
-    return decision, overrun.turns
+    return decision, gatherer.turns.now - max(began, gatherer.late_at)
 
 
 @pytest.mark.parametrize("way", [hung, paused, killed, swallowed, slow])
-async def test_no_answer_waits_beyond_the_budget(way: Callable[[Server, Relay], None], tmp_path: Path):
+async def test_nobody_waits_for_a_store_that_is_known_to_be_silent(
+    way: Callable[[Server, Relay], None], tmp_path: Path
+):
     with stores.server("valkey") as server, relaying(tmp_path / "relay", server.socket) as relay:
         store = RedisStore(relay.url, timeout_s=0.5)
         admission = Admission(
@@ -110,7 +112,7 @@ async def test_no_answer_waits_beyond_the_budget(way: Callable[[Server, Relay], 
             budget_s=BUDGET_S,
             metrics=Metrics(),
         )
-        gatherer = admission._gatherer = Timed(admission.circuit, budget_s=BUDGET_S)
+        gatherer = admission._gatherer = Timed(admission.circuit, Turns())
         await admission.open()
         way(server, relay)
         answers = [
@@ -121,7 +123,9 @@ async def test_no_answer_waits_beyond_the_budget(way: Callable[[Server, Relay], 
         await admission.close()
         await store.close()
     sources = Counter(decision.source for decision, _ in answers)
-    turns = Counter(turns for _, turns in answers)
-    say(f"{dict(sources)}; turns beyond the budget: {dict(sorted(turns.items()))}")
+    turns = Counter(turns for decision, turns in answers if decision.source == "fallback")
+    silences = [round(silence * 1000) for silence in gatherer.silences]
+    say(f"{dict(sources)}; turns until the answer: {dict(sorted(turns.items()))}; silent for {silences} ms")
     assert sources["fallback"] >= CALLERS
     assert max(turns) <= TURNS
+    assert min(gatherer.silences, default=BUDGET_S) >= BUDGET_S

@@ -45,6 +45,7 @@ def asks(*ids: int, at_ms: int, mode: str = "admit", user: str = "alice") -> Pla
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[RedisStore]:
     with running(request.param) as url:
         found = RedisStore(url, caller_clock=True, logged=True)
+        await found.connect()
         yield found
         await found.close()
 
@@ -138,6 +139,7 @@ async def test_no_number_comes_twice_from_a_store_whose_last_ones_are_lost_or_wh
 async def test_a_store_that_is_not_logged_tells_and_writes_nothing():
     with running("valkey") as url:
         plain = RedisStore(url, caller_clock=True)
+        await plain.connect()
         (answer,) = await plain.decide([asks(1, at_ms=0)])
         assert (answer.order, answer.fates) == (None, b"")
         async with redis.asyncio.from_url(url) as raw:

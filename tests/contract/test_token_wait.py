@@ -26,6 +26,7 @@ async def test_the_script_finds_the_least_wait_of_an_enormous_bucket(limit: floa
 
     with running("valkey") as url:
         store = RedisStore(url, caller_clock=True)
+        await store.connect()
         first, second = await store.decide([ask(1), ask(burst)])
         await store.close()
     assert first.said[0].outcome == "admit"

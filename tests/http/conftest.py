@@ -57,7 +57,9 @@ class Admission:
         self.asked += asks
         return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
 
-    async def decide_in_full(self, ask: Ask, caller: Caller = ANYONE) -> tuple[Decision, tuple[Quota, ...]]:
+    async def decide_in_full(
+        self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
+    ) -> tuple[Decision, tuple[Quota, ...]]:
         (decision,) = await self.decide((ask,), caller)
         return self.full or (replace(decision, quotas=()), ())
 

@@ -111,6 +111,7 @@ class Principal:
         self.now_ms = 1_000_000_000
 
     async def ask(self, spreads: Spreads, mode: Mode = "record") -> Answer:
+        await self.store.connect()
         charge = Charge(
             applied=self.applied,
             key=self.key,

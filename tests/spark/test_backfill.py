@@ -280,6 +280,7 @@ async def test_a_lost_store_comes_back(spark: SparkSession, tmp_path: Path):
 async def same_decisions(history: Logged, url: str, count: int = 400) -> None:
     """What comes next is decided by the store as by the oracle that has seen everything."""
     store = RedisStore(url, caller_clock=True)
+    await store.connect()
     met = Counter[str]()
     for ask in islice(asks(1, PRINCIPALS), 900, 900 + count):
         history.now_ms += FORWARDS[len(str(ask)) % len(FORWARDS)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -23,8 +23,18 @@ class Store:
         self.surprise: Exception | None = None
         self.faults: tuple[Fault, ...] = ()
         self.calls = 0
+        self.silent: float | None = None
+        self.given_up: list[str] = []
         self.forgotten: list[bytes] = []
         self.examined: asyncio.Queue[None] = asyncio.Queue()
+
+    lost: Callable[[StoreError], None]
+
+    def silent_since(self) -> float | None:
+        return self.silent
+
+    def give_up(self, error: StoreError) -> None:
+        self.given_up.append(error.reason)
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         self.calls += 1
@@ -228,3 +238,34 @@ async def test_what_is_wrong_with_the_set_up_is_known_until_it_is_mended(watched
     watched.circuit._failed.set()
     await watched.until_examined()
     assert watched.circuit.faults == ()
+
+
+async def test_a_lost_connection_opens_the_circuit_until_an_examination_has_made_another(watched: Watched):
+    watched.store.lost(StoreError("connection"))
+    assert watched.away()
+    await watched.until_examined()
+    assert not watched.away()
+    assert watched.counted.reasons == ["connection"]
+
+
+async def test_an_examination_that_was_held_up_while_calls_were_answered_is_no_failure(watched: Watched):
+    class HeldUp(Store):
+        async def examine(self) -> tuple[Fault, ...]:
+            if self.calls:
+                raise StoreError("timeout")
+            await circuit_.decide([PLAN])
+            raise StoreError("timeout")
+
+    store = HeldUp()
+    circuit_ = Circuit(store, watched.counted)
+    assert await circuit_._examine()
+    assert circuit_.error is None
+    assert not await circuit_._examine()
+    assert circuit_.error is not None
+
+
+async def test_silence_is_asked_of_the_store_and_giving_up_is_a_timeout(watched: Watched):
+    watched.store.silent = 12.5
+    assert watched.circuit.silent_since() == 12.5
+    watched.circuit.give_up()
+    assert watched.store.given_up == ["timeout"]

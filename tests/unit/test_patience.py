@@ -1,0 +1,36 @@
+"""How long the store may be silent: by how idle the event loop was meanwhile."""
+
+from __future__ import annotations
+
+import time
+
+from app.admission import patience
+from app.admission.patience import BUSY_PATIENCE_S, Moment, Patience
+
+
+def test_half_of_the_time_idle_is_quiet():
+    judged = Patience(0.05)
+    assert judged.lasts_s(Moment(10.0, 1.0), Moment(11.0, 1.5)) == 0.05
+    assert judged.lasts_s(Moment(10.0, 1.0), Moment(11.0, 1.501)) == BUSY_PATIENCE_S
+
+
+def test_a_larger_budget_stands():
+    judged = Patience(2.0)
+    assert judged.lasts_s(Moment(10.0, 1.0), Moment(10.1, 1.1)) == 2.0
+
+
+def test_the_kernels_account_grows_with_work_and_not_with_rest():
+    judged = Patience(0.05)
+    began = judged.now(time.perf_counter())
+    while time.thread_time() < began.busy_s + 0.02 or judged.now(0).busy_s < began.busy_s + 0.02:
+        pass
+    worked = judged.now(time.perf_counter())
+    assert worked.busy_s - began.busy_s >= 0.02
+    judged.close()
+
+
+def test_without_the_kernels_account_the_time_of_the_thread_counts(monkeypatch):
+    monkeypatch.setattr(patience, "SCHEDSTAT", "/nowhere/schedstat")
+    judged = Patience(0.05)
+    before = time.thread_time()
+    assert before <= judged.now(0.0).busy_s <= time.thread_time()

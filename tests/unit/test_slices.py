@@ -1,0 +1,82 @@
+"""Long work on the event loop: how much of it a turn of the loop does, and whose goes first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from itertools import pairwise
+
+import pytest
+
+from app.admission.slices import Slices, Work, step
+
+
+class Time:
+    """A clock that the work moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.did: list[str] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, name: str, steps: int, *, step_s: float = 0.001) -> Work[str]:
+        for _ in range(steps):
+            self.now += step_s
+            self.did.append(name)
+            yield
+        return name
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+async def test_little_work_is_done_at_once(time: Time) -> None:
+    slices = Slices(0.01, time)
+    running = asyncio.create_task(slices.run("a", time.work("a", 3)))
+    await asyncio.sleep(0)
+    assert running.done()
+    assert await running == "a"
+
+
+async def test_a_turn_of_the_loop_does_a_slice_and_callers_take_turns(time: Time) -> None:
+    slices = Slices(0.01, time)
+    flood = [asyncio.create_task(slices.run("flood", time.work("flood", 50))) for _ in range(3)]
+    await asyncio.sleep(0)
+    done_by_turn = [len(time.did)]
+    other = asyncio.create_task(slices.run("other", time.work("other", 2)))
+    while not other.done():
+        await asyncio.sleep(0)
+        done_by_turn.append(len(time.did))
+    assert done_by_turn[0] == 10
+    assert all(after - before <= 10 for before, after in pairwise(done_by_turn))
+    assert time.did.index("other") <= 20
+    await asyncio.gather(*flood)
+    assert time.did.count("flood") == 150
+
+
+async def test_what_work_raises_is_raised_where_it_is_awaited(time: Time) -> None:
+    def broken(steps: int) -> Generator[None, None, str]:
+        yield from time.work("broken", steps)
+        raise ValueError("broken")
+
+    slices = Slices(0.01, time)
+    with pytest.raises(ValueError, match="broken"):
+        await slices.run("a", broken(1))
+    with pytest.raises(ValueError, match="broken"):
+        await slices.run("a", broken(40))
+    assert await slices.run("a", step(lambda: 7)) == 7
+
+
+async def test_work_whose_waiter_left_is_not_gone_on_with(time: Time) -> None:
+    slices = Slices(0.01, time)
+    left = asyncio.create_task(slices.run("a", time.work("left", 1_000)))
+    stays = asyncio.create_task(slices.run("b", time.work("stays", 30)))
+    await asyncio.sleep(0)
+    left.cancel()
+    assert await stays == "stays"
+    assert time.did.count("left") <= 20
+    assert len(slices) == 0
