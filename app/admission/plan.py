@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from sys import getsizeof
 from typing import Final, NamedTuple
 
 from msgspec import msgpack
@@ -17,8 +18,12 @@ from app.domain.volumes import scaled
 from app.store.keys import bucket_key
 from app.store.port import Answer, Charge, Plan, Said
 
-MAX_REMEMBERED: Final = 20_000
-"""Callers whose matches are kept; past that all are forgotten, which costs each one walk of the ladder."""
+MATCHES_BYTES: Final = 16 * 1024 * 1024
+"""What the matches of callers may take, as far as they are counted here; of those used lately and before
+half each, so that a full memory forgets who asked long ago and not everybody at once."""
+
+ENTRY_BYTES: Final = 300
+"""A caller, and each of its matches, without the texts in it."""
 
 Named = tuple[str, str, str, float, Enforcement, bool]
 """What a verdict says beside the store's part: quota, entity, bucket, limit, enforcement, shadow."""
@@ -32,23 +37,48 @@ class Match(NamedTuple):
 
 
 class Matches:
-    """Which quotas of one snapshot apply to whom, remembered."""
+    """Which quotas of one snapshot apply to whom, remembered for those who asked lately.
 
-    def __init__(self, quotas: Quotas, rules: Rules) -> None:
+    Args:
+        most_bytes: how much is remembered.
+    """
+
+    def __init__(self, quotas: Quotas, rules: Rules, most_bytes: int = MATCHES_BYTES) -> None:
         self._quotas = quotas
         self._rules = rules
-        self._found: dict[tuple[object, ...], tuple[Match, ...]] = {}
+        self._most_bytes = most_bytes // 2
+        self._bytes = 0
+        self._lately: dict[tuple[object, ...], tuple[Match, ...]] = {}
+        self._before: dict[tuple[object, ...], tuple[Match, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._lately) + len(self._before)
 
     def of(self, ask: Ask) -> tuple[Match, ...]:
         """The quotas that apply to an ask."""
         who = (ask.principal, ask.client_id, ask.ip, ask.broker, ask.listener, ask.cluster_action)
         caller = (*who, ask.producer_ids is not None, *ask.usage)
-        found = self._found.get(caller)
+        found = self._lately.get(caller)
         if found is None:
-            if len(self._found) >= MAX_REMEMBERED:
-                self._found.clear()
-            found = self._found[caller] = matches_of(ask, self._quotas, self._rules)
+            found = self._before.pop(caller, None)
+            if found is None:
+                found = matches_of(ask, self._quotas, self._rules)
+            self._remember(caller, found)
         return found
+
+    def _remember(self, caller: tuple[object, ...], found: tuple[Match, ...]) -> None:
+        self._bytes += _size(caller, found)
+        if self._bytes > self._most_bytes:
+            self._before, self._lately, self._bytes = self._lately, {}, _size(caller, found)
+        self._lately[caller] = found
+
+
+def _size(caller: tuple[object, ...], found: tuple[Match, ...]) -> int:
+    """About how many bytes it takes to remember the matches of a caller."""
+    texts = [part for part in caller[:5] if part is not None]
+    for applied_, key in found:
+        texts += (key, applied_.entity, applied_.bucket, applied_.owner)
+    return ENTRY_BYTES * (1 + len(found)) + sum(map(getsizeof, texts))
 
 
 def matches_of(ask: Ask, quotas: Quotas, rules: Rules) -> tuple[Match, ...]:

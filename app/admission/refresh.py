@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -13,12 +14,14 @@ from app.admission.ending import finish
 from app.admission.gather import CLOSE_WITHIN_S, MAX_ASKS
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.plan import Match, plan_of
-from app.admission.queue import Late
+from app.admission.queue import Late, OverloadedError
 from app.domain.ask import Ask
 from app.store.port import Answer, Plan, StoreError
 
 MAX_WAITING: Final = 10_000
-"""Asks whose ids wait to be refreshed; beyond, the oldest are let go: who is still in use asks again soon."""
+MAX_WAITING_IDS: Final = 200_000
+"""Asks whose ids wait to be refreshed, and their ids, of 32 bytes each; beyond, the oldest are let go: who is
+still in use asks again soon."""
 
 
 class Waiting(NamedTuple):
@@ -53,7 +56,8 @@ class Refresher:
     ) -> None:
         self._decide = decide
         self._logs = logs
-        self._waiting: deque[Waiting] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[Waiting] = deque()
+        self._ids = 0
         self._working: asyncio.Task[None] | None = None
 
     def add(self, ask: Ask, matches: Sequence[Match], secret: bytes) -> None:
@@ -63,6 +67,9 @@ class Refresher:
         if plan is None or not plan.ids:
             return
         self._waiting.append(Waiting(ask, its, replace(plan, mode="refresh", retry=None, context=b"")))
+        self._ids += plan.ids
+        while self._ids > MAX_WAITING_IDS or len(self._waiting) > MAX_WAITING:
+            self._next()
         if self._working is None:
             self._working = asyncio.create_task(self._work(), name="refresh ids")
 
@@ -73,13 +80,19 @@ class Refresher:
     async def _work(self) -> None:
         try:
             while self._waiting:
-                now = [self._waiting.popleft() for _ in range(min(MAX_ASKS, len(self._waiting)))]
+                now = [self._next() for _ in range(min(MAX_ASKS, len(self._waiting)))]
                 came = partial(self._came, now)
-                answers, _ = await self._decide([each.plan for each in now], came)
-                for place, answer in enumerate(answers):
-                    came(place, answer)
+                with suppress(OverloadedError):  # then the ids are let go
+                    answers, _ = await self._decide([each.plan for each in now], came)
+                    for place, answer in enumerate(answers):
+                        came(place, answer)
         finally:
             self._working = None
+
+    def _next(self) -> Waiting:
+        first = self._waiting.popleft()
+        self._ids -= first.plan.ids
+        return first
 
     def _came(self, asked: Sequence[Waiting], place: int, answer: Answer) -> None:
         if answer.error is None:

@@ -17,6 +17,7 @@ from fastapi import APIRouter
 from httpx import ASGITransport, AsyncClient
 
 from app.admission.metrics import Metrics
+from app.admission.queue import OverloadedError
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
@@ -45,12 +46,15 @@ class Admission:
     asked: list[Ask] = field(default_factory=list)
     calls: int = 0
     broken: bool = False
+    overloaded: str | None = None
     held: asyncio.Event | None = None
     full: tuple[Decision, tuple[Quota, ...]] | None = None
 
     async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
         if self.broken:
             raise RuntimeError("a secret of the machine room")
+        if self.overloaded is not None:
+            raise OverloadedError(self.overloaded)
         if self.held is not None:
             await self.held.wait()
         self.calls += 1
