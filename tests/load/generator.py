@@ -1,0 +1,316 @@
+"""A load from a program of its own: many connections, each of which asks again once it was answered.
+
+`python -m tests.load.generator` reads a Load as JSON and writes an Outcome as JSON; tests call `loading`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, cast
+
+import msgspec
+import uvloop
+
+ROOT: Final = Path(__file__).parents[2]
+SHOWN: Final = 5
+"""How many odd answers are kept to be shown."""
+LAST_ANSWER_WITHIN_S: Final = 20.0
+"""How long it waits, at the end, for what is under way."""
+STARTS_WITHIN_S: Final = 60.0
+OVERLOADED: Final = "urn:quotagate:overloaded"
+RETRY_AFTER_S: Final = range(1, 4)
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """What to send, over how many connections, for how long.
+
+    In ``ask``, JSON, ``$c`` is the connection's number, ``$n`` a fresh number for each ask, and ``$i`` one
+    for each place where it stands. ``batch`` asks travel in one request; 0 sends each on its own. With a
+    ``path`` that is what is got instead. ``pause_s`` lies between an answer and the next request, and
+    ``source`` is the address that it comes from.
+    """
+
+    address: tuple[str, int]
+    ask: str = ""
+    batch: int = 0
+    path: str = ""
+    connections: int = 1
+    seconds: float
+    pause_s: float = 0.0
+    source: str = "127.0.0.1"
+    key: str = ""
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What came of a load: answers by status, decisions by source and by outcome.
+
+    ``shed`` are the answers of status 503 that say so as the contract has it, ``odd`` the first answers that
+    are neither 200 nor such. ``lost`` connections were ended by the node, and ``unanswered`` requests
+    waited still at the very end. ``waits_ms`` is for each answer of status 200; ``first_at`` is when each
+    source was met first, by the monotonic clock that all programs share.
+    """
+
+    statuses: dict[str, int]
+    sources: dict[str, int]
+    decisions: dict[str, int]
+    shed: int
+    odd: list[str]
+    lost: int
+    unanswered: int
+    waits_ms: list[float]
+    first_at: dict[str, float]
+
+
+class Said(msgspec.Struct):
+    """As much of a decision as is counted."""
+
+    decision: str
+    source: str
+
+
+class SaidOfMany(msgspec.Struct):
+    """The answer to a batch."""
+
+    decisions: list[Said]
+
+
+class Problem(msgspec.Struct):
+    """As much of an error as is looked at."""
+
+    type: str = ""
+
+
+class Requests:
+    """Makes the bytes of a load's requests; those that are all the same are made once."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._pieces = re.split(r"(\$[cni])", load.ask)
+        self._fresh = itertools.count()
+        self._same: dict[int, bytes] = {}
+        self._changing = "$n" in self._pieces or "$i" in self._pieces
+
+    def of(self, connection: int) -> bytes:
+        """The next request of a connection."""
+        if self._changing:
+            return self._made(connection)
+        if connection not in self._same:
+            self._same[connection] = self._made(connection)
+        return self._same[connection]
+
+    def _made(self, connection: int) -> bytes:
+        load = self._load
+        method, path, body = "POST", "/v1/decisions", ""
+        if load.path:
+            method, path = "GET", load.path
+        elif load.batch:
+            path = "/v1/decisions:batch"
+            asks = ",".join(self._ask(connection) for _ in range(load.batch))
+            body = f'{{"asks":[{asks}]}}'
+        else:
+            body = self._ask(connection)
+        key = f"Authorization: Bearer {load.key}\r\n" if load.key else ""
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: {load.address[0]}\r\n{key}Content-Length: {len(body)}\r\n\r\n"
+        )
+        return (head + body).encode()
+
+    def _ask(self, connection: int) -> str:
+        number = next(self._fresh)
+        filled = {"$c": str(connection), "$n": str(number)}
+        return "".join(
+            str(next(self._fresh)) if piece == "$i" else filled.get(piece, piece) for piece in self._pieces
+        )
+
+
+class Counts:
+    """Reads answers and counts them."""
+
+    def __init__(self, load: Load) -> None:
+        self.statuses: Counter[str] = Counter()
+        self.sources: Counter[str] = Counter()
+        self.decisions: Counter[str] = Counter()
+        self.shed = self.lost = self.waiting = 0
+        self.odd: list[str] = []
+        self.waits_ms: list[float] = []
+        self.first_at: dict[str, float] = {}
+        self.over = False
+        self._plain = bool(load.path)
+        self._one = msgspec.json.Decoder(Said)
+        self._many = msgspec.json.Decoder(SaidOfMany) if load.batch else None
+
+    def answered(self, head: bytes, body: bytes, began: float) -> None:
+        """Count an answer to what was asked at a moment."""
+        now = time.monotonic()
+        status = head[9:12].decode()
+        self.statuses[status] += 1
+        if status != "200":
+            if sheds(status, head, body):
+                self.shed += 1
+            elif len(self.odd) < SHOWN:
+                self.odd.append((head + body[:500]).decode(errors="replace"))
+            return
+        self.waits_ms.append(round(1000 * (now - began), 2))
+        if self._plain:
+            return
+        for said in self._many.decode(body).decisions if self._many else (self._one.decode(body),):
+            self.decisions[said.decision] += 1
+            self.sources[said.source] += 1
+            self.first_at.setdefault(said.source, now)
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            statuses=dict(self.statuses),
+            sources=dict(self.sources),
+            decisions=dict(self.decisions),
+            shed=self.shed,
+            odd=self.odd,
+            lost=self.lost,
+            unanswered=self.waiting,
+            waits_ms=self.waits_ms,
+            first_at=self.first_at,
+        )
+
+
+def sheds(status: str, head: bytes, body: bytes) -> bool:
+    """Whether an answer says in the contract's words that the node is overloaded."""
+    after = re.search(rb"\r\nretry-after: (\d+)\r\n", head.lower())
+    return (
+        status == "503"
+        and after is not None
+        and int(after[1]) in RETRY_AFTER_S
+        and msgspec.json.decode(body, type=Problem).type == OVERLOADED
+    )
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, number: int, load: Load, requests: Requests, counts: Counts) -> None:
+        self._number = number
+        self._pause_s = load.pause_s
+        self._requests = requests
+        self._counts = counts
+        self._buffer = bytearray()
+        self._began = 0.0
+        self._waits = False
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._ask()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head_ends = self._buffer.find(b"\r\n\r\n") + 4
+        if head_ends < 4:
+            return
+        head = bytes(self._buffer[:head_ends])
+        length = re.search(rb"\r\ncontent-length: (\d+)\r\n", head.lower())
+        ends = head_ends + (int(length[1]) if length else 0)
+        if len(self._buffer) < ends:
+            return
+        body = bytes(self._buffer[head_ends:ends])
+        del self._buffer[:ends]
+        self._waits = False
+        self._counts.waiting -= 1
+        self._counts.answered(head, body, self._began)
+        if self._pause_s and not self._counts.over:
+            asyncio.get_running_loop().call_later(self._pause_s, self._ask)
+        else:
+            self._ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._counts.lost += not self._counts.over or self._waits
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _ask(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._counts.over:
+            self._transport.close()
+            return
+        self._waits = True
+        self._counts.waiting += 1
+        self._began = time.monotonic()
+        self._transport.write(self._requests.of(self._number))
+
+
+async def generate(load: Load) -> Outcome:
+    """Send a load, and count what comes of it."""
+    loop = asyncio.get_running_loop()
+    requests, counts = Requests(load), Counts(load)
+    ended = []
+    for number in range(load.connections):
+        _, connection = await loop.create_connection(
+            lambda number=number: Connection(number, load, requests, counts),  # type: ignore[misc]
+            *load.address,
+            local_addr=(load.source, 0),
+        )
+        ended.append(connection.ended)
+    await asyncio.sleep(load.seconds)  # the load lasts as long as its caller asked for
+    counts.over = True
+    await asyncio.wait(ended, timeout=LAST_ANSWER_WITHIN_S)
+    return counts.outcome()
+
+
+class Running:
+    """A load that is under way."""
+
+    def __init__(self, load: Load) -> None:
+        self._ends_within_s = STARTS_WITHIN_S + load.seconds + LAST_ANSWER_WITHIN_S
+        self.program = subprocess.Popen(
+            [sys.executable, "-m", "tests.load.generator"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.program.stdin is not None
+        self.program.stdin.write(msgspec.json.encode(load))
+        self.program.stdin.close()
+        self.program.stdin = None
+
+    def outcome(self) -> Outcome:
+        """What came of it, once it is over."""
+        said, _ = self.program.communicate(timeout=self._ends_within_s)
+        assert self.program.returncode == 0
+        return msgspec.json.decode(said, type=Outcome)
+
+
+@contextmanager
+def loading(*loads: Load) -> Iterator[list[Running]]:
+    """Loads that have begun, each a program of its own."""
+    running: list[Running] = []
+    try:
+        running += [Running(load) for load in loads]
+        yield running
+    finally:
+        for each in running:
+            each.program.kill()
+            each.program.communicate()
+
+
+def outcomes(*loads: Load) -> list[Outcome]:
+    """What came of loads that ran beside each other."""
+    with loading(*loads) as running:
+        return [each.outcome() for each in running]
+
+
+if __name__ == "__main__":
+    print(
+        msgspec.json.encode(
+            uvloop.run(generate(msgspec.json.decode(sys.stdin.buffer.read(), type=Load)))
+        ).decode()
+    )
