@@ -1,0 +1,125 @@
+"""One hostile caller beside three others: these are answered by the store, as quickly as before, never shed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Final
+
+from tests.load.generator import Load, Outcome, outcomes
+from tests.load.holding import AMPLE, SECRET, made_up, told
+from tests.said import say
+from tests.service import Service, running
+
+SLOWER_BY_MS: Final = 20.0
+"""By how much the median of the others may be longer beside an attack."""
+ROUNDS: Final = 3
+"""A machine that is shared stalls: the time must hold in one of these, all else in each."""
+ATTACKER: Final = "127.0.0.66"
+OTHERS: Final = ("127.0.0.11", "127.0.0.12", "127.0.0.13")
+"""Addresses, and the names of the keys of who comes from them."""
+NOBODY: Final = ""
+"""The name of no key."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What one caller sends, and over how many connections; see Load."""
+
+    ask: str = ""
+    batch: int = 0
+    connections: int = 1
+    pause_s: float = 0.0
+    path: str = ""
+
+
+def asking(ids: int = 0, **ask: Any) -> str:
+    """An ask of the hostile principal's, for one request or for so many ids."""
+    usage = {"producer_ids": list(range(ids))} if ids else {"requests": 1}
+    return json.dumps({"principal": "hostile", "usage": usage, **ask})
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How others were answered, in milliseconds, without an attack and beside it; what came of the attack."""
+
+    calm_ms: float
+    beside_ms: float
+    attack: Sequence[Outcome]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node, with the keys of callers that may only decide."""
+
+    node: Service
+    keys: dict[str, str]
+
+    def attack(self, attack: Attack, seconds: float, key: str, source: str = ATTACKER) -> Load:
+        """An attack with a key, by its name, from an address."""
+        return Load(
+            address=self.node.address, seconds=seconds, source=source, key=self.keys[key], **asdict(attack)
+        )
+
+    def held(self, name: str, seconds: float, *attack: Load, keys: Sequence[str] = OTHERS) -> Beside:
+        """Hold the node to what it promised the others; their times are those of the first good round."""
+        for _ in range(ROUNDS):
+            came = self._round(seconds, attack, keys)
+            attackers = " ".join(map(told, came.attack))
+            say(f"{name}: others {came.calm_ms:.1f} ms, then {came.beside_ms:.1f} ms; attacker {attackers}")
+            for each in came.attack:
+                assert each.odd == []
+                assert each.statuses.keys() <= {"200", "503"}
+                assert each.waits_ms, "the attacker was heard, too"
+            if came.beside_ms <= came.calm_ms + SLOWER_BY_MS:
+                break
+        assert came.beside_ms <= came.calm_ms + SLOWER_BY_MS
+        return came
+
+    def _round(self, seconds: float, attack: Sequence[Load], keys: Sequence[str]) -> Beside:
+        """Let others ask, first alone and then beside an attack: all their answers are the store's."""
+        before = made_up(self.node)
+        calm = outcomes(*self._others(seconds / 2, keys))
+        came = outcomes(*self._others(seconds, keys), *attack)
+        others, attackers = came[: len(OTHERS)], came[len(OTHERS) :]
+        for each in (*calm, *others):
+            assert each.statuses.keys() == {"200"}, told(each)
+            assert each.sources.keys() == {"store"}, told(each)
+            assert each.lost == each.unanswered == 0
+        assert made_up(self.node) == before
+        return Beside(typical_ms(calm), typical_ms(others), attackers)
+
+    def _others(self, seconds: float, keys: Sequence[str]) -> list[Load]:
+        """Three callers with two connections each, who ask for requests and for ids that are known."""
+        return [
+            Load(
+                address=self.node.address,
+                ask=f'{{"principal":"other-{n}","usage":{{"requests":1,"producer_ids":["$c"]}}}}',
+                connections=2,
+                seconds=seconds,
+                pause_s=0.02,
+                source=source,
+                key=self.keys[key],
+            )
+            for n, (source, key) in enumerate(zip(OTHERS, keys, strict=True))
+        ]
+
+
+def typical_ms(outcomes: Sequence[Outcome]) -> float:
+    """The median of all their waits."""
+    return median(wait for each in outcomes for wait in each.waits_ms)
+
+
+@contextmanager
+def attacked(**more: Any) -> Iterator[Site]:
+    """A node with quotas for everybody, of which that of ids is the largest there is, and with the keys."""
+    with running(environment=SECRET, **more) as node:
+        node.put("user=*", **{**AMPLE, "producer_ids_rate": 500_000})
+        keys = {NOBODY: ""}
+        for name in (*OTHERS, ATTACKER):
+            answer = node.http.post("/v1/keys", json={"name": name, "scopes": ["decide"]})
+            keys[name] = answer.raise_for_status().json()["key"]
+        yield Site(node, keys)
