@@ -1,10 +1,10 @@
-"""One hostile caller beside three others: these are answered by the store, as quickly as before, never shed."""
+"""One hostile caller beside three others: answered by the store, as quickly as before, never shed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
@@ -64,33 +64,49 @@ class Site:
             address=self.node.address, seconds=seconds, source=source, key=self.keys[key], **asdict(attack)
         )
 
-    def held(self, name: str, seconds: float, *attack: Load, keys: Sequence[str] = OTHERS) -> Beside:
-        """Hold the node to what it promised the others; their times are those of the first good round."""
+    def held(
+        self,
+        name: str,
+        seconds: float,
+        *attack: Load,
+        keys: Sequence[str] = OTHERS,
+        beside: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Beside:
+        """Hold the node to what it promised the others; their times are those of the first good round.
+
+        An attack is loads, and what `beside` does.
+        """
         for _ in range(ROUNDS):
-            came = self._round(seconds, attack, keys)
-            attackers = " ".join(map(told, came.attack))
-            say(f"{name}: others {came.calm_ms:.1f} ms, then {came.beside_ms:.1f} ms; attacker {attackers}")
-            for each in came.attack:
+            calm, _ = self._asked(seconds / 2, keys)
+            with beside():
+                others, attackers = self._asked(seconds, keys, *attack)
+            came = Beside(typical_ms(calm), typical_ms(others), attackers)
+            for each in attackers:
                 assert each.odd == []
                 assert each.statuses.keys() <= {"200", "503"}
                 assert each.waits_ms, "the attacker was heard, too"
             if came.beside_ms <= came.calm_ms + SLOWER_BY_MS:
                 break
+        say(
+            f"{name}: others {came.calm_ms:.1f} ms, then {came.beside_ms:.1f} ms;"
+            f" attacker {' '.join(map(told, attackers))}"
+        )
         assert came.beside_ms <= came.calm_ms + SLOWER_BY_MS
         return came
 
-    def _round(self, seconds: float, attack: Sequence[Load], keys: Sequence[str]) -> Beside:
-        """Let others ask, first alone and then beside an attack: all their answers are the store's."""
+    def _asked(
+        self, seconds: float, keys: Sequence[str], *attack: Load
+    ) -> tuple[list[Outcome], list[Outcome]]:
+        """Let others ask beside an attack: all their answers are the store's. What came of both."""
         before = made_up(self.node)
-        calm = outcomes(*self._others(seconds / 2, keys))
         came = outcomes(*self._others(seconds, keys), *attack)
         others, attackers = came[: len(OTHERS)], came[len(OTHERS) :]
-        for each in (*calm, *others):
+        for each in others:
             assert each.statuses.keys() == {"200"}, told(each)
             assert each.sources.keys() == {"store"}, told(each)
             assert each.lost == each.unanswered == 0
         assert made_up(self.node) == before
-        return Beside(typical_ms(calm), typical_ms(others), attackers)
+        return others, attackers
 
     def _others(self, seconds: float, keys: Sequence[str]) -> list[Load]:
         """Three callers with two connections each, who ask for requests and for ids that are known."""

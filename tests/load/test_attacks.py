@@ -1,4 +1,4 @@
-"""What one hostile caller may send, and three others do not feel: the attacks that once worked, done again."""
+"""What one hostile caller may send, and three others do not feel: the attacks that worked, done again."""
 
 from __future__ import annotations
 

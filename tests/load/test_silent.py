@@ -18,42 +18,54 @@ DOCUMENTS: Final = b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 10
 CLOSED_WITHIN_S: Final = 30.0
 IDLE: Final = 400
 NAMES: Final = 21_000
+AT_ONCE: Final = 250
+USAGE: Final = {"requests": 1, "request_time_ms": 1, "produce_bytes": 1, "mutations": 1, "connections": 1}
 MIB: Final = 1024 * 1024
 GROWTH: Final = 64 * MIB
 
 
 def test_who_does_not_read_costs_others_nothing_and_is_closed():
     """A hundred connections ask for a hundred documents each; the kernel, too, keeps nothing of them."""
-    with attacked() as site, connected(site.node, DEAF) as deaf:
-        for each in deaf:
-            each.sendall(DOCUMENTS)
-        site.held("who does not read", SECONDS)
+    with attacked() as site, ExitStack() as stack:
+
+        @contextmanager
+        def deaf() -> Iterator[None]:
+            for each in stack.enter_context(connected(site.node, DEAF)):
+                each.sendall(DOCUMENTS)
+            yield
+
+        site.held("who does not read", SECONDS, beside=deaf)
+        assert of_attacker(site.node)
         eventually(lambda: not of_attacker(site.node), within_s=CLOSED_WITHIN_S)
 
 
 def test_idle_connections_beyond_the_limit_of_files_lock_nobody_out():
     """The shell allows 256 files, and the machine more."""
-    with attacked(program="tests.load.few_files") as site, connected(site.node, IDLE):
-        site.held("who says nothing", SECONDS)
+    with attacked(program="tests.load.few_files") as site:
+        site.held("who says nothing", SECONDS, beside=lambda: connected(site.node, IDLE))
 
 
 def test_callers_with_long_names_leave_little_in_memory():
-    """Three times as many as once filled hundreds of megabytes."""
+    """What is kept for each caller is bounded by bytes, not by callers."""
     with running() as node:
-        node.put("user=*", request_rate=1e9)
+        rates = ("request_rate", "request_percentage", "producer_byte_rate", "controller_mutation_rate")
+        node.put("user=*,client-id=*", **dict.fromkeys(rates, 2**30))
+        node.put("listener=*", max_connection_creation_rate=2**30)
         ask_by_many(node, "warm", 1_000)
         before = resident(node)
-        ask_by_many(node, "n" * 490, 3 * NAMES)
+        ask_by_many(node, "n" * 490, NAMES)
         grown = resident(node) - before
-    say(f"{grown / MIB:.0f} MiB for {3 * NAMES:,} callers")
+    say(f"{grown / MIB:.0f} MiB for {NAMES:,} callers")
     assert grown < GROWTH
 
 
 def ask_by_many(node: Service, name: str, callers: int) -> None:
     """Let so many callers ask once, whose names begin alike."""
-    for first in range(0, callers, 1_000):
-        numbers = range(first, min(first + 1_000, callers))
-        node.batch([{"principal": f"{name}-{n}", "usage": {"requests": 1}} for n in numbers])
+    for first in range(0, callers, AT_ONCE):
+        names = [f"{name}-{n}" for n in range(first, min(first + AT_ONCE, callers))]
+        node.batch(
+            [{"principal": each, "client_id": each, "listener": each, "usage": USAGE} for each in names]
+        )
 
 
 def resident(node: Service) -> int:
