@@ -162,5 +162,4 @@ def _settings(folder: Path) -> dict[str, str]:
         "QUOTAGATE_LOG": "all",
         "QUOTAGATE_LOG_URL": str(folder),
         "QUOTAGATE_HASH_SECRET": SECRET.hex(),
-        "QUOTAGATE_STORE_BUDGET_MS": "20000",
     }

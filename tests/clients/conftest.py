@@ -25,6 +25,5 @@ def script() -> Iterator[Script]:
 
 @pytest.fixture(scope="package")
 def node() -> Iterator[Service]:
-    """Its answers are the store's, also on a busy machine."""
-    with running(environment={"QUOTAGATE_STORE_BUDGET_MS": "20000"}) as service:
+    with running() as service:
         yield service

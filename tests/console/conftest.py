@@ -13,12 +13,11 @@ from tests import stores
 from tests.service import Service, running
 from tests.tools import DEBIAN, need
 
-PATIENT = {
-    "QUOTAGATE_STORE_BUDGET_MS": "20000",
+PUSHED = {
     "QUOTAGATE_VOLUME_SOURCE": "push",
     "QUOTAGATE_VOLUME_MIN_AVAILABLE_BYTES": "100",
 }
-"""Past 50 ms, as on a busy machine, answers come without the store; volumes are pushed by the tests."""
+"""Volumes are pushed by the tests."""
 
 
 @dataclass
@@ -58,7 +57,7 @@ def store() -> Iterator[stores.Server]:
 
 @pytest.fixture(scope="module")
 def node(store: stores.Server) -> Iterator[Service]:
-    with running(store_url=store.url, environment=PATIENT) as one:
+    with running(store_url=store.url, environment=PUSHED) as one:
         yield one
 
 

@@ -78,12 +78,10 @@ def arranged(patience: Mapping[str, str]) -> Iterator[Arrangement]:
 
 
 def replica_environment() -> dict[str, str]:
-    """What compose sets for a replica, but for where the servers are; and time for a busy machine."""
+    """What compose sets for a replica, but for where the servers are."""
     given = compose()["services"]["api"]["environment"]
     away = {"QUOTAGATE_REDIS_URL", "QUOTAGATE_DATABASE_URL"}
-    return {name: value for name, value in given.items() if name not in away} | {
-        "QUOTAGATE_STORE_BUDGET_MS": "20000"
-    }
+    return {name: value for name, value in given.items() if name not in away}
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def watched() -> Iterator[Watched]:
     """A node that has counted some of everything; its store may evict, so that this fault is shown too."""
     with (
         stores.server("valkey", "--maxmemory-policy", "allkeys-lru") as store,
-        running(store_url=store.url, environment={**RULES, "QUOTAGATE_STORE_BUDGET_MS": "1000"}) as node,
+        running(store_url=store.url, environment=RULES) as node,
     ):
         tokens = {"limit": 1, "algorithm": "token_bucket", "burst": 5}
         shadow = {"limit": 1, "shadow": True}

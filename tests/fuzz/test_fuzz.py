@@ -31,8 +31,6 @@ from tests.said import say
 from tests.service import Service, eventually, running
 
 ENVIRONMENT: Final = {
-    # A busy machine is no reason for an answer without the store here.
-    "QUOTAGATE_STORE_BUDGET_MS": "20000",
     # With this secret none of the ids that the canaries ask with is taken for another, whatever the seed.
     "QUOTAGATE_HASH_SECRET": (b"fuzz" * 8).hex(),
 }

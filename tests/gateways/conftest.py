@@ -12,8 +12,6 @@ from tests.gateways import gateway as gateways
 from tests.gateways.gateway import KINDS, Gateway, Kind
 from tests.service import Service, running
 
-PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
-"""Where numbers are to be exact: past 50 ms, as on a busy machine, answers come without the store."""
 Limit = Callable[[str, object], None]
 
 
@@ -25,7 +23,7 @@ def site() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Service]:
-    with running(environment=PATIENT) as one:
+    with running() as one:
         yield one
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.gateways import gateway as gateways
-from tests.gateways.conftest import PATIENT, Limit, limiting
+from tests.gateways.conftest import Limit, limiting
 from tests.gateways.gateway import Gateway, Kind
 from tests.gateways.test_protect import FORGED, burst, is_throttled
 from tests.service import Service, running
@@ -20,7 +20,7 @@ PROXY = "198.51.100.3"
 @pytest.fixture(scope="session")
 def trusting_node() -> Iterator[Service]:
     trusted = {"QUOTAGATE_TRUSTED_PROXIES": f"{BALANCER}/32,198.51.100.0/24"}
-    with running(environment={**PATIENT, **trusted}) as node:
+    with running(environment=trusted) as node:
         yield node
 
 

@@ -19,15 +19,14 @@ from workers.generate.quotas import DEFINITIONS
 from workers.generate.traffic import Traffic
 
 EVENTS = 3_000
-PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[tuple[Service, Service]]:
     """Two nodes with one store and one catalog."""
     with (
-        running(environment=PATIENT) as first,
-        running(store_url=first.store_url, database_url=first.database_url, environment=PATIENT) as second,
+        running() as first,
+        running(store_url=first.store_url, database_url=first.database_url) as second,
     ):
         yield first, second
 

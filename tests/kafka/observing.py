@@ -39,7 +39,6 @@ def settings(bootstrap: str, **more: str) -> dict[str, str]:
         "KAFKA_BOOTSTRAP": bootstrap,
         "VOLUME_CHECK_INTERVAL": "PT1S",
         "VOLUME_VALIDITY": "PT60S",
-        "STORE_BUDGET_MS": "20000",  # where answers are to be the store's on a busy machine, too
         **more,
     }
     return {f"QUOTAGATE_{name}": value for name, value in given.items()}

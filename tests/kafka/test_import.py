@@ -62,7 +62,7 @@ CLIENTS: Final = ("etl", "other", None)
 
 @pytest.fixture(scope="module")
 def running_node() -> Iterator[Service]:
-    with running(environment={"QUOTAGATE_STORE_BUDGET_MS": "20000"}) as node:
+    with running() as node:
         yield node
 
 

@@ -44,7 +44,7 @@ API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Service]:
-    with running(environment={"QUOTAGATE_STORE_BUDGET_MS": "20000"}) as started:
+    with running() as started:
         yield started
 
 

@@ -14,8 +14,7 @@ from app.domain.grant import PERMISSIONS
 from tests.said import say
 from tests.service import Service, eventually, running, slowest_but_one
 
-PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
-CLOSED = {**PATIENT, "QUOTAGATE_OPEN_TO": ""}
+CLOSED = {"QUOTAGATE_OPEN_TO": ""}
 OPEN_PATHS = {"/health/live", "/health/ready"}
 """Those of section 5 of the wire that stand in the document; /metrics is open to open networks, here none."""
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
@@ -192,7 +191,7 @@ def test_record_and_refund_need_the_scope_account(closed: Service, calling: Call
 def test_a_wrong_key_is_refused_where_none_is_needed_and_slowed_and_a_valid_one_beside_it_is_not(
     calling: Calling,
 ):
-    with running(environment=PATIENT) as node:
+    with running() as node:
         valid, wrong = calling(node, created(node, "valid", "decide")), calling(node, "qg_wrong")
         assert calling(node, None).status("POST", "/v1/decisions", ASK) == 200
         for path in ("/v1/decisions", "/v1/check", "/health/live", "/openapi.json", "/metrics"):

@@ -40,7 +40,7 @@ from tests import assertions, stores
 from tests.service import Service, running
 
 SECRET: Final = bytes(range(32))
-NODE: Final = {"QUOTAGATE_STORE_BUDGET_MS": "20000", "QUOTAGATE_HASH_SECRET": SECRET.hex()}
+NODE: Final = {"QUOTAGATE_HASH_SECRET": SECRET.hex()}
 HOUR: Final = 3_600_000
 LAYER: Final = HOUR // 3
 

@@ -13,9 +13,7 @@ import redis
 from tests.service import ADMIN_KEY, Service, eventually, running
 from tests.stores import KINDS, server
 
-PATIENT: Final = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
-"""Where numbers are to be exact: past 50 ms, as on a busy machine, answers come without the store."""
-CALLER: Final = {**PATIENT, "QUOTAGATE_CLOCK": "caller"}
+CALLER: Final = {"QUOTAGATE_CLOCK": "caller"}
 NOT_OF_IDS: Final = {"layers": None, "fill": None, "remembered_ids": None, "charged_ids": None}
 
 
@@ -47,8 +45,8 @@ class Node:
 def nodes(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
     """Two nodes with one store and one catalog."""
     with (
-        running(store=request.param, environment=PATIENT) as one,
-        running(store_url=one.store_url, database_url=one.database_url, environment=PATIENT) as other,
+        running(store=request.param) as one,
+        running(store_url=one.store_url, database_url=one.database_url) as other,
     ):
         yield Node(one), Node(other)
 

@@ -26,8 +26,6 @@ CALLERS: Final = 20
 BURST: Final = 200
 TOKENS: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"}
 """None comes back within a day: of all that is asked in one name, exactly the burst is admitted."""
-PATIENT: Final = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
-"""A busy machine is no reason for an answer without the store here."""
 BETWEEN_S: Final = 0.005
 """Between two asks of a caller, and between two looks at what is waited for."""
 SLACK_S: Final = 10.0
@@ -148,8 +146,8 @@ async def test_decisions_do_not_notice_that_postgresql_hangs_or_is_killed(postgr
     """Two nodes, and all the time callers at one of them."""
     url = postgres.database()
     with (
-        running(database_url=url, environment=PATIENT) as node,
-        running(database_url=url, store_url=node.store_url, environment=PATIENT) as beside,
+        running(database_url=url) as node,
+        running(database_url=url, store_url=node.store_url) as beside,
     ):
         node.put("user=*", controller_mutation_rate=TOKENS)
         async with (
@@ -198,7 +196,7 @@ def shown(seconds: dict[str, float]) -> str:
 
 
 async def test_a_locked_sqlite_file_is_waited_for_so_long_and_no_longer():
-    with running(environment=PATIENT) as node:
+    with running() as node:
         node.put("user=*", controller_mutation_rate=TOKENS)
         async with administration(node) as http, Callers(node).calling() as callers:
             await callers.exact("before")

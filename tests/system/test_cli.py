@@ -26,7 +26,6 @@ __all__ = ["ask", "quotagate"]
 
 pytestmark = pytest.mark.timeout(180)
 
-PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
 START = """\
 quotas:
   user=*:
@@ -46,7 +45,7 @@ MANY = 2_000
 
 @pytest.fixture(scope="module")
 def running_node() -> Iterator[Service]:
-    with running(environment=PATIENT) as node:
+    with running() as node:
         yield node
 
 
@@ -410,7 +409,7 @@ def test_a_node_that_asks_for_certificates(
     names = (
         f'ca_file = "{authority.ca.name}"\ncert_file = "{own.cert.name}"\ncert_key_file = "{own.key.name}"\n'
     )
-    with running(environment=PATIENT | over_tls, trust=authority.trusted(own)) as node:
+    with running(environment=over_tls, trust=authority.trusted(own)) as node:
         file.write_text(f'url = "{node.url}"\nkey = "{ADMIN_KEY}"\n{names}')
         assert quotagate("quotas", "set", "user=a", "request_rate=1", "--config", str(file)).code == 0
         file.write_text(f'url = "{node.url}"\nkey = "{ADMIN_KEY}"\nca_file = "{authority.ca.name}"\n')

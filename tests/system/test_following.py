@@ -18,7 +18,6 @@ from tests.postgres import Postgres, started
 from tests.service import Service, eventually, running
 
 NODES, ROUNDS = 4, 10
-PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +39,7 @@ def nodes(
     schema.upgrade(url)
     with ExitStack() as stack:
         store = stack.enter_context(stores.running("valkey"))
-        yield [
-            stack.enter_context(running(store_url=store, database_url=url, environment=PATIENT))
-            for _ in range(NODES)
-        ]
+        yield [stack.enter_context(running(store_url=store, database_url=url)) for _ in range(NODES)]
 
 
 @contextmanager

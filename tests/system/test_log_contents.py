@@ -20,7 +20,6 @@ def settings(folder: Path, **more: str) -> dict[str, str]:
     return {
         "QUOTAGATE_LOG_URL": str(folder),
         "QUOTAGATE_HASH_SECRET": SECRET.hex(),
-        "QUOTAGATE_STORE_BUDGET_MS": "20000",
         **more,
     }
 

@@ -436,7 +436,7 @@ async def test_a_failover_behind_one_address_is_followed(tmp_path):
 
 
 def test_a_bucket_that_cannot_be_read_is_one_asks_own_trouble():
-    with running(environment={"QUOTAGATE_STORE_BUDGET_MS": "20000"}) as node:
+    with running() as node:
         node.put("user=*", request_rate=POLICIES["open"])
         for name in ("poor", "well"):
             assert node.ask(principal=name, usage={"requests": 1})["source"] == "store"

@@ -21,7 +21,6 @@ from tests.authority import Authority, Certificate
 from tests.postgres import Postgres, started
 from tests.service import Service, running
 
-PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
 LOOPBACK = "DNS:localhost,IP:127.0.0.1"
 ONE = {"limit": 0.001, "burst": 1, "algorithm": "token_bucket", "enforcement": "deny"}
 ASK = {"principal": "alice", "usage": {"requests": 1}}
@@ -52,7 +51,7 @@ def backend(authority: Authority) -> Certificate:
 def over_tls(server: Certificate, ca: Path | None = None) -> dict[str, str]:
     """The settings of an API over TLS, perhaps with an authority of clients."""
     settings = {"QUOTAGATE_TLS_CERT": str(server.cert), "QUOTAGATE_TLS_KEY": str(server.key)}
-    return PATIENT | settings | ({"QUOTAGATE_TLS_CLIENT_CA": str(ca)} if ca else {})
+    return settings | ({"QUOTAGATE_TLS_CLIENT_CA": str(ca)} if ca else {})
 
 
 # The API
@@ -157,7 +156,7 @@ async def test_decisions_through_redis_over_tls(
         return f"rediss://{host}:{port}/0?{files}"
 
     with redis_over_tls(authority, backend) as port:
-        with running(store_url=url(port, ours, authority.ca), environment=PATIENT) as node:
+        with running(store_url=url(port, ours, authority.ca)) as node:
             node.put("user=alice", request_rate=ONE)
             first, second = node.ask(**ASK), node.ask(**ASK)
             assert (first["source"], first["decision"]) == ("store", "admit")
@@ -206,7 +205,7 @@ def test_the_catalog_in_postgresql_over_tls(
                 "&gssencmode=disable"
             )
 
-        with running(database_url=url(authority.ca), environment=PATIENT) as node:
+        with running(database_url=url(authority.ca)) as node:
             node.put("user=alice", request_rate=5)
             assert node.http.get("/v1/quotas/user=alice").json()["quotas"] == {"request_rate": {"limit": 5}}
             assert node.http.get("/health/ready").json()["catalog"] == "ok"

@@ -32,9 +32,7 @@ class Running:
         self.url = f"http://127.0.0.1:{port}"
         self.output = home.with_suffix(".out")
         bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
-        # A busy machine is no reason for an answer without the store here.
-        patient = {"QUOTAGATE_STORE_BUDGET_MS": "20000"}
-        own = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port), **patient, **settings}
+        own = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port), **settings}
         with self.output.open("wb") as output:
             self.up = subprocess.Popen(
                 [sys.executable, "-P", "-m", "app.run.cli", "up"],

@@ -578,7 +578,6 @@ def quotagates() -> Iterator[Callable[[str], Quotagate]]:
                 "QUOTAGATE_CLOCK": "caller",
                 "QUOTAGATE_COMBINE_DELAYS": combine,
                 "QUOTAGATE_INTER_BROKER_LISTENER": INTER_BROKER,
-                "QUOTAGATE_STORE_BUDGET_MS": "5000",
             }
             return HttpDriver(stack.enter_context(service.running(environment=settings)))
 
