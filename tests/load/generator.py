@@ -26,6 +26,7 @@ SHOWN: Final = 5
 LAST_ANSWER_WITHIN_S: Final = 20.0
 """How long it waits, at the end, for what is under way."""
 STARTS_WITHIN_S: Final = 60.0
+CHECK: Final = "/v1/check"
 OVERLOADED: Final = "urn:quotagate:overloaded"
 RETRY_AFTER_S: Final = range(1, 4)
 
@@ -35,14 +36,15 @@ class Load(msgspec.Struct, kw_only=True):
 
     In ``ask``, JSON, ``$c`` is the connection's number, ``$n`` a fresh number for each ask, and ``$i`` one
     for each place where it stands. ``batch`` asks travel in one request; 0 sends each on its own. With a
-    ``path`` that is what is got instead. ``pause_s`` lies between an answer and the next request, and
-    ``source`` is the address that it comes from.
+    ``path`` that is what is got instead, with these ``headers``. ``pause_s`` lies between an answer and the
+    next request, and ``source`` is the address that it comes from.
     """
 
     address: tuple[str, int]
     ask: str = ""
     batch: int = 0
     path: str = ""
+    headers: dict[str, str] = {}
     connections: int = 1
     seconds: float
     pause_s: float = 0.0
@@ -53,10 +55,11 @@ class Load(msgspec.Struct, kw_only=True):
 class Outcome(msgspec.Struct, kw_only=True):
     """What came of a load: answers by status, decisions by source and by outcome.
 
-    ``shed`` are the answers of status 503 that say so as the contract has it, ``odd`` the first answers that
-    are neither 200 nor such. ``lost`` connections were ended by the node, and ``unanswered`` requests
-    waited still at the very end. ``waits_ms`` is for each answer of status 200; ``first_at`` is when each
-    source was met first, by the monotonic clock that all programs share.
+    ``shed`` are the answers that refuse for overload as the contract has it: status 503, or 429 to a check.
+    ``odd`` are the first answers that are neither such nor a decision. ``lost`` connections were ended by
+    the node, and ``unanswered`` requests waited still at the very end. ``waits_ms`` is for each answer of
+    status 200; ``first_at`` is when each source was met first, by the monotonic clock that all programs
+    share.
     """
 
     statuses: dict[str, int]
@@ -118,10 +121,10 @@ class Requests:
             body = f'{{"asks":[{asks}]}}'
         else:
             body = self._ask(connection)
-        key = f"Authorization: Bearer {load.key}\r\n" if load.key else ""
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: {load.address[0]}\r\n{key}Content-Length: {len(body)}\r\n\r\n"
-        )
+        key = {"Authorization": f"Bearer {load.key}"} if load.key else {}
+        fields = {"Host": load.address[0], **load.headers, **key, "Content-Length": str(len(body))}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        head = f"{method} {path} HTTP/1.1\r\n{lines}\r\n"
         return (head + body).encode()
 
     def _ask(self, connection: int) -> str:
@@ -144,7 +147,8 @@ class Counts:
         self.waits_ms: list[float] = []
         self.first_at: dict[str, float] = {}
         self.over = False
-        self._plain = bool(load.path)
+        self._checks = load.path.startswith(CHECK)
+        self._plain = bool(load.path) and not self._checks
         self._one = msgspec.json.Decoder(Said)
         self._many = msgspec.json.Decoder(SaidOfMany) if load.batch else None
 
@@ -153,19 +157,31 @@ class Counts:
         now = time.monotonic()
         status = head[9:12].decode()
         self.statuses[status] += 1
-        if status != "200":
-            if sheds(status, head, body):
-                self.shed += 1
-            elif len(self.odd) < SHOWN:
-                self.odd.append((head + body[:500]).decode(errors="replace"))
-            return
-        self.waits_ms.append(round(1000 * (now - began), 2))
-        if self._plain:
-            return
+        if status == "200":
+            self.waits_ms.append(round(1000 * (now - began), 2))
+            if not self._plain:
+                self._count(body, now)
+        elif self._checks and status == "429" and self._one.decode(body).source == "store":
+            self._count(body, now)
+        elif self._sheds(status, head, body):
+            self.shed += 1
+        elif len(self.odd) < SHOWN:
+            self.odd.append((head + body[:500]).decode(errors="replace"))
+
+    def _count(self, body: bytes, now: float) -> None:
         for said in self._many.decode(body).decisions if self._many else (self._one.decode(body),):
             self.decisions[said.decision] += 1
             self.sources[said.source] += 1
             self.first_at.setdefault(said.source, now)
+
+    def _sheds(self, status: str, head: bytes, body: bytes) -> bool:
+        """Whether an answer says in the contract's words that the node is overloaded."""
+        after = re.search(rb"\r\nretry-after: (\d+)\r\n", head.lower())
+        if after is None or int(after[1]) not in RETRY_AFTER_S:
+            return False
+        if self._checks:
+            return status == "429" and self._one.decode(body).decision == "throttle"
+        return status == "503" and msgspec.json.decode(body, type=Problem).type == OVERLOADED
 
     def outcome(self) -> Outcome:
         return Outcome(
@@ -179,17 +195,6 @@ class Counts:
             waits_ms=self.waits_ms,
             first_at=self.first_at,
         )
-
-
-def sheds(status: str, head: bytes, body: bytes) -> bool:
-    """Whether an answer says in the contract's words that the node is overloaded."""
-    after = re.search(rb"\r\nretry-after: (\d+)\r\n", head.lower())
-    return (
-        status == "503"
-        and after is not None
-        and int(after[1]) in RETRY_AFTER_S
-        and msgspec.json.decode(body, type=Problem).type == OVERLOADED
-    )
 
 
 class Connection(asyncio.Protocol):
