@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, Protocol
 
-from app.admission.plan import Match
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Outcome, Verdict, combine
 from app.domain.ladder import Applied
@@ -14,6 +14,14 @@ from app.domain.usage import enforcement_of, usage_of
 
 THROTTLE_MS: Final = 1_000
 """How long a quota that throttles without the store makes the caller wait."""
+
+
+class Match(Protocol):
+    """A quota that applies; ``app.admission.plan`` has them."""
+
+    @property
+    def applied(self) -> Applied:
+        """The quota, and what it applies to."""
 
 
 def without_store(ask: Ask, matches: Sequence[Match]) -> tuple[Decision, tuple[Verdict, ...]]:
@@ -26,6 +34,11 @@ def without_store(ask: Ask, matches: Sequence[Match]) -> tuple[Decision, tuple[V
     outcome, throttle_ms, limited_by = combine(verdicts)
     detail = verdicts if ask.detail else None
     return Decision(outcome, throttle_ms, False, len(verdicts), "fallback", limited_by, detail), verdicts
+
+
+def verdict_when_full(ask: Ask, found: Applied) -> Verdict:
+    """What one quota says whose bucket a full store has no room for: the same, and why."""
+    return replace(verdict_without_store(ask, found), reason="store_full")
 
 
 def verdict_without_store(ask: Ask, found: Applied) -> Verdict:

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 from msgspec import msgpack
 
+from app.admission.fallback import verdict_when_full
 from app.domain.ask import Ask, Mode
-from app.domain.decision import Decision, Verdict, combine, is_charged
+from app.domain.decision import Decision, Source, Verdict, combine, is_charged
 from app.domain.ladder import Applied, Quotas, Rules, applied
 from app.domain.quota import Enforcement
 from app.domain.usage import enforcement_of, spreads_of, usage_of
@@ -113,17 +114,24 @@ def decided(
     else:
         mode, detail, named = msgpack.decode(answer.kept, type=tuple[Mode, bool, list[Named]])
     verdicts = tuple(_verdict(name, said) for name, said in zip(named, answer.said, strict=True))
+    if any(said.reason == "store_full" for said in answer.said):  # of which no answer is kept
+        verdicts = tuple(
+            verdict_when_full(ask, charge.applied) if verdict.reason == "store_full" else verdict
+            for verdict, charge in zip(verdicts, plan.charges, strict=True)
+        )
     return _decision(mode, verdicts, detail=detail, sequential=sequential), verdicts
 
 
 def _decision(mode: Mode, verdicts: tuple[Verdict, ...], *, detail: bool, sequential: bool) -> Decision:
     outcome, throttle_ms, limited_by = combine(verdicts, sequential=sequential)
+    full = sum(verdict.reason == "store_full" for verdict in verdicts)
+    source: Source = "fallback" if full else "store" if verdicts else "local"
     return Decision(
         outcome,
         throttle_ms,
-        is_charged(mode, outcome),
+        is_charged(mode, outcome) and (not full or full < len(verdicts)),
         len(verdicts),
-        "store" if verdicts else "local",
+        source,
         limited_by,
         verdicts if detail else None,
     )

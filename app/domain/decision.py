@@ -19,8 +19,8 @@ from app.domain.quota import (
 Outcome = Literal["admit", "delay", "throttle", "reject"]
 OUTCOMES: Final[tuple[Outcome, ...]] = ("admit", "delay", "throttle", "reject")
 
-Reason = Literal["capacity", "too_large", "store_failure"]
-REASONS: Final[tuple[Reason | None, ...]] = (None, "capacity", "too_large", "store_failure")
+Reason = Literal["capacity", "too_large", "store_failure", "store_full"]
+REASONS: Final[tuple[Reason | None, ...]] = (None, "capacity", "too_large", "store_failure", "store_full")
 
 Source = Literal["store", "local", "fallback"]
 

@@ -50,9 +50,11 @@ class ExactIds(ProducerIds):
         leaving = self.charges[len(self.charges) + unseen - int(limit) - 1]
         return leaving + window_ms - now_ms
 
-    def refresh(self, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int) -> None:
+    def refresh(
+        self, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int, *, full: bool = False
+    ) -> None:
         """Write a seen id to the open layer, uncharged; nothing if it is there by now."""
-        del limit, max_ids  # a filter's size is all that they decide
+        del limit, max_ids, full  # a filter's size is all that they decide
         place = self.find(spread, now_ms, layers)
         if place is not None and self.stale(spread, now_ms, layers):
             self.held[place.layer].discard(spread)
@@ -66,9 +68,11 @@ class ExactIds(ProducerIds):
         layers: Layers,
         limit: float,
         max_ids: int,
+        *,
+        full: bool = False,
     ) -> None:
         """Charge unseen ids, and remember each while fewer than ``max_ids`` are."""
-        del limit
+        del limit, full
         for spread in spreads:
             if self.remembered(now_ms, layers) < max_ids:
                 self._hold(spread, now_ms, layers)

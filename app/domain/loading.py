@@ -80,9 +80,10 @@ def load_ids(state: ProducerIds, ids: Sequence[WrittenId], now_ms: int, quota: Q
 
 
 def load_charges(
-    state: ProducerIds, charges: Sequence[Charges], now_ms: int, window_ms: int, max_ids: int
+    state: ProducerIds, charges: Sequence[Charges], now_ms: int, quota: Quota, max_ids: int
 ) -> Loaded:
     """Of each time the larger number of charges, in order of time; where there is no room, the newest."""
+    window_ms = quota.window_ms
     loaded, missing = Loaded(), []
     for at_ms, ids in charges:
         if now_ms - at_ms >= window_ms:
@@ -97,6 +98,7 @@ def load_charges(
     if added:
         alive = [at for at in state.charges if now_ms - at < window_ms]
         state.charges = sorted([*alive, *added])
+        state.capacity = state.room(len(state.charges), quota.limit, max_ids)
     return loaded
 
 

@@ -7,7 +7,7 @@ of speed. Time is an argument; one oracle is one store.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from app.domain.decision import (
     is_charged,
 )
 from app.domain.ladder import Applied, Quotas, Rules, applied
-from app.domain.producer_ids import ProducerIds
+from app.domain.producer_ids import FULL_MS, ProducerIds
 from app.domain.quota import (
     CONNECTION_CREATION_RATE,
     MAX_THROTTLE_MS,
@@ -60,6 +60,7 @@ class Charge:
         spreads: the ids, each spread over 32 bytes, without duplicates and without ``-1``.
         now_ms, wait_from_ms: the bucket's time, and the uncorrected one that waits are counted from.
         later_ms: measure a delay so much later, with the charge recorded now (KIP-124's sum).
+        full: the store has no room for anything new.
     """
 
     quota: Quota
@@ -70,6 +71,7 @@ class Charge:
     wait_from_ms: int
     spreads: tuple[bytes, ...] = ()
     later_ms: int = 0
+    full: bool = False
 
     @property
     def samples(self) -> int:
@@ -256,6 +258,8 @@ class IdsBucket:
             rate = corrected + self.state.wait_for_rate(unseen, now, quota.limit, quota.window_ms)
         if self.state.remembered(now, quota.layers) + unseen > self.max_ids:
             capacity = corrected + self.state.wait_for_capacity(now, quota.layers)
+        if charge.full and self.newest_ms is not None and self._grows(charge, charged + unseen):
+            capacity = max(capacity, FULL_MS)
         if not rate and not capacity:
             return ADMIT
         wait = min(max(rate, capacity), MAX_THROTTLE_MS)
@@ -265,14 +269,24 @@ class IdsBucket:
         layers = charge.quota.layers
         stale = [s for s in self._seen(charge) if self.state.stale(s, charge.now_ms, layers)]
         for spread_ in stale:
-            self.state.refresh(spread_, charge.now_ms, layers, charge.quota.limit, self.max_ids)
+            self.state.refresh(
+                spread_, charge.now_ms, layers, charge.quota.limit, self.max_ids, full=charge.full
+            )
 
     def charge(self, charge: Charge) -> bool:
         unseen = self._unseen(charge)
         self.touch(charge)
         quota = charge.quota
         if unseen:
-            self.state.charge(unseen, charge.now_ms, quota.window_ms, quota.layers, quota.limit, self.max_ids)
+            self.state.charge(
+                unseen,
+                charge.now_ms,
+                quota.window_ms,
+                quota.layers,
+                quota.limit,
+                self.max_ids,
+                full=charge.full,
+            )
         return bool(unseen)
 
     def refund(self, charge: Charge) -> None:
@@ -283,6 +297,14 @@ class IdsBucket:
         charged = self.state.charged(charge.now_ms, quota.window_ms)
         room = max(self.max_ids - self.state.remembered(charge.now_ms, quota.layers), 0)
         return charged, min(quota.limit - charged, room)
+
+    def _grows(self, charge: Charge, charges: int) -> bool:
+        """Whether the bucket must grow for the unseen ids, beside the seen ones that are refreshed."""
+        layers, now = charge.quota.layers, charge.now_ms
+        stale = sum(self.state.stale(spread_, now, layers) for spread_ in self._seen(charge))
+        return charges > self.state.capacity or self.state.is_short(
+            len(self._unseen(charge)) + stale, now, layers
+        )
 
     def _unseen(self, charge: Charge) -> list[bytes]:
         layers = charge.quota.layers
@@ -308,9 +330,25 @@ class Part:
 
 
 class Oracle:
-    """One store's worth of buckets and kept answers."""
+    """One store's worth of buckets and kept answers.
 
-    def __init__(self, secret: bytes, *, max_ids: int = 1_000_000, sequential: bool = False) -> None:
+    Args:
+        when_full: what a quota says whose new bucket a full store has no room for.
+
+    Attributes:
+        full: the store is full: it takes no new bucket, no new kept answer and no larger one of ids.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        *,
+        max_ids: int = 1_000_000,
+        sequential: bool = False,
+        when_full: Callable[[Ask, Applied], Verdict] | None = None,
+    ) -> None:
+        self.full = False
+        self._when_full = when_full
         self.secret = secret
         self.max_ids = max_ids
         self.sequential = sequential
@@ -327,15 +365,17 @@ class Oracle:
         parts = [self._part(ask, found, now_ms) for found in applied(ask, quotas, rules)]
         verdicts = self._verdicts(ask, parts)
         outcome, throttle_ms, limited_by = combine(verdicts, sequential=self.sequential)
-        written = _write(ask, outcome, parts)
-        source: Source = "store" if parts else "local"
-        decision = Decision(
-            outcome, throttle_ms, is_charged(ask.mode, outcome), len(parts), source, limited_by
-        )
+        full = {i for i, verdict in enumerate(verdicts) if verdict.reason == "store_full"}
+        written = _write(ask, outcome, [part for i, part in enumerate(parts) if i not in full])
+        source: Source = "fallback" if full else "store" if parts else "local"
+        charged = is_charged(ask.mode, outcome) and (not full or len(full) < len(parts))
+        decision = Decision(outcome, throttle_ms, charged, len(parts), source, limited_by)
         if ask.detail:
-            shown = tuple(_shown(verdict, part) for verdict, part in zip(verdicts, parts, strict=True))
+            shown = tuple(
+                verdict if i in full else _shown(verdict, parts[i]) for i, verdict in enumerate(verdicts)
+            )
             decision = replace(decision, quotas=shown)
-        if retry is not None and written:
+        if retry is not None and written and not self.full:
             self.answers[retry] = (decision, now_ms)
         return decision
 
@@ -353,6 +393,7 @@ class Oracle:
             now_ms=self._now(ask, quota, bucket, now_ms),
             wait_from_ms=now_ms,
             spreads=spreads_of(ask, self.secret) if quota.algorithm == "producer_ids" else (),
+            full=self.full and ask.mode != "peek",
         )
         return Part(found, bucket, charge)
 
@@ -367,21 +408,36 @@ class Oracle:
         return corrected(ask.mode, quota, bucket, now_ms)
 
     def _verdicts(self, ask: Ask, parts: list[Part]) -> list[Verdict]:
-        verdicts = [_verdict(ask, part) for part in parts]
+        verdicts = [self._verdict(ask, part) for part in parts]
         if not self.sequential:
             return verdicts
         byte_delay = max(
             (
                 verdict.throttle_ms
                 for verdict in verdicts
-                if verdict.outcome == "delay" and not verdict.shadow and verdict.quota in BYTE_RATES
+                if verdict.outcome == "delay"
+                and not verdict.shadow
+                and verdict.quota in BYTE_RATES
+                # what a full store's quotas say is no measured delay
+                and verdict.reason != "store_full"
             ),
             default=0,
         )
         for part in parts:
             if part.applied.quota.key in REQUEST_RATES:
                 part.charge = replace(part.charge, later_ms=byte_delay)
-        return [_verdict(ask, part) for part in parts]
+        return [self._verdict(ask, part) for part in parts]
+
+    def _verdict(self, ask: Ask, part: Part) -> Verdict:
+        verdict = _verdict(ask, part)
+        needs_room = part.bucket.newest_ms is None and ask.mode in {"admit", "record"}
+        if part.applied.quota.algorithm == "producer_ids":
+            needs_room = needs_room and bool(part.charge.spreads)
+        if self._when_full is None or not self.full or not needs_room:
+            return verdict
+        if verdict.outcome in {"throttle", "reject"}:
+            return verdict  # which no room would change
+        return self._when_full(ask, part.applied)
 
 
 def corrected(mode: Mode, quota: Quota, bucket: Bucket, now_ms: int) -> int:

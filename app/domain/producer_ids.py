@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import ceil
+from typing import Final, NamedTuple
 
 from app.domain.quota import Layers
 from app.domain.shape import LAYERS, Shape, first_segment, next_segment, next_share
+
+FULL_MS: Final = 1_000
+"""How long ids wait that need more room than a full store gives."""
 
 
 class Place(NamedTuple):
@@ -44,11 +48,13 @@ class ProducerIds:
     Attributes:
         layers: start times by layer number, the four newest at most; ages are judged when looked at.
         charges: the times of charges, oldest first.
+        capacity: how many charges there is room for; more room must be made for more of them.
     """
 
     layers: dict[int, int] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     charges: list[int] = field(default_factory=list)
+    capacity: int = 0
 
     @property
     def newest_ms(self) -> int | None:
@@ -108,8 +114,36 @@ class ProducerIds:
         number = self._open(now_ms, layers)
         return number is None or self.find(spread, now_ms, layers) != Place(len(self.segments) - 1, number)
 
-    def refresh(self, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int) -> None:
-        """Write a seen id to the open layer, uncharged; nothing if it is there by now."""
+    def is_short(self, ids: int, now_ms: int, layers: Layers) -> bool:
+        """Whether so many more ids in the open layer, which is begun if there is none, need a new segment."""
+        if not self.segments:
+            return True
+        newest, number = self.segments[-1], self._open(now_ms, layers)
+        if number is not None:
+            return newest.counts.get(number, 0) + ids > newest.shape.ids
+        pushed_out = max(self.layers, default=0) + 1 - LAYERS
+        live = [n for n in self.live_layers(now_ms, layers) if n > pushed_out]
+        return newest.written not in live or ids > newest.shape.ids
+
+    def room(self, charges: int, limit: float, max_ids: int) -> int:
+        """The capacity for so many charges: a quarter more than now, but not beyond the limit without need."""
+        if charges <= self.capacity:
+            return self.capacity
+        larger = ceil(self.capacity * 1.25)
+        if charges <= limit:
+            larger = min(larger, int(limit))
+        return min(max(charges, larger), max_ids)
+
+    def refresh(
+        self, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int, *, full: bool = False
+    ) -> None:
+        """Write a seen id to the open layer, uncharged; nothing if it is there by now.
+
+        Args:
+            full: the store has no room for a new segment.
+        """
+        if full and self.is_short(1, now_ms, layers):
+            return
         place = self.find(spread, now_ms, layers)
         if place is not None and self.stale(spread, now_ms, layers):
             number = self._open(now_ms, layers)
@@ -144,14 +178,24 @@ class ProducerIds:
         layers: Layers,
         limit: float,
         max_ids: int,
+        *,
+        full: bool = False,
     ) -> None:
-        """Charge unseen ids, and remember each while fewer than ``max_ids`` are."""
+        """Charge unseen ids, and remember each while fewer than ``max_ids`` are.
+
+        Args:
+            full: the store has no room for a new segment, nor for a longer list of charges.
+        """
         for spread in spreads:
-            if self.remembered(now_ms, layers) < max_ids:
+            is_closed = full and self.is_short(1, now_ms, layers)
+            if self.remembered(now_ms, layers) < max_ids and not is_closed:
                 number = self._open(now_ms, layers)
                 self.write_to(number, now_ms, spread, None, now_ms, layers, limit, max_ids)
             self.charges.append(now_ms)
-        self.charges = [at for at in self.charges if now_ms - at < window_ms][-max_ids:]
+        most = self.capacity if full else max_ids
+        alive = [at for at in self.charges if now_ms - at < window_ms]
+        self.charges = alive[max(len(alive) - most, 0) :]
+        self.capacity = self.room(len(self.charges), limit, max_ids)
 
     def _remembered_by(self, layer: int) -> int:
         return sum(segment.counts.get(layer, 0) for segment in self.segments)
@@ -170,7 +214,7 @@ class ProducerIds:
             self._add_segment(first_segment(limit, max_ids))
         elif self.segments[-1].counts.get(number, 0) >= self.segments[-1].shape.ids:
             self._drop_dead(now_ms, layers)
-            self._add_segment(next_segment(self.segments[-1].shape.ids, max_ids))
+            self._add_segment(next_segment(self.segments[-1].shape.ids, limit, max_ids))
         newest = self.segments[-1]
         block, cells = newest.shape.places(spread)
         newest.cells.setdefault(number, set()).update((block, cell) for cell in cells)

@@ -22,7 +22,17 @@ FALSE_SEEN: Final = 1e-4
 """The most that all live layers and segments together may have (section 5 of the design)."""
 
 SMALLEST_SEGMENT: Final = 32
+FIRST_SEGMENT: Final = 140
+"""The most ids a layer of a first one: with its head and its ring it takes 3 KiB, whatever the limit."""
+
+STEPS: Final = 3
+"""The most steps from the first segment to one that holds as many ids a layer as the limit."""
+
+LEAST_STEP: Final = 7
+"""Fewer steps are taken rather than smaller ones: what earlier segments take comes on top of the last one."""
+
 GROWTH: Final = 4
+"""How many times as large a segment is that comes beyond the limit: record, and ids that stay in use."""
 
 SHARES: Final = (
     (14, 17.522573837268),
@@ -96,15 +106,44 @@ class Shape:
 def first_segment(limit: float, max_ids: int) -> int:
     """How many ids a layer of the first segment holds.
 
-    >>> first_segment(5, 1_000_000), first_segment(1_000, 1_000_000)
-    (32, 334)
+    >>> first_segment(5, 1_000_000), first_segment(300, 1_000_000), first_segment(500_000, 1_000_000)
+    (32, 100, 140)
     """
-    return min(max(SMALLEST_SEGMENT, math.ceil(limit / 3)), max_ids)
+    return min(max(SMALLEST_SEGMENT, math.ceil(limit / 3)), FIRST_SEGMENT, max_ids)
 
 
-def next_segment(ids: int, max_ids: int) -> int:
-    """How many ids a layer of the segment holds that follows a full one."""
-    return min(ids * GROWTH, max_ids)
+def step(first: int, limit: float) -> float:
+    """How many times as large each segment is as the one before, up to the limit.
+
+    Of three and two steps the most that are large enough, in whole quarters, so that every product is exact
+    here and in the script; else a single one.
+    """
+    for steps in range(STEPS, 1, -1):
+        grows = 3.0
+        while first * grows**steps < limit:
+            grows += 0.25
+        if grows >= LEAST_STEP:
+            return grows
+    return max(3.0, limit / first)
+
+
+def next_segment(ids: int, limit: float, max_ids: int) -> int:
+    """How many ids a layer of the segment holds that follows a full one.
+
+    It is the first of those planned for the limit that is at least twice as large; the full one may have been
+    made under another limit, or by an older version. Beyond the limit there is no plan.
+
+    >>> sizes = [first_segment(500_000, 1_000_000)]
+    >>> for _ in range(4):
+    ...     sizes.append(next_segment(sizes[-1], 500_000, 1_000_000))
+    >>> sizes
+    [140, 2170, 33635, 500000, 1000000]
+    """
+    size: float = first_segment(limit, max_ids)
+    grows = step(int(size), limit)
+    while size < 2 * ids and size < limit:
+        size = min(math.ceil(size * grows), limit)
+    return min(int(size) if size >= 2 * ids else ids * GROWTH, max_ids)
 
 
 def next_share(live: tuple[int, ...]) -> int:

@@ -24,7 +24,7 @@ _LAYER: Final = 4
 
 ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
 _MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh"))}
-_DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS = 1, 2, 4, 8, 16, 32
+_DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 16, 32, 64
 
 
 def encode_call(*, caller_clock: bool, sequential: bool, logged: bool, max_ids: int) -> bytes:
@@ -32,15 +32,18 @@ def encode_call(*, caller_clock: bool, sequential: bool, logged: bool, max_ids: 
     return _CALL.pack(caller_clock, sequential + 2 * logged, max_ids)
 
 
-def decode_reply(reply: Sequence[bytes], asks: int) -> list[Answer]:
+def decode_reply(reply: Sequence[bytes], *, logged: bool) -> list[Answer]:
     """The answers of a call; of one that is logged each knows its place in the order of all."""
     at_ms = int(reply[0])
-    if len(reply) == asks + 1:
+    if not logged:
         return [decode_answer(packed, at_ms) for packed in reply[1:]]
-    first = int(reply[asks + 1]) * ORDER_STEP
+    answers = len(reply) // 2 - 1
+    first = int(reply[answers + 1]) * ORDER_STEP
     return [
         decode_answer(packed, at_ms, first + place if first else None, fates)
-        for place, (packed, fates) in enumerate(zip(reply[1 : asks + 1], reply[asks + 2 :], strict=True))
+        for place, (packed, fates) in enumerate(
+            zip(reply[1 : answers + 1], reply[answers + 2 :], strict=True)
+        )
     ]
 
 
@@ -51,7 +54,7 @@ def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
     context = 0 if plan.retry is None else len(plan.context) + 1
     packed = [_ASK.pack(_MODES[plan.mode], len(plan.charges), plan.at_ms or 0, context)]
     for charge in plan.charges:
-        packed += (_encode_charge(charge, recheck=plan.recheck), charge.spreads)
+        packed += (_encode_charge(plan, charge), charge.spreads)
     packed.append(plan.context if context else b"")
     return keys, b"".join(packed)
 
@@ -67,15 +70,16 @@ def decode_answer(packed: bytes, at_ms: int = 0, order: int | None = None, fates
     return Answer(_decode_said(packed[3 + length :]), context, None, at_ms, order)
 
 
-def _encode_charge(charge: Charge, *, recheck: bool) -> bytes:
+def _encode_charge(plan: Plan, charge: Charge) -> bytes:
     quota = charge.applied.quota
     flags = (
         _DENY * (charge.enforcement == "deny")
         | _SHADOW * quota.shadow
         | _CONNECTION * (quota.key == CONNECTION_CREATION_RATE)
-        | _RECHECK * recheck
+        | _RECHECK * plan.recheck
         | _BYTES * (quota.key in BYTE_RATES)
         | _REQUESTS * (quota.key in REQUEST_RATES)
+        | _CLOSED * (quota.on_store_failure == "throttle" and plan.mode != "record")
     )
     ids = len(charge.spreads) // 32
     algorithm = ALGORITHMS[quota.algorithm]

@@ -39,20 +39,27 @@ class Library:
         self.code = code
 
     @classmethod
-    def of(cls, script: str) -> Self:
-        """The library of a script: another text has another name, so two versions stand side by side."""
+    def of(cls, script: str, *, beyond_maxmemory: bool = False) -> Self:
+        """The library of a script: another text has another name, so two versions stand side by side.
+
+        Args:
+            beyond_maxmemory: it may go on writing where the store uses more memory than it may: a script that
+                itself stops to make anything new before that.
+        """
         digest = hashlib.sha256(script.encode()).hexdigest()[:32]
         name = f"{PREFIX_OF_NAMES}{digest}"
+        flags = "'allow-oom'" if beyond_maxmemory else ""
         code = f"""#!lua name={name}
 local function make()
 {script}
 return run
 end
 local run, called, since
-redis.register_function('{name}', function(keys, args)
+local function call(keys, args)
   run, called = run or make(), true
   return run(keys, args)
-end)
+end
+redis.register_function{{ function_name = '{name}', callback = call, flags = {{ {flags} }} }}
 local function idle()
   local now = tonumber(redis.call('TIME')[1])
   if called or not since then called, since = false, now end

@@ -128,6 +128,10 @@ class Store(Protocol):
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         """Decide plans in order, each atomically, in one round trip, on the connection that is there.
 
+        Returns:
+            the answers of the first plans, at least of one: a call that has written much decides no further
+            ask, so that it does not hold the store for long. The rest has to be asked again.
+
         Raises:
             StoreError: no answer, or an error for one; a late call may still be counted.
         """

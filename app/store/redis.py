@@ -40,8 +40,10 @@ CONNECT_WITHIN_S: Final = 0.5
 EXAMINE_WITHIN_S: Final = 0.5
 """For each of an examination's few commands, whatever a call may take: a return is noticed soon."""
 
-WRITE: Final = "redis.call('SET', KEYS[1], '', 'PX', 1000) redis.call('DEL', KEYS[1])"
-"""Proves that a script may write, and leaves nothing."""
+WRITE: Final = """#!lua flags=allow-oom
+redis.call('SET', KEYS[1], '', 'PX', 1000) redis.call('DEL', KEYS[1])
+"""
+"""Proves that a script may write, and leaves nothing. Like the one that decides it does so in a full store too."""
 
 _BY_TYPE: Final[tuple[tuple[type[Exception], str], ...]] = (
     (OutOfMemoryError, "out_of_memory"),
@@ -97,7 +99,7 @@ class RedisStore:
         self._greeter = client_of(url, GREET_WITHIN_S, connect_within_s=GREET_WITHIN_S)
         self._calls: Connection | None = None
         self.lost: Callable[[StoreError], None] = lambda _error: None
-        self._library = Library.of(script)
+        self._library = Library.of(script, beyond_maxmemory=True)
         self._call = encode_call(
             caller_clock=caller_clock, sequential=sequential, logged=logged, max_ids=max_ids
         )
@@ -108,6 +110,10 @@ class RedisStore:
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         """Decide plans in order, each atomically, in one round trip, on the connection that is there.
 
+        Returns:
+            the answers of the first plans, at least of one: a call that has written much decides no further
+            ask, so that it does not hold the store for long. The rest has to be asked again.
+
         Raises:
             StoreError: no answer, or an error for one; a late call may still be counted.
         """
@@ -116,7 +122,7 @@ class RedisStore:
             keys.append(ORDER_KEY)
         reply = await call_function(self._run, self._library, keys, [self._call, *arguments])
         self.now_ms = int(reply[0])
-        return decode_reply(reply, len(plans))
+        return decode_reply(reply, logged=self._logged)
 
     def silent_since(self) -> float | None:
         """Since when it owes a reply and says nothing, by the loop's clock; None while it does not."""

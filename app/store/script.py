@@ -6,12 +6,29 @@ from importlib.resources import files
 from typing import Final
 
 from app.domain.oracle import RETRY_MS
+from app.domain.producer_ids import FULL_MS
 from app.domain.quota import MAX_THROTTLE_MS, RECHECK_MS
 from app.domain.sampled_rate import UNREACHABLE_MS
-from app.domain.shape import BLOCK_BYTES, CELLS, GROWTH, LAYERS, SHARES, SMALLEST_SEGMENT
+from app.domain.shape import (
+    BLOCK_BYTES,
+    CELLS,
+    FIRST_SEGMENT,
+    GROWTH,
+    LAYERS,
+    LEAST_STEP,
+    SHARES,
+    SMALLEST_SEGMENT,
+    STEPS,
+)
 from app.store.keys import LONGEST_TTL_MS
 
 ALGORITHMS: Final = ("sampled_rate", "token_bucket", "producer_ids")
+
+LOOK_EVERY_MS: Final = 100
+"""How often the script asks how much memory the store uses: that takes 18 microseconds."""
+
+MOST_WRITTEN: Final = 256 * 1024
+"""Bytes after which a call decides no further ask."""
 
 FOLDER: Final = files("app.store") / "lua"
 
@@ -24,11 +41,17 @@ def numbers() -> str:
         "RETRY_MS": RETRY_MS,
         "UNREACHABLE_MS": UNREACHABLE_MS,
         "SMALLEST_SEGMENT": SMALLEST_SEGMENT,
+        "FIRST_SEGMENT": FIRST_SEGMENT,
+        "STEPS": STEPS,
+        "LEAST_STEP": LEAST_STEP,
         "GROWTH": GROWTH,
         "LAYERS": LAYERS,
         "CELLS": CELLS,
         "BLOCK_BYTES": BLOCK_BYTES,
         "LONGEST_TTL_MS": LONGEST_TTL_MS,
+        "FULL_MS": FULL_MS,
+        "LOOK_EVERY_MS": LOOK_EVERY_MS,
+        "MOST_WRITTEN": MOST_WRITTEN,
     }
     return "".join(f"local {name} = {number}\n" for name, number in taken.items())
 

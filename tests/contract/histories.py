@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from hypothesis import strategies as st
 
 from app.domain.ask import Ask, Mode
 from app.domain.entity import ANY, Entity
-from app.domain.quota import KEYS, LAYER_POLICIES, Enforcement, Layers, Quota, Scope
+from app.domain.quota import KEYS, LAYER_POLICIES, Enforcement, Layers, OnStoreFailure, Quota, Scope
 
 ENTITIES: Final = {
     "user": [Entity.of(user="a"), Entity.of(user=ANY)],
@@ -47,20 +48,23 @@ def quotas(draw: st.DrawFn, key: str, max_ids: int) -> Quota:
     row = KEYS[key]
     shadow = draw(st.sampled_from((False,) * 7 + (True,)))
     scope: Scope = draw(st.sampled_from(("cluster", "cluster", "broker")))
+    without: OnStoreFailure = draw(st.sampled_from(("admit", "admit", "throttle")))
     if row.algorithm == "producer_ids":
         limit: float = min(draw(st.sampled_from((1, 3, 8, 20, 8, 20, 60, 0))), max_ids // 2)
         window = draw(st.sampled_from((1_000, 4_000, 1_000, 4_000, 2_073_600_000)))
-        return Quota(
+        ids = Quota(
             key, limit, "producer_ids", "deny", shadow, scope, window_ms=window, layers=draw(layers(window))
         )
+        return replace(ids, on_store_failure=without)
     algorithm = draw(st.sampled_from((row.algorithm, row.algorithm, "sampled_rate", "token_bucket")))
     limit = draw(st.sampled_from((2, 5, 1, 20, 9, 0) if row.integer_limit else (2, 5, 0.7, 20, 9, 0)))
     samples, sample_ms = draw(st.sampled_from(((3, 200), (11, 100), (2, 500), (1, 300))))
     burst = draw(st.sampled_from((samples * sample_ms / 1000 * limit, 7.5)))
     enforcement: Enforcement = draw(st.sampled_from(("deny", "delay", row.enforcement)))
-    return Quota(
+    rate = Quota(
         key, limit, algorithm, enforcement, shadow, scope, samples=samples, sample_ms=sample_ms, burst=burst
     )
+    return replace(rate, on_store_failure=without)
 
 
 def layers(window_ms: int) -> st.SearchStrategy[Layers]:

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from app.admission.fallback import verdict_when_full
 from app.admission.plan import decided, matches_of, plan_of
 from app.domain.ask import Ask
 from app.domain.decision import Decision
@@ -30,7 +31,7 @@ from app.domain.producer_ids import ProducerIds
 from app.domain.quota import KEYS, MAX_THROTTLE_MS, Quota
 from app.store.port import Answer, Charge, Plan
 from app.store.redis import RedisStore
-from app.store.script import SCRIPT
+from app.store.script import LOOK_EVERY_MS, SCRIPT
 from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -47,6 +48,7 @@ MUST_MEET = (
     "retry",
     "refund",
     "shadow",
+    *(f"full: {what}" for what in ("admitted", "throttled", "recorded", "an old bucket", "no new segment")),
 )
 """What a run must have met at least ``AT_LEAST`` times to count as one."""
 AT_LEAST = 50
@@ -54,6 +56,13 @@ AT_LEAST = 50
 
 class Difference(AssertionError):
     """The store and the oracle disagree."""
+
+
+def looking_each_time(script: str) -> str:
+    """A script that looks at the store's memory in every call: no step can wait for its next look."""
+    looks = f"local LOOK_EVERY_MS = {LOOK_EVERY_MS}"
+    assert script.count(looks) == 1
+    return script.replace(looks, "local LOOK_EVERY_MS = 0")
 
 
 class Machine(RuleBasedStateMachine):
@@ -68,6 +77,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.redis = redis.Redis.from_url(self.url)
         self.redis.flushall()
+        self._fill(full=False)
         self.now = 1_000_000
         self.names = itertools.count()
         self.epochs = itertools.count(1)
@@ -81,12 +91,14 @@ class Machine(RuleBasedStateMachine):
     def begin(self, max_ids: int, sequential: bool, data: Any) -> None:
         self.met["steps"] -= 1  # the invariant that counts steps counts this beginning too
         self.sequential, self.max_ids = sequential, max_ids
-        self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential)
-        options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": self.script}
+        self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential, when_full=verdict_when_full)
+        script = looking_each_time(self.script)
+        options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": script}
         self.store = RedisStore(self.url, caller_clock=True, **options)
         self.timed = RedisStore(self.url, **options)
         for store in (self.store, self.timed):
             self.loop.run_until_complete(store.connect())
+        self.loop.run_until_complete(self.timed.examine())  # a full store takes no library
         self.quotas: dict[str, dict[Entity, Quota]] = {}
         for key in KEYS:
             places = entities_of(key)
@@ -94,6 +106,7 @@ class Machine(RuleBasedStateMachine):
             self.quotas[key] = {entity: data.draw(quotas(key, self.max_ids)) for entity in chosen}
 
     def teardown(self) -> None:
+        self._fill(full=False)
         if hasattr(self, "store"):
             self.loop.run_until_complete(self.store.close())
             self.loop.run_until_complete(self.timed.close())
@@ -156,6 +169,30 @@ class Machine(RuleBasedStateMachine):
             self.now += self.quotas["producer_ids_rate"][self._ids_entity()].layers.interval_ms
             self._decide([replace(ask, producer_ids=ids[:2])])
         self._decide([replace(ask, producer_ids=ids[4:], mode="peek"), replace(ask, mode="admit")])
+
+    @rule(full=st.sampled_from((True, False, False)), several=st.lists(asks(), min_size=1, max_size=4))
+    def fill(self, full: bool, several: list[Ask]) -> None:
+        """The store is full from now on, or has room again; then some ask, of whom one may be new to it."""
+        self._fill(full=full)
+        name = f"n{next(self.names)}"
+        newcomer = Ask({"requests": 1}, (1, 2), name, "c", "10.0.0.9", "1", "L", detail=True)
+        self._decide([*several, newcomer, replace(newcomer, mode="record"), newcomer])
+
+    @rule(several=st.lists(asks(), min_size=2, max_size=6))
+    def be_full_for_a_while(self, several: list[Ask]) -> None:
+        """Some ask, and so do they when the store is full, and once more when it has room again."""
+        self._decide(several)
+        self._fill(full=True)
+        self._decide(several)
+        self.flood(first=self.now % len(IDS), many=50)
+        self._fill(full=False)
+        self._decide(several)
+
+    def _fill(self, *, full: bool) -> None:
+        """Have the store full: whatever it uses is then more than it may."""
+        self.redis.config_set("maxmemory", "1" if full else "0")
+        if hasattr(self, "oracle"):
+            self.oracle.full = full
 
     def _ids_entity(self) -> Entity:
         entities = self.quotas["producer_ids_rate"]
@@ -240,7 +277,12 @@ class Machine(RuleBasedStateMachine):
             return
         store = self.timed if timed else self.store
         before = self._server_time()
-        answers = iter(self.loop.run_until_complete(store.decide(wanted)))
+        decided_by_store: list[Answer] = []
+        while len(decided_by_store) < len(wanted):
+            came = self.loop.run_until_complete(store.decide(wanted[len(decided_by_store) :]))
+            self.met["in pieces"] += len(came) < len(wanted)
+            decided_by_store += came
+        answers = iter(decided_by_store)
         now = store.now_ms if timed else self.now
         if timed and not before <= now <= self._server_time():
             raise Difference(f"decided at {now}, not by the store's clock")
@@ -273,7 +315,7 @@ class Machine(RuleBasedStateMachine):
         self.met["clock back by more than a window"] += any(said.correction == 2 for said in answer.said)
         for charge, said in zip(plan.charges, answer.said, strict=True):
             bucket = self._bucket(charge)
-            if isinstance(bucket, IdsBucket) and ask.mode != "peek":
+            if isinstance(bucket, IdsBucket) and ask.mode != "peek" and said.reason != "store_full":
                 at = max(now, bucket.newest_ms or 0)
                 remembered = bucket.state.remembered(at, charge.applied.quota.layers)
                 if said.remembered != remembered:
@@ -313,7 +355,17 @@ class Machine(RuleBasedStateMachine):
         self.met[f"mode {ask.mode}"] += 1
         if decision.limited_by is not None:
             self.met[f"{decision.decision} {decision.limited_by.quota}"] += 1
-            self.met["capacity"] += decision.limited_by.reason == "capacity"
+            self.met["capacity"] += decision.limited_by.reason == "capacity" and not self.oracle.full
+        if self.oracle.full:
+            self._count_full(ask, decision)
+
+    def _count_full(self, ask: Ask, decision: Decision) -> None:
+        why = decision.limited_by.reason if decision.limited_by else None
+        self.met["full: admitted"] += decision.source == "fallback" and decision.decision == "admit"
+        self.met["full: throttled"] += why == "store_full" and decision.decision == "throttle"
+        self.met["full: recorded"] += why == "store_full" and ask.mode == "record"
+        self.met["full: an old bucket"] += decision.source == "store" and decision.charged
+        self.met["full: no new segment"] += why == "capacity"
 
 
 def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bool = True) -> Counter[str]:

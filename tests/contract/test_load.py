@@ -30,7 +30,7 @@ from app.store import loading
 from app.store.keys import bucket_key
 from app.store.loading import Load, Loader
 from tests.contract.histories import IDS
-from tests.contract.machine import RULES, SECRET, Difference, Machine, explored
+from tests.contract.machine import RULES, SECRET, Difference, Machine, explored, looking_each_time
 from tests.said import say
 from tests.stores import KINDS, running
 
@@ -56,7 +56,8 @@ class LoadMachine(Machine):
     @initialize(max_ids=st.sampled_from((40, 160)), sequential=st.just(value=False), data=st.data())
     def begin(self, max_ids: int, sequential: bool, data: Any) -> None:
         super().begin(max_ids, sequential, data)
-        self.loader = Loader(self.url, "machine", at_ms=self.now, max_ids=max_ids, script=self.script_of_load)
+        script = looking_each_time(self.script_of_load)
+        self.loader = Loader(self.url, "machine", at_ms=self.now, max_ids=max_ids, script=script)
 
     def teardown(self) -> None:
         if hasattr(self, "loader"):
@@ -119,10 +120,10 @@ class LoadMachine(Machine):
             }
         items = [Charges(at, wanted[at]) for at in sorted(wanted)]
         newest = max(bucket.state.charges, default=0)
-        expected = load_charges(bucket.state, items, now, found.quota.window_ms, self.max_ids)
+        expected = load_charges(bucket.state, items, now, found.quota, self.max_ids)
         self.met["charges between charges"] += expected.added > 0 and items[0].at_ms < newest
         self._load("charges", found, items, expected)
-        again = load_charges(bucket.state, items, now, found.quota.window_ms, self.max_ids)
+        again = load_charges(bucket.state, items, now, found.quota, self.max_ids)
         if not expected.no_room and again.added:
             raise Difference("loading twice charges twice")
         self._decide([Ask({}, (f"new-{self.now}",), principal, broker=self._broker(found), detail=True)])
@@ -193,6 +194,7 @@ class LoadMachine(Machine):
 
     def _load(self, kind: str, found: Applied, items: Any, expected: Loaded) -> None:
         """Have the store load the same twice: as the plain form has it, and then nothing more."""
+        self._fill(full=False)  # a full store takes nothing from a history
         self.loader.at_ms = self.now
         load = Load(found, items)
         (got,) = self.loop.run_until_complete(self.loader.load([load], len(items)))
@@ -216,7 +218,7 @@ class LoadMachine(Machine):
         if isinstance(items[0], WrittenId):
             expected = load_ids(bucket.state, items, now, found.quota, self.max_ids)
         else:
-            expected = load_charges(bucket.state, items, now, found.quota.window_ms, self.max_ids)
+            expected = load_charges(bucket.state, items, now, found.quota, self.max_ids)
         if got != expected:
             raise Difference(f"{items}\nstore:  {got}\noracle: {expected}")
 

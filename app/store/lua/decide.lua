@@ -19,8 +19,14 @@ local function say(part, later)
   return outcome, throttle_ms, reason, largest
 end
 
+-- A quota that would begin a bucket in a full store is not decided here, but by the node: as the store's absence is.
 local function judge(part, later)
   part.outcome, part.throttle_ms, part.reason, part.largest = say(part, later)
+  if part.newest or part.outcome > DELAY or part.mode ~= ADMIT_MODE and part.mode ~= RECORD then return end
+  if part.kind == PRODUCER_IDS and #part.unseen == 0 then return end
+  if is_full() then
+    part.outcome, part.throttle_ms, part.reason = band(part.flags, CLOSED) > 0 and THROTTLE or ADMIT, 0, STORE_FULL
+  end
 end
 
 -- A now behind the newest time is taken as that; by more than a window, the bucket moves back with it.
@@ -82,7 +88,7 @@ local function leave(parts, mode)
   end
   local charged = false
   for _, part in ipairs(parts) do
-    if part.algorithm.charge(part) then charged = true end
+    if part.reason ~= STORE_FULL and part.algorithm.charge(part) then charged = true end
   end
   return charged
 end
@@ -132,9 +138,9 @@ local function decide(ask)
   local charged = leave(parts, mode)
   local answer = answer_of(parts)
   fates = logged and fates_of(parts) or ''
-  if retry and charged then
+  if retry and charged and not is_full() then
     local kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. answer
-    call('SET', retry, kept, 'PX', caller_clock and ttl(RETRY_MS) or RETRY_MS)
+    set(retry, kept, caller_clock and ttl(RETRY_MS) or RETRY_MS)
   end
   return '\0' .. answer
 end
@@ -163,15 +169,18 @@ end
 local function run(keys, args)
   begin(keys, args)
   store_time, next_key = caller_clock or store_now(), 1
-  local answers = { string.format('%.0f', caller_clock and 0 or store_time) }
-  local last = #args
-  if logged then answers[last + 1] = string.format('%.0f', may_write() and next_order(keys[#keys], clock) or 0) end
-  for i = 2, last do
+  local answers, of_ids = { string.format('%.0f', caller_clock and 0 or store_time) }, {}
+  local order = logged and string.format('%.0f', may_write() and next_order(keys[#keys], clock) or 0)
+  for i = 2, #args do
+    if written >= MOST_WRITTEN then break end -- the rest comes with the next call
     fates = ''
     local answer, refused = guarded(args[i])
     if refused then return redis.error_reply(refused) end
-    answers[i] = answer
-    if logged then answers[last + i] = fates end
+    answers[i], of_ids[i - 1] = answer, fates
+  end
+  if logged then
+    answers[#answers + 1] = order
+    for _, its in ipairs(of_ids) do answers[#answers + 1] = its end
   end
   return answers
 end

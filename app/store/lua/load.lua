@@ -29,6 +29,7 @@ local function run(keys, args)
   begin(keys, args)
   local now, done = unpack_('<dd', args[2])
   if not caller_clock then now = store_now() end
+  if is_full() then return redis.error_reply('OOM the store is full: it takes nothing new') end
   local answers = { string.format('%.0f', now) }
   for i = 3, #args do answers[i - 1] = load(keys[i - 1], args[i], now) end
   call('SET', keys[1], string.format('%.0f', done), 'PX', KEPT_MS)

@@ -62,8 +62,8 @@ end
 local function ring_put(part, from, text)
   local place = (part.first + from) % part.capacity
   local straight = (part.capacity - place) * 4
-  call('SETRANGE', part.key, part.ring + place * 4, string.sub(text, 1, straight))
-  if #text > straight then call('SETRANGE', part.key, part.ring, string.sub(text, straight + 1)) end
+  set_range(part.key, part.ring + place * 4, string.sub(text, 1, straight))
+  if #text > straight then set_range(part.key, part.ring, string.sub(text, straight + 1)) end
 end
 
 -- Put charges between those of the ring: wanted are { after so many of them, time, how many }, in order.

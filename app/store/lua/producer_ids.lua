@@ -75,7 +75,7 @@ local function lasts(part)
 end
 
 local function write_head(part)
-  call('SETRANGE', part.key, 0, head_of(part))
+  set_range(part.key, 0, head_of(part))
   call('PEXPIRE', part.key, ttl(lasts(part)))
 end
 
@@ -211,20 +211,22 @@ local function rewrite(part, ring, is_small)
   part.room = room_for(#part.entries)
   local head = head_of(part)
   packed[1] = head .. zeros(HEAD_BYTES + part.room * SEGMENT_BYTES - #head)
-  call('SET', part.key, table.concat(packed), 'PX', ttl(lasts(part)))
+  set(part.key, table.concat(packed), ttl(lasts(part)))
 end
 
 -- Make a large key longer: what the ring leaves to a new segment is cleared, and the ring follows it.
 local function extend(part, ring, ends, is_new)
-  call('SETRANGE', part.key, ends + part.capacity * 4 - 1, '\0')
+  local length = ends + part.capacity * 4
+  written = written + max(length - call('STRLEN', part.key), 0)
+  set_range(part.key, length - 1, '\0')
   if not is_new and ends > part.ring then
     local cleared, blank = min(ends, part.ring + part.old_capacity * 4), zeros(PIECE)
     for at = part.ring, cleared - 1, PIECE do
-      call('SETRANGE', part.key, at, at + PIECE <= cleared and blank or zeros(cleared - at))
+      set_range(part.key, at, at + PIECE <= cleared and blank or zeros(cleared - at))
     end
   end
   for _, piece in ipairs(ring) do
-    call('SETRANGE', part.key, ends, piece)
+    set_range(part.key, ends, piece)
     ends = ends + #piece
   end
 end
@@ -271,12 +273,42 @@ local function add_segment(part, ids)
   part.changed = true
 end
 
+-- How many ids a layer of the first segment holds, and of the one that follows a full one (app/domain/shape.py).
+local function first_segment(limit)
+  return min(max(SMALLEST_SEGMENT, ceil(limit / 3)), FIRST_SEGMENT, max_ids)
+end
+
+local function step(first, limit)
+  for steps = STEPS, 2, -1 do
+    local grows = 3
+    while first * grows ^ steps < limit do grows = grows + 0.25 end
+    if grows >= LEAST_STEP then return grows end
+  end
+  return max(3, limit / first)
+end
+
+local function next_segment(ids, limit)
+  local size = first_segment(limit)
+  local grows = step(size, limit)
+  while size < 2 * ids and size < limit do size = min(ceil(size * grows), limit) end
+  return min(size >= 2 * ids and size or ids * GROWTH, max_ids)
+end
+
 local function begin_layer(part, at)
   local number = part.number + 1
   part.number, part.starts[number % LAYERS] = number, at
   for _, s in ipairs(part.segments) do s.counts[number % LAYERS] = 0 end
   drop_dead(part)
   return number
+end
+
+-- Whether so many more ids in the open layer, which is begun if there is none, need a new segment.
+local function is_short(part, ids)
+  local number, s = open_layer(part), part.segments[#part.segments]
+  if not s then return true end
+  if number then return s.counts[number % LAYERS] + ids > s.ids end
+  -- one more layer pushes out the oldest, and the newest segment with it if nothing was written there since
+  return s.written <= part.number + 1 - LAYERS or not is_live(part, s.written) or ids > s.ids
 end
 
 -- The open layer, begun if there is none.
@@ -291,9 +323,9 @@ local function write(part, id, number)
   number = number or opened_layer(part)
   local s = part.segments[#part.segments]
   if not s then
-    add_segment(part, min(max(SMALLEST_SEGMENT, ceil(part.limit / 3)), max_ids))
+    add_segment(part, first_segment(part.limit))
   elseif s.counts[number % LAYERS] >= s.ids then
-    local ids = min(s.ids * GROWTH, max_ids)
+    local ids = next_segment(s.ids, part.limit)
     drop_dead(part)
     add_segment(part, ids)
   end
@@ -323,7 +355,7 @@ local function write(part, id, number)
     end
     left = left - 3
   end
-  call('SETRANGE', part.key, at, pack(BLOCK, unpack(words)))
+  set_range(part.key, at, pack(BLOCK, unpack(words)))
   s.counts[number % LAYERS] = s.counts[number % LAYERS] + 1
   s.written = max(s.written, number)
   part.dirty = true
@@ -376,6 +408,8 @@ function producer_ids.judge(part)
   local rate, capacity = 0, 0
   if alive + unseen > part.limit then rate = wait_for_rate(part, unseen) end
   if remembered(part) + unseen > max_ids then capacity = wait_for_capacity(part) end
+  local grows = alive + unseen > part.capacity or is_short(part, unseen + #part.stale)
+  if grows and part.newest and part.mode == ADMIT_MODE and is_full() then capacity = max(capacity, FULL_MS) end
   if rate == 0 and capacity == 0 then return ADMIT, 0 end
   return THROTTLE, min(max(rate, capacity), MAX_THROTTLE_MS), capacity > rate and CAPACITY or 0
 end
@@ -395,7 +429,8 @@ end
 function producer_ids.touch(part)
   for _, id in ipairs(part.stale) do
     local segment, layer = find(part, id)
-    if segment and (segment ~= #part.segments or layer ~= open_layer(part)) then
+    local is_stale = segment and (segment ~= #part.segments or layer ~= open_layer(part))
+    if is_stale and not (is_short(part, 1) and is_full()) then
       local counts = part.segments[segment].counts
       counts[layer % LAYERS] = max(counts[layer % LAYERS] - 1, 0)
       write(part, id)
@@ -410,22 +445,34 @@ local function add_charges(part, n)
   local entry = pack('<I4', (part.t - part.base) % WORD)
   local straight = min(n, part.capacity - (part.first + part.charges) % part.capacity)
   local at = part.ring + (part.first + part.charges) % part.capacity * 4
-  call('SETRANGE', part.key, at, string.rep(entry, straight))
-  if straight < n then call('SETRANGE', part.key, part.ring, string.rep(entry, n - straight)) end
+  set_range(part.key, at, string.rep(entry, straight))
+  if straight < n then set_range(part.key, part.ring, string.rep(entry, n - straight)) end
   part.charges, part.last = part.charges + n, part.t
 end
 
+-- How many charges the ring is made for when it is to hold so many: a quarter more, but within the limit no more
+-- than that.
+local function room_of(part, charges)
+  local room = ceil(part.capacity * 1.25)
+  if charges <= part.limit then room = min(room, part.limit) end
+  return min(max(charges, room), max_ids)
+end
+
+-- Make room for so many charges, or for as many as a full store lets the ring hold; how many it is.
 local function make_room(part, n)
-  local alive = charged(part)
-  local stay = min(alive, max_ids - n)
+  local alive, most = charged(part), max_ids
+  if alive + n > part.capacity and part.newest and is_full() then most = part.capacity end
+  n = min(n, most)
+  local stay = min(alive, most - n)
   if part.charges > stay then
     part.first = (part.first + part.charges - stay) % part.capacity
     part.charges = stay
   end
   if stay + n > part.capacity then
-    part.capacity = min(max(stay + n, ceil(part.capacity * 1.25)), max_ids)
+    part.capacity = room_of(part, stay + n)
     part.changed = true
   end
+  return n
 end
 
 function producer_ids.charge(part)
@@ -436,15 +483,18 @@ function producer_ids.charge(part)
   end
   part.base = part.base or part.t
   part.last = part.last or part.t
-  local n = min(#part.unseen, max_ids)
-  make_room(part, n)
-  if remembered(part) < max_ids then
+  local n = make_room(part, #part.unseen)
+  local function is_closed() return part.newest and is_short(part, 1) and is_full() end
+  if remembered(part) < max_ids and not is_closed() then
     opened_layer(part) -- which may push out an older one, and what it holds
     local ids = remembered(part)
-    for i = 1, min(#part.unseen, max_ids - ids) do write(part, part.unseen[i]) end
+    for i = 1, min(#part.unseen, max_ids - ids) do
+      if is_closed() then break end
+      write(part, part.unseen[i])
+    end
   end
   if part.changed then lay_out(part) end
-  add_charges(part, n)
+  if n > 0 then add_charges(part, n) end
   write_head(part)
   return true
 end

@@ -145,12 +145,12 @@ local function write_all(part, list)
   local head = pack(RATE, part.n, sum, part.oldest, part.oldest_last, part.value, part.start, part.last)
   -- the current sample may take events for sample_ms yet; no later write moves the expiry until it is closed
   local lasts = part.start + part.sample_ms + max(part.samples, 2) * part.sample_ms - part.now
-  call('SET', part.key, head .. table.concat(packed), 'PX', ttl(lasts))
+  set(part.key, head .. table.concat(packed), ttl(lasts))
 end
 
 local function write_head(part)
   if part.n == 0 then part.oldest, part.oldest_last = part.start, part.last end
-  call('SETRANGE', part.key, 0,
+  set_range(part.key, 0,
     pack(RATE, part.n, part.rest, part.oldest, part.oldest_last, part.value, part.start, part.last))
 end
 
@@ -197,7 +197,7 @@ function sampled_rate.refund(part)
   end
   part.value = list[part.n + 1][1]
   write_head(part)
-  if part.n > 0 then call('SETRANGE', part.key, RATE_BYTES, table.concat(packed)) end
+  if part.n > 0 then set_range(part.key, RATE_BYTES, table.concat(packed)) end
 end
 
 function sampled_rate.shows(part)
