@@ -76,7 +76,7 @@ class Circuit:
             await end(self._watching)
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Decide plans in one call to the store.
+        """Decide plans in one call to the store: all of them, or the first ones, as it answers.
 
         Raises:
             StoreError: the call failed, or none was made as the circuit is open.

@@ -28,7 +28,7 @@ class Calls(Protocol):
     """Who makes the calls; ``app.admission.circuit`` does."""
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Decide plans in order in one call, or raise ``StoreError``."""
+        """Decide the first plans in order in one call, at least one of them, or raise ``StoreError``."""
 
     def silent_since(self) -> float | None:
         """Since when the store owes a reply and says nothing, by the loop's clock; None while it does not."""
