@@ -29,8 +29,11 @@ SECRET: Final = {"QUOTAGATE_HASH_SECRET": (b"load" * 8).hex()}
 HOT: Final = '{"principal":"hot-$c","usage":{"requests":1}}'
 HOT_IDS: Final = '{"principal":"hot-$c","usage":{"requests":1,"producer_ids":["$n"]}}'
 COLD: Final = '{"principal":"cold-$n","usage":{"requests":1}}'
-LIMITED_RATE: Final = '{"principal":"limited","usage":{"requests":1}}'
-LIMITED_IDS: Final = '{"principal":"limited","usage":{"producer_ids":["$n"]}}'
+LIMITED: Final = {
+    "127.0.0.21": '{"principal":"limited","usage":{"requests":1}}',
+    "127.0.0.22": '{"principal":"limited","usage":{"producer_ids":["$n"]}}',
+}
+"""The asks under the limits, by the addresses that they come from: the flood is another caller's."""
 
 
 def held(node: Service, *, ask: str, connections: int, seconds: float, batch: int = 0) -> Outcome:
@@ -43,8 +46,10 @@ def held(node: Service, *, ask: str, connections: int, seconds: float, batch: in
     flood, rate, ids = outcomes(
         Load(address=node.address, ask=ask, batch=batch, connections=connections, seconds=seconds),
         *(
-            Load(address=node.address, ask=limited, connections=8, seconds=seconds, pause_s=0.05)
-            for limited in (LIMITED_RATE, LIMITED_IDS)
+            Load(
+                address=node.address, ask=limited, connections=4, seconds=seconds, pause_s=0.05, source=source
+            )
+            for source, limited in LIMITED.items()
         ),
     )
     say(told(flood), "rate:", told(rate), "ids:", told(ids))
