@@ -186,7 +186,7 @@ class Admission:
                 decision, verdicts = without_store(ask, its)
             else:
                 decision, verdicts = decided(ask, plan, answer, sequential=self._sequential)
-            why = missed.reason if missed is not None and decision.source == "fallback" else None
+            why = (missed.reason if missed else "store_full") if decision.source == "fallback" else None
             if why is not None:
                 self._metrics.fell_back(why)
             self._count(ask, its, plan, answer, decision, verdicts)

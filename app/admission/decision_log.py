@@ -157,7 +157,8 @@ class DecisionLog:
             return
         if self._all:
             at_ms = self._at_ms(ask, answer)
-            self._take(Decided("late", at_ms, ask, matches, answer, decision, verdicts, None))
+            failure = "store_full" if decision.source == "fallback" else None
+            self._take(Decided("late", at_ms, ask, matches, answer, decision, verdicts, failure))
         else:
             self.refreshed(ask, matches, answer)
 

@@ -435,8 +435,8 @@ class Oracle:
             needs_room = needs_room and bool(part.charge.spreads)
         if self._when_full is None or not self.full or not needs_room:
             return verdict
-        if verdict.outcome in {"throttle", "reject"}:
-            return verdict  # which no room would change
+        if verdict.outcome in {"throttle", "reject"} and not verdict.shadow:
+            return verdict  # nothing is charged, so no room is needed
         return self._when_full(ask, part.applied)
 
 

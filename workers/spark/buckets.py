@@ -117,7 +117,8 @@ def by_bucket(rows: DataFrame, partitions: int | None = None) -> DataFrame:
     Rows of kind ``ids`` are there too: what was charged by asks that are not logged themselves, and what was
     refreshed for asks that were refused without the store. So are those of kind ``late``: the store decided.
     """
-    decided = f.col("order").isNotNull() & (f.col("source") == "store") & ~f.col("replayed")
+    by_store = (f.col("source") == "store") | (f.col("failure") == "store_full")
+    decided = f.col("order").isNotNull() & by_store & ~f.col("replayed")
     verdict = f.col("verdict")
     exploded = rows.where(f.col("kind").isin("decision", "late", "ids") & decided).select(
         "order",
@@ -138,7 +139,9 @@ def by_bucket(rows: DataFrame, partitions: int | None = None) -> DataFrame:
     }
     key = bucket_key(**{name: verdict[name] for name in KEY_COLUMNS})
     flat = exploded.select(key.alias("key"), *(columns[name].alias(name) for name in Asked._fields[1:]))
-    spread = flat.repartition(partitions, "key") if partitions else flat.repartition("key")
+    # what a full store had no room for was not decided by it, and nothing was charged
+    given = flat.where(~f.col("reason").eqNullSafe("store_full"))
+    spread = given.repartition(partitions, "key") if partitions else given.repartition("key")
     return spread.sortWithinPartitions("key", "order")
 
 
@@ -197,7 +200,10 @@ def _byte_delay() -> Column:
             f.transform(
                 "verdicts",
                 lambda one: f.when(
-                    one["quota"].isin(*BYTE_RATES) & (one["outcome"] == "delay") & ~one["shadow"],
+                    one["quota"].isin(*BYTE_RATES)
+                    & (one["outcome"] == "delay")
+                    & ~one["shadow"]
+                    & ~one["reason"].eqNullSafe("store_full"),
                     one["throttle_ms"],
                 ).otherwise(f.lit(0)),
             )

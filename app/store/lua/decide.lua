@@ -22,7 +22,8 @@ end
 -- A quota that would begin a bucket in a full store is not decided here, but by the node: as the store's absence is.
 local function judge(part, later)
   part.outcome, part.throttle_ms, part.reason, part.largest = say(part, later)
-  if part.newest or part.outcome > DELAY or part.mode ~= ADMIT_MODE and part.mode ~= RECORD then return end
+  if part.newest or part.mode ~= ADMIT_MODE and part.mode ~= RECORD then return end
+  if part.outcome > DELAY and band(part.flags, SHADOW) == 0 then return end -- which charges nothing
   if part.kind == PRODUCER_IDS and #part.unseen == 0 then return end
   if is_full() then
     part.outcome, part.throttle_ms, part.reason = band(part.flags, CLOSED) > 0 and THROTTLE or ADMIT, 0, STORE_FULL
