@@ -16,6 +16,8 @@ from tests.programs import Program
 from tests.tools import need
 
 KINDS = ("valkey", "redis")
+MAXMEMORY = 4 * 1024**3
+"""More than any test uses: a store without a bound is a fault, and near its bound it takes nothing new."""
 
 
 class Server(Program):
@@ -26,7 +28,7 @@ class Server(Program):
         self.socket = folder / "s"
         self.url = f"unix://{self.socket}"
         place = ("--port", "0", "--unixsocket", str(self.socket), "--dir", str(folder), "--save", "")
-        self._command = [str(program), *place, *options]
+        self._command = [str(program), *place, "--maxmemory", str(MAXMEMORY), *options]
 
     def start(self, *options: str) -> None:
         """Start it, perhaps with more options than it was made with."""

@@ -16,17 +16,23 @@ from app.admission.counts import OTHER, SHOWN, Counts, Gauge, Gauges, Histogram,
 from app.admission.throttling import Standing
 from app.domain.quota import KEYS
 from app.store.decision_log_standing import LogStanding
+from app.store.port import Memory
 
 
 class Exposition(Collector):
     """Counts, and how volumes and the decision log stand, as Prometheus' metric families."""
 
     def __init__(
-        self, counts: Counts, volumes: Standing | None = None, log: LogStanding | None = None
+        self,
+        counts: Counts,
+        volumes: Standing | None = None,
+        log: LogStanding | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self._counts = counts
         self._volumes = volumes
         self._log = log
+        self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
         c = self._counts
@@ -39,7 +45,10 @@ class Exposition(Collector):
             "exempt_requests", "Requests of cluster actions, exempt from quotas.", "", {(): c.exempt}
         )
         yield _counter(
-            "fallback", "Asks answered without the store, as it did not answer.", "reason", c.fallbacks
+            "fallback",
+            "Asks answered by policy: the store was away or full.",
+            "reason",
+            c.fallbacks,
         )
         yield _counter(
             "store_failures", "Calls to the store, and examinations, that failed.", "reason", c.failures
@@ -53,6 +62,12 @@ class Exposition(Collector):
             "fault",
             {(name,): 1 for name in sorted(c.store_faults)},
         )
+        if self._memory is not None:
+            used, most = self._memory
+            yield _gauge("store_memory_bytes", "Memory that the store uses.", "", {(): used})
+            yield _gauge(
+                "store_memory_max_bytes", "Memory that the store may use; 0 without a bound.", "", {(): most}
+            )
         yield _gauge(
             "catalog_away", "API processes that decide by the last snapshot.", "", {(): c.catalogs_away}
         )

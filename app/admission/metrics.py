@@ -28,6 +28,7 @@ from app.domain.decision import Decision, Verdict
 from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, Applied
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
 from app.store.decision_log_standing import LogStanding
+from app.store.port import Memory
 
 HALF_LIFE_S: Final = 30.0
 """Activity, and the weight of old throttle times in their mean, halve this often."""
@@ -71,6 +72,7 @@ class Metrics:
         waiting: says how many asks wait for a call to the store.
         volumes: says how volumes and the throttle factor stand.
         logged: the decision log, which says how it stands and what it dropped.
+        store_memory: says what the store uses of its memory.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class Metrics:
         waiting: Callable[[], int] = lambda: 0,
         volumes: Callable[[], Standing | None] = lambda: None,
         logged: Logged | None = None,
+        store_memory: Callable[[], Memory | None] = lambda: None,
     ) -> None:
+        self._store_memory = store_memory
         self._counts = Counts()
         self._catalog_away = catalog_away
         self._waiting = waiting
@@ -253,7 +257,7 @@ class Metrics:
                 if gauge.throttled_at < quiet:
                     gauge.throttled = gauge.throttles = 0.0
         registry = CollectorRegistry()
-        registry.register(Exposition(total, volumes, log))
+        registry.register(Exposition(total, volumes, log, self._store_memory()))
         return generate_latest(registry)
 
     def _halve(self, now: float) -> None:

@@ -126,7 +126,7 @@ class ProducerIds:
         return newest.written not in live or ids > newest.shape.ids
 
     def room(self, charges: int, limit: float, max_ids: int) -> int:
-        """The capacity for so many charges: a quarter more than now, but not beyond the limit without need."""
+        """The capacity for so many charges: a quarter more than now, beyond the limit only what is needed."""
         if charges <= self.capacity:
             return self.capacity
         larger = ceil(self.capacity * 1.25)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -35,15 +36,19 @@ power loss takes what the kernel has not written by itself, some 30 seconds (doc
 
 
 @contextlib.asynccontextmanager
-async def embedded_store(home: Path, lock: int) -> AsyncIterator[tuple[Child, str]]:
+async def embedded_store(
+    home: Path, lock: int, memory: int | None = None
+) -> AsyncIterator[tuple[Child, str]]:
     """A running store as a child and its URL; it is stopped, and its state kept, at the end.
 
+    It may use so many bytes of `memory`; without a number, a quarter of the machine's.
     It inherits `lock`, so that nobody starts another one on the same file before it is gone.
     """
     directory = home / "store"
     directory.mkdir(mode=0o700, exist_ok=True)
     with _socket_path(home) as socket:
-        child = Child("store", _command(directory, socket), pass_fds=(lock,))
+        command = _command(directory, socket, memory or _machine_memory() // 4)
+        child = Child("store", command, pass_fds=(lock,))
         await child.start()
         try:
             url = f"unix://{quote(str(socket))}"
@@ -53,7 +58,12 @@ async def embedded_store(home: Path, lock: int) -> AsyncIterator[tuple[Child, st
             await child.stop()
 
 
-def _command(directory: Path, socket: Path) -> list[str]:
+def _machine_memory() -> int:
+    """The bytes of memory that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _command(directory: Path, socket: Path, memory: int) -> list[str]:
     options = {
         "port": "0",
         "unixsocket": str(socket),
@@ -62,7 +72,8 @@ def _command(directory: Path, socket: Path) -> list[str]:
         "logfile": "valkey.log",
         "daemonize": "no",
         **KEPT,
-        # An evicted bucket would be a forgotten limit; out of memory is a failure that shows.
+        # Near its bound it takes nothing new; an evicted bucket would be a forgotten limit.
+        "maxmemory": str(memory),
         "maxmemory-policy": "noeviction",
     }
     return [

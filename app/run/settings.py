@@ -119,6 +119,10 @@ class Settings(BaseSettings):
     # A URL may hold a password, so neither is shown with the settings.
     redis_url: Annotated[RedisUrl | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
     """The store: `redis://`, `rediss://` or `unix://`. Without it, `quotagate up` runs an embedded one."""
+    store_memory: Annotated[Annotated[int, Field(ge=8_388_608)] | None, BeforeValidator(_empty_is_none)] = (
+        None
+    )
+    """Bytes that the embedded store may use (`maxmemory`). Without it, a quarter of the machine's memory."""
     database_url: Annotated[DatabaseUrl | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
     """The catalog: `sqlite://` or `postgresql://`. Without it, a SQLite file in the home directory."""
 

@@ -70,7 +70,7 @@ async def _run(
             f"{PREFIX}DATABASE_URL": settings.catalog_url,
         }
         if settings.redis_url is None:
-            embedded = embedded_store(directory, lock)
+            embedded = embedded_store(directory, lock, settings.store_memory)
             store, env[f"{PREFIX}REDIS_URL"] = await stack.enter_async_context(embedded)
             store.keep()
 

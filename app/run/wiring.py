@@ -123,6 +123,7 @@ def build(
         waiting=lambda: admission.waiting,
         volumes=throttling.standing,
         logged=logged,
+        store_memory=lambda: store.memory,
     )
     slices = Slices()
     rules = Rules(settings.inter_broker_listener, settings.ipv6_prefix)

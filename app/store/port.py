@@ -109,6 +109,18 @@ class Answer:
     fates: bytes = b""
 
 
+class Memory(NamedTuple):
+    """What a store uses of the memory that it may use, in bytes; 0 if it has no bound."""
+
+    used: int
+    most: int
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes nothing new: what is left of it serves what is there, the log and the leases."""
+        return self.most > 0 and self.used * 8 > self.most * 7
+
+
 class Fault(NamedTuple):
     """What is wrong with the set-up of a store that decides: one word for the metric, and a sentence."""
 

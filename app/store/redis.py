@@ -30,7 +30,7 @@ from app.store.connection import GREET_WITHIN_S, Connection
 from app.store.encoding import ORDER_STEP, decode_reply, encode_call, encode_plans
 from app.store.keys import ORDER_KEY, PROBE_KEY
 from app.store.library import Library, MissingFunctionError, call_function, keep_only_used
-from app.store.port import Answer, Fault, Plan, StoreError
+from app.store.port import Answer, Fault, Memory, Plan, StoreError
 from app.store.script import FORGET, SCRIPT
 
 OLDEST: Final = (7, 0)
@@ -43,7 +43,7 @@ EXAMINE_WITHIN_S: Final = 0.5
 WRITE: Final = """#!lua flags=allow-oom
 redis.call('SET', KEYS[1], '', 'PX', 1000) redis.call('DEL', KEYS[1])
 """
-"""Proves that a script may write, and leaves nothing. Like the one that decides it does so in a full store too."""
+"""Proves that a script may write, and leaves nothing; in a full store too, as the one that decides."""
 
 _BY_TYPE: Final[tuple[tuple[type[Exception], str], ...]] = (
     (OutOfMemoryError, "out_of_memory"),
@@ -106,6 +106,8 @@ class RedisStore:
         self._logged = logged
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
+        self.memory: Memory | None = None
+        """How much the store used when it was examined last; None if that is not known."""
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         """Decide plans in order, each atomically, in one round trip, on the connection that is there.
@@ -232,7 +234,8 @@ class RedisStore:
             raise failure(error) from error
         if server.get("cluster_enabled"):
             raise StoreError("cluster", "a cluster of stores is not supported; give a single primary")
-        return tuple(_faults(server))
+        self.memory = Memory(int(server.get("used_memory", 0)), int(server.get("maxmemory", 0)))
+        return tuple(_faults(server, self.memory))
 
 
 async def run(client: Redis, *command: str | bytes | int) -> Any:
@@ -313,7 +316,7 @@ def failure(error: Exception) -> StoreError:
     return StoreError("response", text)
 
 
-def _faults(server: Mapping[str, Any]) -> Iterator[Fault]:
+def _faults(server: Mapping[str, Any], memory: Memory) -> Iterator[Fault]:
     """What INFO says that is not as it should be."""
     version = str(server.get("redis_version", ""))
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -324,3 +327,7 @@ def _faults(server: Mapping[str, Any]) -> Iterator[Fault]:
     policy = server.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield Fault("maxmemory_policy", f"{policy} evicts buckets, which are then forgotten; set noeviction")
+    if not memory.most:
+        yield Fault("maxmemory", "it has no maxmemory, so it may take all the memory of its host; set one")
+    if memory.is_full:
+        yield Fault("full", f"{memory.used:,} of {memory.most:,} bytes are used; it takes no new bucket")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from app.domain.digest import digest, spread
-from app.domain.shape import CELLS, FALSE_SEEN, SHARES, Shape, false_seen, first_segment
+from app.domain.shape import CELLS, FALSE_SEEN, SHARES, Shape, false_seen, first_segment, next_segment
 from app.store.port import Charge, Plan
 from tests.proofs import found
 from tests.prove.filters import Principal, Segment, Spreads, chunks, strangers
@@ -29,10 +29,17 @@ SECRETS: dict[tuple[int, str], list[object]] = {}
 GROWTHS: dict[tuple[str, int, int], list[object]] = {}
 
 
+def sizes_of(segments: int) -> list[int]:
+    """How many ids a layer of each of the first segments holds."""
+    sizes = [first_segment(LIMIT, CAP)]
+    while len(sizes) < segments:
+        sizes.append(next_segment(sizes[-1], LIMIT, CAP))
+    return sizes
+
+
 def ids_of(layers: str, segments: int) -> list[Spreads]:
     """The ids of four layers that fill so many segments: in the first layer all, in later ones the newest."""
-    first = first_segment(LIMIT, CAP)
-    sizes = [first * 4**n for n in range(segments)]
+    sizes = sizes_of(segments)
     begun = strangers(sum(sizes), seed=1)
     newest = begun[-sizes[-1] :]
     return [begun, *(newest if layers == "equal" else strangers(sizes[-1], seed=n) for n in (2, 3, 4))]
@@ -51,7 +58,9 @@ async def test_strangers_are_seen_as_often_as_the_fill_says(layers: str, segment
         filled = ids_of(layers, segments)
         await principal.fill(filled)
         read = principal.segments()
-        assert [(s.ids, s.share) for s in read] == [(334 * 4**n, n + 1) for n in range(segments)]
+        assert [(s.ids, s.share) for s in read] == list(
+            zip(sizes_of(segments), range(1, segments + 1), strict=True)
+        )
         assert read[-1].counts[0] == read[-1].ids, "the fourth layer is full"
         assert all(_seen(read, spreads).all() for spreads in filled), "an id in use is always seen"
 

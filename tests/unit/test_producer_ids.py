@@ -116,7 +116,7 @@ def test_growth_keeps_every_id_and_counts_each_once():
     state = ProducerIds()
     for number in range(1_000):
         assert not sight(state, an_id(number), 0, layers)
-    assert [segment.shape.ids for segment in state.segments] == [34, 136, 544, 2_176]
+    assert [segment.shape.ids for segment in state.segments] == [34, 100, 400, 1_600]
     assert state.remembered(0, layers) == 1_000
     assert all(sight(state, an_id(number), 1, layers) for number in range(1_000))
     assert state.charged(1, WINDOW) == state.remembered(1, layers) == 1_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from app.domain.shape import (
     LAYERS,
     MAX_HASHES,
     SHARES,
+    SMALLEST_SEGMENT,
     SMALLEST_SHARE,
     Shape,
     false_seen,
@@ -127,11 +129,32 @@ def test_no_two_places_know_of_each_other(places: np.ndarray):
 
 
 def test_first_and_next_segments():
-    assert [first_segment(limit, 1_000) for limit in (0, 1, 96, 97, 99, 100, 3_000, 5_000)] == [
-        *(32, 32, 32, 33, 33, 34, 1_000, 1_000)
+    assert [first_segment(limit, 1_000) for limit in (0, 1, 96, 97, 99, 100, 420, 500, 5_000)] == [
+        *(32, 32, 32, 33, 33, 34, 140, 140, 140)
     ]
-    assert next_segment(32, 1_000) == 128
-    assert next_segment(300, 1_000) == 1_000
+    assert first_segment(5_000, 100) == 100
+    assert next_segment(32, 5, 1_000) == 128
+    assert next_segment(300, 5, 1_000) == 1_000
+
+
+@given(st.integers(0, 5_000_000))
+def test_four_segments_at_most_hold_as_many_ids_as_the_limit(limit: int):
+    sizes = [first_segment(limit, 10_000_000)]
+    while sizes[-1] < limit:
+        sizes.append(next_segment(sizes[-1], limit, 10_000_000))
+    assert len(sizes) <= 4
+    assert sizes[-1] == limit or sizes[0] == SMALLEST_SEGMENT
+    assert all(after >= 2 * before for before, after in pairwise(sizes))
+    assert next_segment(sizes[-1], limit, 10_000_000) == min(4 * sizes[-1], 10_000_000)
+
+
+@given(st.integers(1, 500_000), st.integers(100, 500_000))
+def test_a_segment_of_another_plan_is_followed_by_a_larger_one(ids: int, limit: int):
+    """As an older version made it, or another limit."""
+    after = next_segment(ids, limit, 1_000_000)
+    assert after >= 2 * ids
+    assert after <= max(4 * ids, limit)
+    assert next_segment(-(-limit // 3), limit, 1_000_000) in {limit, 4 * -(-limit // 3)}
 
 
 @given(st.lists(st.booleans(), max_size=40))

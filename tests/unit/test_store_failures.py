@@ -7,6 +7,7 @@ from redis._parsers.base import BaseParser
 from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import TimeoutError as Late
 
+from app.store.port import Memory
 from app.store.redis import _faults, failure
 
 
@@ -59,5 +60,10 @@ def test_a_lost_connection_has_a_name(error: Exception, reason: str):
 
 
 def test_an_old_store_is_a_fault():
-    assert [fault.name for fault in _faults({"redis_version": "6.2.14"})] == ["version"]
-    assert not list(_faults({"redis_version": "7.0.15", "maxmemory_policy": "noeviction"}))
+    assert [fault.name for fault in _faults({"redis_version": "6.2.14"}, Memory(0, 1))] == ["version"]
+    assert not list(_faults({"redis_version": "7.0.15", "maxmemory_policy": "noeviction"}, Memory(7, 8)))
+
+
+@pytest.mark.parametrize(("used", "most", "names"), [(7, 8, []), (8, 9, ["full"]), (8, 0, ["maxmemory"])])
+def test_a_store_that_is_full_or_has_no_bound_is_a_fault(used: int, most: int, names: list[str]):
+    assert [fault.name for fault in _faults({"redis_version": "7.2.4"}, Memory(used, most))] == names
