@@ -41,6 +41,7 @@ class Reply(NamedTuple):
     status: int
     content: bytes
     type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Lost:
@@ -54,6 +55,18 @@ LOST: Final = Lost()
 def answer(body: object, status: int = 200) -> Reply:
     """A body as JSON."""
     return Reply(status, json.dumps(body).encode())
+
+
+def overloaded(retry_after: str | None = "2") -> Reply:
+    """A problem of a node that has too much to do."""
+    problem = {
+        "type": "urn:quotagate:overloaded",
+        "title": "Service Unavailable",
+        "status": 503,
+        "detail": "This node has more to do than it can answer in time.",
+    }
+    headers = () if retry_after is None else (("Retry-After", retry_after),)
+    return Reply(503, json.dumps(problem).encode(), "application/problem+json", headers)
 
 
 def throttled(ms: int) -> Reply:
@@ -102,6 +115,8 @@ def serving() -> Iterator[Script]:
                 return
             self.send_response(reply.status)
             self.send_header("Content-Type", reply.type)
+            for name, value in reply.headers:
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(reply.content)))
             self.end_headers()
             self.wfile.write(reply.content)

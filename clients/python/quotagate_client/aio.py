@@ -16,6 +16,7 @@ import httpx
 from quotagate_client.asks import Ask
 from quotagate_client.check import Check, CheckHeaders
 from quotagate_client.dialogues import Dialogue, Dialogues, Outcome, Send, Sleep
+from quotagate_client.proxies import proxies_for
 from quotagate_client.results import Decision
 from quotagate_client.retries import Retries
 
@@ -46,7 +47,7 @@ class AsyncClient:
         self._url = url.rstrip("/")
         self._key = {b"Authorization": f"Bearer {key}".encode()} if key else {}
         self._own = http is None
-        self._http = http or httpx.AsyncClient(timeout=timeout_s)
+        self._http = http or httpx.AsyncClient(timeout=timeout_s, **proxies_for(url))
         self._sleep = sleep
 
     async def decide(self, **ask: Unpack[Ask]) -> Decision:

@@ -15,6 +15,7 @@ import httpx
 from quotagate_client.asks import Ask
 from quotagate_client.check import Check, CheckHeaders
 from quotagate_client.dialogues import Dialogue, Dialogues, Outcome, Send, Sleep
+from quotagate_client.proxies import proxies_for
 from quotagate_client.results import Decision
 from quotagate_client.retries import Retries
 
@@ -29,10 +30,11 @@ class Client:
         url: of a node, or of the balancer before several.
         key: with the scope ``decide``, where one is needed.
         retry: which failed asks are sent again.
-        timeout_s: of one call; a decision takes a node at most its store budget, 50 ms by default.
+        timeout_s: of one call; a busy node answers late, after up to its queue's 2 s by default.
         jitter: a wait is made longer by up to this part of it, never shorter.
         check_headers: as the service's settings name them.
-        http: a client of the caller's own, for certificates or proxies; the caller closes it.
+        http: a client of the caller's own, for certificates or proxies; the caller closes it. Without it the
+            environment's proxies are used, but never for a node on this machine.
         clock, sleep, dice: time and randomness, for tests.
     """
 
@@ -56,7 +58,7 @@ class Client:
         self._url = url.rstrip("/")
         self._key = {b"Authorization": f"Bearer {key}".encode()} if key else {}
         self._own = http is None
-        self._http = http or httpx.Client(timeout=timeout_s)
+        self._http = http or httpx.Client(timeout=timeout_s, **proxies_for(url))
         self._sleep = sleep
 
     def decide(self, **ask: Unpack[Ask]) -> Decision:
@@ -64,6 +66,7 @@ class Client:
 
         Raises:
             Problem: the ask was refused as an error; ``errors`` names its fields.
+            Overloaded: Quotagate had too much to do, and still had when it was asked again.
             Unreachable: no answer came.
         """
         return self._carry_out(self._dialogues.decide(ask))
@@ -95,6 +98,7 @@ class Client:
         Raises:
             Rejected: it will never pass.
             DeadlinePassed: it would, but not within ``within_s``; raised without sleeping.
+            Overloaded: Quotagate had too much to do each time, or until later than ``within_s``.
         """
         return self._carry_out(self._dialogues.acquire(ask, within_s))
 

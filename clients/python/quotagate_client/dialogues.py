@@ -23,6 +23,7 @@ from quotagate_client.errors import (
     QuotagateError,
     Rejected,
     Unreachable,
+    overloaded_for_s,
     problem,
 )
 from quotagate_client.results import Decision
@@ -76,11 +77,11 @@ class Dialogues:
         self._check_headers = check_headers
         self._dice = dice
 
-    def decide(self, ask: Ask) -> Dialogue[Decision]:
-        """Ask once."""
+    def decide(self, ask: Ask, give_up: float = math.inf) -> Dialogue[Decision]:
+        """Ask once; if it is shed, again, but for no answer that would come after ``give_up``."""
         ask = self._with_id(ask)
         sent = Send("POST", "/v1/decisions", asks.encode(ask), JSON)
-        answer = yield from self._call(sent, safe=_once(ask))
+        answer = yield from self._call(sent, safe=_once(ask), give_up=give_up)
         if answer.status_code != httpx.codes.OK:
             raise problem(answer)
         return self._counted(results.one(answer), ask)
@@ -127,7 +128,7 @@ class Dialogues:
         """Ask, sleep, and ask again, until the work may be done; do not sleep past the deadline."""
         give_up = math.inf if within_s is None else self.clock() + within_s
         while True:
-            decision = yield from self.decide(ask)
+            decision = yield from self.decide(ask, give_up)
             if decision.may_go_ahead:
                 return decision
             if decision.decision == "reject":
@@ -144,8 +145,8 @@ class Dialogues:
             if left > 0:
                 yield Sleep(left)
 
-    def _call(self, sent: Send, *, safe: bool) -> Dialogue[httpx.Response]:
-        """Send, and send again what may be."""
+    def _call(self, sent: Send, *, safe: bool, give_up: float = math.inf) -> Dialogue[httpx.Response]:
+        """Send, and send again what may be, but not to sleep past ``give_up``."""
         began = self.clock()
         failed = 0
         maybe_charged = False
@@ -153,11 +154,20 @@ class Dialogues:
             outcome = yield sent
             assert outcome is not None
             failed += 1
+            now = self.clock()
+            after_s = overloaded_for_s(outcome) if isinstance(outcome, httpx.Response) else None
+            if after_s is not None:  # nothing was charged, so it needs no id
+                wait = self._jittered(after_s)
+                if self._retry.may_wait(failed, now - began, wait) and now + wait <= give_up:
+                    yield Sleep(wait)
+                    continue
+                assert isinstance(outcome, httpx.Response)
+                return outcome
             maybe_charged |= not isinstance(outcome, retries.NEVER_SENT)
             if retries.may_repeat(outcome, safe=safe):
-                wait = self._retry.wait_s(failed, self.clock() - began, self._dice)
-                if wait is not None:
-                    yield Sleep(wait)
+                pause = self._retry.wait_s(failed, now - began, self._dice)
+                if pause is not None and now + pause <= give_up:
+                    yield Sleep(pause)
                     continue
             if isinstance(outcome, httpx.Response):
                 return outcome

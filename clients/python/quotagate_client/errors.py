@@ -3,6 +3,7 @@
 QuotagateError
 ├── Unreachable       no answer; whether the ask was charged is unknown, unless nothing was sent
 ├── Problem           an answer that is an error: `status`, `detail`, and `errors` by field
+│   └── Overloaded        Quotagate has too much to do; nothing was charged: `retry_after_s`
 ├── NotUnderstood     an answer that is none of Quotagate's
 ├── BatchCutShort     some parts of a batch were decided, the next one failed
 └── NotAdmitted       the decision says no
@@ -15,12 +16,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
 if TYPE_CHECKING:
     from quotagate_client.results import Decision
+
+
+OVERLOADED: Final = "urn:quotagate:overloaded"
+"""The type of the problem of an ask that was shed."""
+RETRY_AFTER_S: Final = 1.0
+"""Where such a problem does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,20 @@ class Problem(QuotagateError):
         self.title = title
         self.detail = detail
         self.errors = tuple(errors)
+
+
+class Overloaded(Problem):
+    """Quotagate has more to do than it can answer in time; nothing was charged.
+
+    Attributes:
+        retry_after_s: ask again after so many seconds.
+    """
+
+    def __init__(
+        self, status: int, title: str, detail: str, errors: Sequence[FieldError] = (), *, retry_after_s: float
+    ) -> None:
+        super().__init__(status, title, detail, errors)
+        self.retry_after_s = retry_after_s
 
 
 class NotUnderstood(QuotagateError):
@@ -91,11 +112,28 @@ class DeadlinePassed(NotAdmitted):
     """It would pass, but later than the caller wants to wait."""
 
 
+def overloaded_for_s(answer: httpx.Response) -> float | None:
+    """After how many seconds an overloaded Quotagate may be asked again; None if it says no such thing."""
+    if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+        return None
+    try:
+        if answer.json()["type"] != OVERLOADED:
+            return None
+    except (KeyError, TypeError, ValueError):  # a balancer's own page
+        return None
+    after = answer.headers.get("Retry-After", "")
+    return float(after) if after.isdecimal() else RETRY_AFTER_S
+
+
 def problem(answer: httpx.Response, first: int = 0) -> Problem:
     """The problem in an answer; ``first`` is the place of its batch's first ask in the whole."""
     try:
         body: Any = answer.json()
         errors = [FieldError(error["field"], error["message"]) for error in body.get("errors", ())]
+        if (after_s := overloaded_for_s(answer)) is not None:
+            return Overloaded(
+                answer.status_code, body["title"], body.get("detail", ""), errors, retry_after_s=after_s
+            )
         said = Problem(answer.status_code, body["title"], body["detail"], errors)
     except (KeyError, TypeError, ValueError, AttributeError):  # a balancer's own page
         statuses = {status.value: status.phrase for status in HTTPStatus}

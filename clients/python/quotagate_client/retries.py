@@ -20,7 +20,8 @@ KEPT_S: Final = 60.0
 class Retries:
     """How often and how patiently: ``times`` 0 turns retries off, and with them the made-up ids.
 
-    Only a call that was never sent, or that is charged once however often it is sent, is made again.
+    Only a call that was never sent, that was shed, or that is charged once however often it is sent, is made
+    again. After one that was shed the wait is what the answer asks for, whatever ``longest_s`` is.
     """
 
     times: int = 2
@@ -41,6 +42,10 @@ class Retries:
         longest: float = min(self.first_s * 2 ** (failed - 1), self.longest_s)
         wait = longest * (0.5 + 0.5 * dice.random())
         return wait if spent_s + wait <= self.within_s else None
+
+    def may_wait(self, failed: int, spent_s: float, wait_s: float) -> bool:
+        """Whether a call that was shed is made again after so long."""
+        return failed <= self.times and spent_s + wait_s <= self.within_s
 
 
 def may_repeat(outcome: httpx.Response | httpx.RequestError, *, safe: bool) -> bool:

@@ -1,0 +1,40 @@
+"""Which node is asked without the environment's proxies: one on this machine."""
+
+from __future__ import annotations
+
+import ssl
+from ipaddress import IPv6Address, ip_address
+from typing import TypedDict
+
+import httpx
+
+
+class Connecting(TypedDict, total=False):
+    """Arguments of an httpx client."""
+
+    trust_env: bool
+    verify: ssl.SSLContext
+
+
+def proxies_for(url: str) -> Connecting:
+    """How to connect to a URL: a proxy elsewhere cannot reach this machine, and would be sent the key."""
+    if not is_here(url):
+        return Connecting()
+    # The context is made first: whom to trust may still be said by the environment (SSL_CERT_FILE).
+    return Connecting(trust_env=False, verify=httpx.create_ssl_context())
+
+
+def is_here(url: str) -> bool:
+    """Whether a URL leads to this machine's loopback."""
+    try:
+        host = httpx.URL(url).host
+    except httpx.InvalidURL:
+        return False
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
