@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from app.run import logs
+from app.run import home, logs
 from app.run.children import stop_asked
 from app.run.errors import CannotRun, SettingsRefused
 from app.run.own_name import own_name
@@ -33,8 +33,12 @@ def main() -> None:
     parser.add_argument("--env-file", type=Path, help="read settings from this file instead of .env")
     given = parser.parse_args()
     logs.configure()
+    home.keep_private()
     try:
-        asyncio.run(work(load(given.env_file)))
+        settings = load(given.env_file)
+        if settings.home.is_dir():
+            home.close(settings.home.resolve())
+        asyncio.run(work(settings))
     except CannotRun as refused:
         print(f"quotagate: {refused}", file=sys.stderr)  # noqa: T201
         sys.exit(1)

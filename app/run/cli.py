@@ -106,7 +106,7 @@ def migrate(env_file: EnvFile = None) -> None:
     from app.run import home, wiring  # noqa: PLC0415
 
     if given.database_url is None:
-        home.make(given.home)
+        home.close(home.make(given.home))
     wiring.migrate(given.catalog_url)
 
 
@@ -127,9 +127,10 @@ cli.add_typer(volumes.group, name="volumes")
 def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:
     import structlog  # noqa: PLC0415
 
-    from app.run import logs, settings  # noqa: PLC0415
+    from app.run import home, logs, settings  # noqa: PLC0415
 
     logs.configure()
+    home.keep_private()
     given = settings.load(env_file)
     # The outermost program warns; a child that reads the same variables would only repeat it.
     for name in settings.unknown_variables(env_file) if warn else ():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +18,22 @@ from app.run.errors import HomeTaken
 CHILDREN_END_WITHIN_S: Final = 30.0
 """An API finishes what is in flight, a store writes what it has: both within half of it."""
 
+OTHERS: Final = 0o077
+"""What group and others may do with a file: here, nothing."""
+
+OUR_FILES: Final = ("admin.key*", "catalog.db*", "lock", "children.lock", "store.sock")
+OUR_FOLDERS: Final = ("store", "log")
+"""What this program makes in its home. Whatever else lies there is not ours to close."""
+
+SHOWN: Final = 20
+"""So many paths are named in one line of the log; the others are counted."""
+
 log = structlog.get_logger("quotagate.home")
+
+
+def keep_private() -> None:
+    """From now on, let this program and its children make files and folders that are closed to others."""
+    os.umask(OTHERS)
 
 
 def make(home: Path) -> Path:
@@ -24,6 +41,40 @@ def make(home: Path) -> Path:
     home = home.resolve()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return home
+
+
+def close(home: Path) -> None:
+    """Close what an earlier version, or somebody's `mkdir`, left open to others, and say what it was."""
+    closed: list[str] = []
+    for path in _open_to_others(home):
+        try:
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS)
+        except FileNotFoundError:  # it ended meanwhile
+            continue
+        except OSError as error:
+            log.warning("open to others, and cannot be closed", path=str(path), why=error.strerror)
+            continue
+        closed.append(str(path))
+    if closed:
+        log.warning("was open to others and is closed now", paths=closed[:SHOWN], count=len(closed))
+
+
+def _open_to_others(home: Path) -> Iterator[Path]:
+    """The home and what is ours in it, where others may read, write or enter; links are not followed."""
+    found = [path for pattern in OUR_FILES for path in sorted(home.glob(pattern))]
+    for folder in (home / name for name in OUR_FOLDERS):
+        if not folder.is_symlink():
+            for where, _, files in os.walk(folder):
+                found += [Path(where), *(Path(where, name) for name in sorted(files))]
+    for path in [home, *found]:
+        try:
+            seen = path.lstat()
+        except FileNotFoundError:
+            continue
+        if path == home and seen.st_mode & stat.S_ISVTX:
+            log.warning("a home that all users share cannot be closed to them", home=str(home))
+        elif seen.st_mode & OTHERS and not stat.S_ISLNK(seen.st_mode):
+            yield path
 
 
 def lock(home: Path) -> int:

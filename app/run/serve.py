@@ -59,6 +59,8 @@ def serve(
     """
     if settings.redis_url is None:
         raise SettingsRefused(f"{PREFIX}REDIS_URL: not set; `quotagate up` brings an embedded store")
+    if fd is None and settings.home.is_dir():
+        home.close(settings.home.resolve())
     if settings.admin_key is None:
         key, made = home.admin_key(home.make(settings.home))
         settings = settings.model_copy(update={"admin_key": SecretStr(key)})

@@ -33,6 +33,7 @@ def up(settings: Settings, *, options: tuple[str, ...] = ()) -> None:
         held.callback(os.close, home.lock(directory))
         children = home.lock_of_children(directory)
         held.callback(os.close, children)
+        home.close(directory)
         if settings.admin_key is None:
             key, made = home.admin_key(directory)
             if made:

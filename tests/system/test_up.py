@@ -40,6 +40,7 @@ class Running:
                 cwd=home.parent,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                umask=0o022,
             )
 
     def said(self) -> str:
@@ -166,6 +167,49 @@ def test_the_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
     again = start().ready()
     assert key not in again.said()
     assert again.key()["Authorization"].endswith(key)
+
+
+def open_to_others(home: Path) -> dict[str, str]:
+    """What in a home somebody else may read, write or enter, and its mode."""
+    found = {path: stat.S_IMODE(path.lstat().st_mode) for path in (home, *home.rglob("*"))}
+    return {str(path.relative_to(home)): oct(mode) for path, mode in found.items() if mode & 0o077}
+
+
+def logged_hour(running: Running) -> bool:
+    """Whether a file of the decision log is in place."""
+    return any((running.home / "log").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("api_programs", ["1", "2"])
+def test_whatever_lies_in_the_home_is_closed_to_others(start, api_programs):
+    """While all of it runs: the catalog, sockets, the files of the store and of the log."""
+    running = start(QUOTAGATE_LOG="all", QUOTAGATE_PROCESSES=api_programs).ready()
+    running.set_ids_per_window(5)
+    running.decide(1)
+    eventually(lambda: logged_hour(running))
+    made = {path.name for path in running.home.rglob("*")}
+    assert {"admin.key", "catalog.db", "log", "store", "store.sock", "valkey.log", "lock"} <= made
+    assert open_to_others(running.home) == {}
+    assert running.end() == 0
+    assert open_to_others(running.home) == {}
+    assert "was open to others" not in running.said()
+
+
+def test_a_home_that_was_open_to_others_is_closed_and_that_is_said(start):
+    running = start(QUOTAGATE_LOG="all").ready()
+    running.set_ids_per_window(5)
+    running.decide(1)
+    eventually(lambda: logged_hour(running))
+    running.end()
+    mine = running.home / "notes"
+    mine.write_text("of the user's own")
+    for path in (running.home, *running.home.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    again = start().ready()
+    assert open_to_others(again.home) == {"notes": "0o644"}
+    [line] = [json.loads(line) for line in again.said().splitlines() if "was open to others" in line]
+    assert line["paths"][0] == str(again.home)
+    assert {str(again.home / name) for name in ("admin.key", "catalog.db")} <= set(line["paths"])
 
 
 def test_state_is_kept_over_a_restart(start):

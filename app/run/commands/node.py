@@ -100,9 +100,15 @@ class Node:
 
 @contextmanager
 def connected(url: str | None, key: str | None, config: Path | None) -> Iterator[Node]:
-    """The node that a command's connection options mean."""
+    """The node that a command's connection options mean.
+
+    The environment's proxies are for other machines: one that is asked for this machine would look for the
+    node on its own, and would be sent the key.
+    """
     asked = target.find(url, key, config)
-    with httpx.Client(verify=_tls(asked.certificates) if asked.certificates else True) as http:
+    # Made here, as whom to trust may be said by the environment too (SSL_CERT_FILE).
+    tls = _tls(asked.certificates) if asked.certificates else httpx.create_ssl_context()
+    with httpx.Client(verify=tls, trust_env=not target.is_here(asked.url)) as http:
         yield Node(asked, http)
 
 

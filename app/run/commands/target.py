@@ -75,7 +75,7 @@ def find(url: str | None, key: str | None, config: Path | None) -> Target:
     """The node and the key; options and environment come as ``url`` and ``key``.
 
     A key that was not given with the command goes only where it belongs: the file's to the file's node, the
-    admin key of this machine to this machine.
+    admin key of this machine to this machine, which no proxy is asked for.
     """
     path = config or _default_file()
     said = _read(path) if path.is_file() else Configured()
@@ -85,7 +85,7 @@ def find(url: str | None, key: str | None, config: Path | None) -> Target:
     if said.key and (url is None or said.url is None or where == said.url.rstrip("/")):
         return Target(where, said.key, str(path), said.certificates)
     kept = Path(os.environ.get("QUOTAGATE_HOME") or ".quotagate") / "admin.key"
-    if _is_here(where) and (own := _kept_key(kept)):
+    if is_here(where) and (own := _kept_key(kept)):
         return Target(where, own, str(kept), said.certificates)
     return Target(where, None, None, said.certificates)
 
@@ -127,11 +127,16 @@ def _kept_key(path: Path) -> str | None:
         return None
 
 
-def _is_here(url: str) -> bool:
+def is_here(url: str) -> bool:
+    """Whether a URL leads to loopback: this machine's own admin key goes there alone, and never by proxy."""
     import httpx  # noqa: PLC0415  the help does without it
 
     try:
         host = httpx.URL(url).host
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except (httpx.InvalidURL, ValueError):
+        address = ipaddress.ip_address(host)
+    except httpx.InvalidURL:
         return False
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
