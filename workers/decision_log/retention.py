@@ -1,10 +1,41 @@
-"""Removing whole hours of the decision log once they are too old, and what was kept aside of their time."""
+"""Removing whole hours of the decision log, those that are too old and those beyond its bound in bytes."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pyarrow import fs
 
 from workers.decision_log.flush import UNREADABLE
 from workers.decision_log.folder import Folder
 from workers.decision_log.schema import HOUR_MS, partition
+
+
+class Bounded(NamedTuple):
+    """What was removed to keep the log within its bound.
+
+    Attributes:
+        hours: how many; what was kept aside and went with them is none.
+        removed: in bytes.
+        left: the log's bytes afterwards; above the bound if the hour being written alone is.
+    """
+
+    hours: int
+    removed: int
+    left: int
+
+
+class _Part(NamedTuple):
+    """What is removed as one: an hour, or one batch that was kept aside."""
+
+    until_ms: int
+    hour: int | None
+    files: list[fs.FileInfo]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size or 0 for file in self.files)
 
 
 def retain(folder: Folder, now_ms: int, kept_ms: int) -> int:
@@ -18,13 +49,58 @@ def retain(folder: Folder, now_ms: int, kept_ms: int) -> int:
     before_ms = now_ms - kept_ms
     removed = 0
     for hour, files in sorted(folder.hours().items()):
-        written_ms = max((file.mtime.timestamp() * 1000 for file in files if file.mtime), default=0.0)
-        if hour + HOUR_MS <= before_ms and written_ms <= before_ms:
-            for file in files:
-                folder.remove(file.path)
-            folder.leave(partition(hour))
+        if hour + HOUR_MS <= before_ms and _written_ms(files) <= before_ms:
+            _remove(folder, hour, files)
             removed += 1
     for file in folder.files(UNREADABLE):
-        if file.mtime and file.mtime.timestamp() * 1000 <= before_ms:
+        if file.mtime and _written_ms([file]) <= before_ms:
             folder.remove(file.path)
     return removed
+
+
+def bound(folder: Folder, now_ms: int, most: int) -> Bounded:
+    """Remove the oldest hours until the log has at most so many bytes, but never the hour being written.
+
+    That is the hour of now and those after it, and the one that was written to last. So a reader finds what
+    it finds after `retain`: hours whole or not at all, and of each node the newest batches.
+
+    Raises:
+        OSError: the folder does not take it; the next call goes on.
+    """
+    parts = sorted(_parts(folder), key=lambda part: part.until_ms)
+    left = sum(part.size for part in parts)
+    whole = [part for part in parts if part.hour is not None]
+    written_last = max(whole, key=lambda part: (_written_ms(part.files), part.until_ms), default=None)
+    hours = removed = 0
+    for part in parts:
+        if left <= most:
+            break
+        if part.hour is None:
+            folder.remove(part.files[0].path)
+        elif part.until_ms > now_ms or part is written_last:
+            continue
+        else:
+            _remove(folder, part.hour, part.files)
+            hours += 1
+        left -= part.size
+        removed += part.size
+    return Bounded(hours, removed, left)
+
+
+def _parts(folder: Folder) -> Iterator[_Part]:
+    for hour, files in folder.hours().items():
+        yield _Part(hour + HOUR_MS, hour, files)
+    for file in folder.files(UNREADABLE):
+        yield _Part(round(_written_ms([file])), None, [file])
+
+
+def _written_ms(files: Iterable[fs.FileInfo]) -> float:
+    """When they were last written to."""
+    return max((file.mtime.timestamp() * 1000 for file in files if file.mtime), default=0.0)
+
+
+def _remove(folder: Folder, hour: int, files: Iterable[fs.FileInfo]) -> None:
+    """Remove an hour; its first rows first, so that a reader in between misses a beginning at most."""
+    for file in files:
+        folder.remove(file.path)
+    folder.leave(partition(hour))

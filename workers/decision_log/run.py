@@ -21,7 +21,7 @@ from app.store.redis import client_of
 from workers.decision_log.compact import STAY_S, Compactor
 from workers.decision_log.drain import LIMITS, Drain, Limits, wait
 from workers.decision_log.folder import Folder, reason
-from workers.decision_log.retention import retain
+from workers.decision_log.retention import bound, retain
 from workers.decision_log.stream import Stream
 from workers.decision_log.unreadable import take_up
 
@@ -39,15 +39,24 @@ class Times(NamedTuple):
     Attributes:
         lease: how long a leader that hangs keeps the others waiting.
         upkeep: between two looks at what can be merged or removed.
+        bound: between two looks at how large the log is, where it has a bound.
         stay: how long files stay beside the merged one that holds them.
     """
 
     lease: float = 10.0
     upkeep: float = 600.0
+    bound: float = 60.0
     stay: float = STAY_S
 
 
 TIMES: Final = Times()
+
+
+class Kept(NamedTuple):
+    """How much of the log is kept: for how long, and how many bytes at most, or None for all."""
+
+    retention: timedelta
+    most: int | None
 
 
 async def run(
@@ -68,7 +77,7 @@ async def run(
     except NoPlace as error:
         raise SettingsRefused(f"{PREFIX}LOG_URL: {error}") from error
     client = client_of(settings.redis_url, CALL_WITHIN_S)
-    worker = Worker(client, folder, settings.log_retention, limits, times)
+    worker = Worker(client, folder, Kept(settings.log_retention, settings.log_max_bytes), limits, times)
     try:
         while not stop.is_set():
             try:
@@ -83,12 +92,12 @@ async def run(
 class Worker:
     """One contender for the lease of the log."""
 
-    def __init__(
-        self, client: Redis, folder: Folder, retention: timedelta, limits: Limits, times: Times
-    ) -> None:
+    def __init__(self, client: Redis, folder: Folder, kept: Kept, limits: Limits, times: Times) -> None:
         self._client = client
         self._folder = folder
-        self._kept_ms = round(retention.total_seconds() * 1000)
+        self._kept_ms = round(kept.retention.total_seconds() * 1000)
+        self._most = kept.most
+        self._over_bound = False
         self._limits = limits
         self._times = times
         self._lease = Lease(client, LEASE, own_name(), times.lease)
@@ -152,10 +161,17 @@ class Worker:
         Whatever goes wrong with it is tried again at the next turn, and never ends the writing.
         """
         begins = True
+        clock = asyncio.get_running_loop().time
+        due = clock()
+        pause_s = self._times.upkeep if self._most is None else min(self._times.upkeep, self._times.bound)
         while not over.is_set():
             try:
-                await asyncio.to_thread(self._keep_in_order, self._lease.now_ms, over, begins=begins)
-                begins = False
+                if clock() >= due:
+                    await asyncio.to_thread(self._keep_in_order, self._lease.now_ms, over, begins=begins)
+                    due = clock() + self._times.upkeep
+                    begins = False
+                if self._most is not None:
+                    await asyncio.to_thread(self._keep_small, self._lease.now_ms, self._most)
                 if self._upkeep_failed:
                     log.info("the files of the decision log are looked after again")
                 self._upkeep_failed = ""
@@ -169,7 +185,7 @@ class Worker:
                         reason=self._upkeep_failed,
                         why=f"{type(error).__name__}: {self._folder.told(error)}",
                     )
-            await wait(over, self._times.upkeep)
+            await wait(over, pause_s)
 
     def _keep_in_order(self, now_ms: int, over: asyncio.Event, *, begins: bool) -> None:
         taken = take_up(self._folder) if begins else 0
@@ -178,4 +194,22 @@ class Worker:
         if taken or removed or merged:
             log.info(
                 "looked after the decision log", batches_taken_up=taken, hours_removed=removed, merged=merged
+            )
+
+    def _keep_small(self, now_ms: int, most: int) -> None:
+        found = bound(self._folder, now_ms, most)
+        if found.removed:
+            log.warning(
+                "the decision log was beyond its bound, and its oldest hours were removed",
+                hours_removed=found.hours,
+                bytes_removed=found.removed,
+                bytes_left=found.left,
+                bound=most,
+            )
+        said, self._over_bound = self._over_bound, found.left > most
+        if self._over_bound and not said:
+            log.warning(
+                "the hour being written is larger than the decision log's bound, and is kept",
+                bytes=found.left,
+                bound=most,
             )

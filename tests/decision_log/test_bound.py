@@ -1,0 +1,169 @@
+"""QUOTAGATE_LOG_MAX_BYTES: the oldest hours go first, and the hour being written stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import object_store
+from tests.decision_log import worker
+from tests.decision_log.batches import BEGAN_MS, Node
+from tests.decision_log.conftest import eventually, known, leave, written
+from tests.decision_log.test_compact import put
+from tests.decision_log.test_worker import AT_ONCE
+from workers.decision_log.compact import Compactor
+from workers.decision_log.folder import Folder
+from workers.decision_log.retention import Bounded, bound
+from workers.decision_log.schema import HOUR_MS, partition
+
+HOURS = 6
+NOW_MS = BEGAN_MS + HOURS * HOUR_MS
+"""A moment after the last of the hours that `hours` makes."""
+
+
+def hours(folder: Path, nodes: tuple[str, ...] = ("n1", "n2")) -> list[list]:
+    """Six hours of batches of two nodes, each hour last written to when it was over; the batches of each."""
+    made = []
+    running = [Node(name) for name in nodes]
+    for hour in range(HOURS):
+        for node in running:
+            node.now_ms = BEGAN_MS + hour * HOUR_MS
+        batches = [batch for node in running for batch in node.batches(2)]
+        put(folder, *batches)
+        made.append(batches)
+        touch(folder, hour, BEGAN_MS + (hour + 1) * HOUR_MS)
+    return made
+
+
+def touch(folder: Path, hour: int, written_ms: float) -> None:
+    for file in (folder / partition(BEGAN_MS + hour * HOUR_MS)).iterdir():
+        os.utime(file, (written_ms / 1000, written_ms / 1000))
+
+
+def size(folder: Path, *hours: int) -> int:
+    """The bytes of some hours, or of everything."""
+    where = [folder / partition(BEGAN_MS + hour * HOUR_MS) for hour in hours] or [folder]
+    return sum(file.stat().st_size for each in where for file in each.rglob("*") if file.is_file())
+
+
+def left(folder: Path) -> list[int]:
+    """The hours that are there."""
+    return [hour for hour in range(HOURS) if (folder / partition(BEGAN_MS + hour * HOUR_MS)).exists()]
+
+
+def test_the_oldest_hours_go_until_the_rest_fits(folder):
+    batches = hours(folder)
+    whole, last_four = size(folder), size(folder, 2, 3, 4, 5)
+    assert bound(Folder(folder), NOW_MS, whole) == Bounded(0, 0, whole)
+    assert bound(Folder(folder), NOW_MS, last_four) == Bounded(2, whole - last_four, last_four)
+    assert left(folder) == [2, 3, 4, 5]
+    assert written(folder) == known(batch for hour in batches[2:] for batch in hour)
+    assert size(folder) == last_four
+    one_more = bound(Folder(folder), NOW_MS, last_four - 1)
+    assert (one_more.hours, left(folder)) == (1, [3, 4, 5])
+
+
+def test_what_is_left_lacks_a_beginning_of_each_node_and_nothing_else(folder):
+    """As after retention: an audit finds first batches gone, and no gap behind them."""
+    hours(folder)
+    bound(Folder(folder), NOW_MS, size(folder) // 2)
+    for node in ("n1", "n2"):
+        numbers = sorted({int(batch[-12:]) for batch, _ in written(folder) if batch.startswith(node)})
+        assert numbers == list(range(numbers[0], 2 * HOURS + 1))
+        assert numbers[0] > 1
+
+
+@pytest.mark.parametrize("at_ms", [NOW_MS - 1, NOW_MS - HOUR_MS])
+def test_the_hour_of_now_stays_whatever_the_bound(folder, at_ms):
+    hours(folder)
+    found = bound(Folder(folder), at_ms, 1)
+    assert left(folder) == [5]
+    assert (found.hours, found.left) == (5, size(folder, 5))
+
+
+def test_the_hour_that_was_written_last_stays_though_it_is_an_old_one(folder):
+    """A replay of old traffic, or a writer that was away for hours and takes up what waited."""
+    hours(folder)
+    touch(folder, 0, NOW_MS + 5_000)
+    bound(Folder(folder), NOW_MS, 1)
+    assert left(folder) == [0]
+
+
+def test_an_hour_ahead_of_the_clock_stays(folder):
+    hours(folder)
+    bound(Folder(folder), BEGAN_MS + HOUR_MS + 1, 1)
+    assert left(folder) == [1, 2, 3, 4, 5]
+
+
+def test_what_was_kept_aside_goes_with_its_time(folder):
+    hours(folder)
+    aside = folder / "_unreadable"
+    aside.mkdir()
+    for name, hour in (("old", 1), ("young", 5)):
+        (aside / f"{name}.batch").write_bytes(b"?" * 1_000)
+        at_s = (BEGAN_MS + hour * HOUR_MS + 1) / 1000
+        os.utime(aside / f"{name}.batch", (at_s, at_s))
+    found = bound(Folder(folder), NOW_MS, size(folder, 2, 3, 4, 5) + 1_000)
+    assert [file.name for file in aside.iterdir()] == ["young.batch"]
+    assert (found.hours, left(folder)) == (2, [2, 3, 4, 5])
+
+
+def test_merged_and_half_written_files_count_and_go_with_their_hour(folder):
+    batches = hours(folder)
+    (folder / partition(BEGAN_MS) / "_half.parquet").write_bytes(b"PAR1" * 100)
+    Compactor(Folder(folder), stay_s=-1e9).compact(NOW_MS + HOUR_MS)
+    for hour in range(HOURS):
+        touch(folder, hour, BEGAN_MS + (hour + 1) * HOUR_MS)
+    bound(Folder(folder), NOW_MS, size(folder, 4, 5))
+    assert left(folder) == [4, 5]
+    assert written(folder) == known(batch for hour in batches[4:] for batch in hour)
+
+
+def test_files_of_others_neither_count_nor_go(folder):
+    hours(folder)
+    whole = size(folder)
+    (folder / "notes.txt").write_bytes(b"x" * 1_000_000)
+    assert bound(Folder(folder), NOW_MS, whole).removed == 0
+    bound(Folder(folder), NOW_MS, 1)
+    assert (folder / "notes.txt").exists()
+
+
+def test_a_folder_that_is_not_there_yet_is_empty(folder):
+    assert bound(Folder(folder), NOW_MS, 1) == Bounded(0, 0, 0)
+
+
+def test_an_object_store_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One that says of all its objects that they are as old as each other: the newest hour stays."""
+    for name, value in object_store.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    hours(tmp_path)
+    with object_store.running() as objects:
+        folder = Folder(objects.url("log"))
+        for file in tmp_path.rglob("*.parquet"):
+            folder.put(str(file.parent.relative_to(tmp_path)), file.name, file.read_bytes())
+        found = bound(folder, NOW_MS, size(tmp_path, 4, 5))
+        assert (found.hours, found.left) == (4, size(tmp_path, 4, 5))
+        assert bound(folder, NOW_MS, 1).left == size(tmp_path, 5)
+        assert sorted(folder.hours()) == [BEGAN_MS + 5 * HOUR_MS]
+
+
+def test_the_worker_keeps_the_log_within_its_bound(shared, client, folder):
+    """What it removed and what it must keep are lines of its log, each once."""
+    node = Node()
+    batches = []
+    for hour in range(HOURS):
+        node.now_ms = BEGAN_MS + hour * HOUR_MS
+        batches.append(node.batch())
+    told = {"settings": {"log_max_bytes": 1}, "times": {"bound": 0.02}, "limits": AT_ONCE}
+    with worker.inside(shared, folder, **told) as said:
+        for batch in batches:
+            leave(client, [batch])
+            eventually(lambda: known([batch]) <= written(folder))  # noqa: B023
+        eventually(lambda: left(folder) == [HOURS - 1])
+        eventually(lambda: any("is kept" in line["event"] for line in said))
+    assert written(folder) == known(batches[-1:])
+    removed = [line for line in said if "beyond its bound" in line["event"]]
+    assert sum(line["hours_removed"] for line in removed) == HOURS - 1
+    assert all(line["log_level"] == "warning" and line["bound"] == 1 for line in removed)
