@@ -1,6 +1,11 @@
 # The service alone: no build tools, no root. docker-compose.yml shows it among its servers.
+#
+# The base is an exact version. Its digest is not known where this was written, as there was no registry to ask;
+#   docker buildx imagetools inspect --format '{{.Manifest.Digest}}' python:3.11.15-slim-trixie
+# says it, and --build-arg PYTHON=python:3.11.15-slim-trixie@sha256:... builds on that very image.
 
-FROM python:3.11-slim AS build
+ARG PYTHON=python:3.11.15-slim-trixie
+FROM ${PYTHON} AS build
 # requirements-spark.txt makes the image of the Spark jobs, with a Java, half a gigabyte larger.
 ARG REQUIREMENTS=requirements.txt
 WORKDIR /build
@@ -14,7 +19,7 @@ COPY workers workers
 COPY migrations migrations
 RUN pip --python /venv/bin/python install --no-cache-dir --no-deps .
 
-FROM python:3.11-slim
+FROM ${PYTHON}
 # State has a folder that exists here, so that a volume mounted on it belongs to the user too.
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin quotagate \
     && install --directory --owner=quotagate --mode=0700 /var/lib/quotagate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import socket
 import subprocess
 import tempfile
@@ -87,12 +86,17 @@ def replica_environment() -> dict[str, str]:
 @contextmanager
 def valkey() -> Iterator[str]:
     """The store as compose starts it, on a unix socket; gives the URL of compose with that place."""
-    services = compose()["services"]
-    _, *options = shlex.split(services["valkey"]["command"])
+    found = compose()
+    services = found["services"]
+    _, target = services["valkey"]["command"]
+    (given,) = services["valkey"]["configs"]
+    assert given["target"] == target
     password = urlsplit(services["api"]["environment"]["QUOTAGATE_REDIS_URL"]).password
     with tempfile.TemporaryDirectory(prefix="qg-") as folder:
+        conf = Path(folder) / "valkey.conf"
+        conf.write_text(found["configs"][given["source"]]["content"], encoding="utf-8")
         place = ["--port", "0", "--unixsocket", f"{folder}/s", "--dir", folder]
-        with subprocess.Popen([get_binary_path(), *options, *place], stdout=subprocess.DEVNULL) as server:
+        with subprocess.Popen([get_binary_path(), conf, *place], stdout=subprocess.DEVNULL) as server:
             url = f"unix://:{password}@{folder}/s"
             try:
                 eventually(lambda: answers(url))

@@ -68,7 +68,8 @@ def last_stage() -> dict[str, str]:
     for step in dockerfile():
         if step.name == "FROM":
             stages.append({})
-        stages[-1][step.name] = step.rest
+        if stages:  # before the first there are arguments of FROM alone
+            stages[-1][step.name] = step.rest
     return stages[-1]
 
 

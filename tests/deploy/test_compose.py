@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 
 from app.run import settings
 from app.run.serve import FINISH_WITHIN_S
+from tests.deploy.arrangement import valkey
 from tests.deploy.files import (
     COMPOSE,
     ROOT,
     SECRETS,
     Missing,
     compose,
+    dockerfile,
     image_command,
     image_environment,
     last_stage,
@@ -59,6 +63,9 @@ def loose_ends(found: Compose) -> Iterator[str]:
                 yield f"{name} mounts {source}"
             elif not source.startswith(".") and source not in found.get("volumes", {}):
                 yield f"{name} mounts volume {source}"
+        for config in service.get("configs", []):
+            if config["source"] not in found.get("configs", {}):
+                yield f"{name} is given config {config['source']}"
     used = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
     yield from (f"nobody uses volume {name}" for name in set(found.get("volumes", {})) - used)
     joined = {network for service in services.values() for network in service.get("networks", [])}
@@ -101,7 +108,12 @@ def test_its_parts_fit_together():
             "api waits for the end of migrate, which never ends",
         ),
         ("test: [CMD-SHELL", "tests: [CMD-SHELL", "api waits for the health of valkey"),
-        ("image: valkey/valkey:9", "profiles: [other]", "api depends on valkey, which a profile leaves out"),
+        ("{source: valkey,", "{source: valkeys,", "valkey is given config valkeys"),
+        (
+            "image: valkey/valkey:9.1.2",
+            "profiles: [other]",
+            "api depends on valkey, which a profile leaves out",
+        ),
     ],
 )
 def test_a_loose_end_is_found(old, new, end):
@@ -125,6 +137,60 @@ def test_it_is_the_arrangement_that_was_asked_for():
     assert {services[name]["environment"]["QUOTAGATE_LOG_URL"] for name in ("workers", "spark")} == {
         f"{image_environment()['QUOTAGATE_HOME']}/log"
     }
+
+
+def test_every_image_is_one_version():
+    """A tag such as `18` is another image next month."""
+    services = compose()["services"].values()
+    images = {service["image"] for service in services if "image" in service}
+    images |= {step.rest.removeprefix("PYTHON=") for step in dockerfile() if step.rest.startswith("PYTHON=")}
+    assert {re.split("[:/]", image)[-2] for image in images} == {
+        "grafana",
+        "nginx",
+        "postgres",
+        "prometheus",
+        "python",
+        "valkey",
+    }
+    for image in images:
+        exact = r"\d+\.\d+" if image.startswith("postgres:") else r"v?\d+\.\d+\.\d+(-[a-z-]+)?"
+        assert re.fullmatch(exact, image.partition(":")[2]), image
+
+
+def test_no_password_is_in_the_arguments_of_a_program():
+    """Every user of a machine can read those; nor is one in a health check, which becomes arguments too."""
+    found = compose()
+    for name, service in found["services"].items():
+        words = [service.get(part) for part in ("command", "entrypoint")]
+        words.append(service.get("healthcheck", {}).get("test"))
+        said = json.dumps(words)
+        assert not [secret for secret in SECRETS.values() if secret in said], name
+    _, password = found["configs"]["valkey"]["content"].strip().splitlines()[-1].split()
+    assert password == SECRETS["VALKEY_PASSWORD"]
+
+
+def test_the_password_of_the_store_is_in_no_argument_of_the_running_one():
+    with valkey() as url:
+        with redis.Redis.from_url(url) as client:
+            server = client.info("server")["process_id"]
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            assert client.config_get("append*") | {"appendonly": "yes", "appendfsync": "everysec"} == (
+                client.config_get("append*")
+            )
+        said = Path(f"/proc/{server}/cmdline").read_bytes()
+        assert b"valkey" in said
+        assert SECRETS["VALKEY_PASSWORD"].encode() not in said
+        stranger = redis.Redis.from_url(url.replace(SECRETS["VALKEY_PASSWORD"], "wrong"))
+        with stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+
+
+def test_nginx_waits_longer_than_an_ask_may_wait_in_a_replica():
+    """Else a busy replica would be taken for one that hangs, and its answers for none."""
+    waits = [float(s) for s in re.findall(r"proxy_read_timeout (\d+)s;", NGINX.read_text())]
+    assert len(waits) == 3
+    assert min(waits) > settings.Settings.model_fields["queue_ms"].default / 1000 + 2
+    assert not re.search(r"non_idempotent|http_503", NGINX.read_text())
 
 
 def test_nothing_is_published_beyond_this_machine():

@@ -48,7 +48,7 @@ def test_its_linter_has_nothing_to_say(tmp_path):
 
 def test_the_image_has_no_root_and_no_build_tools():
     final = last_stage()
-    assert final["FROM"] == "python:3.11-slim"
+    assert final["FROM"] == "${PYTHON}"
     assert int(final["USER"]) > 0
     assert final["CMD"] == '["quotagate", "serve"]'
     assert final["COPY"] == "--from=build /venv /venv"
@@ -70,7 +70,7 @@ def test_what_it_installs_from_a_registry_is_pinned_by_hash():
 def test_with_an_argument_it_holds_spark_too():
     """Another list of requirements, and nothing else."""
     arguments = [step.rest for step in dockerfile() if step.name == "ARG"]
-    assert arguments == ["REQUIREMENTS=requirements.txt"]
+    assert arguments == ["PYTHON=python:3.11.15-slim-trixie", "REQUIREMENTS=requirements.txt"]
     (given,) = [
         service["build"]["args"]
         for service in compose()["services"].values()
