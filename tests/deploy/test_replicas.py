@@ -12,7 +12,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.deploy.arrangement import Arrangement, arranged
+from tests.clients.scripted import overloaded, serving
+from tests.deploy.arrangement import Arrangement, arranged, nginx
 from tests.service import Service, eventually
 
 pytestmark = pytest.mark.timeout(120)
@@ -186,6 +187,23 @@ def test_a_replica_dies_amid_its_work(both):
     assert counts.total() - counts[200] <= 2 * CALLERS
     assert counts[200] <= both.charged("amid") <= counts.total()
     both.revive(0)
+
+
+@pytest.mark.parametrize("path", ["/v1/decisions", "/v1/decisions:batch"])
+def test_a_replica_with_too_much_to_do_says_so_itself(path):
+    """Its 503 comes through as it is, with when to come back; the ask goes to no other replica."""
+    with serving() as one, serving() as other:
+        replicas = [one, other]
+        for replica in replicas:
+            replica.plays(overloaded("2"))
+        places = [("127.0.0.1", int(replica.url.rpartition(":")[2])) for replica in replicas]
+        with nginx(places) as front, httpx.Client(transport=httpx.HTTPTransport(uds=str(front))) as http:
+            for asked in range(1, 6):
+                answer = http.post(f"http://quotagate{path}", json={})
+                assert answer.status_code == 503
+                assert answer.headers["Retry-After"] == "2"
+                assert answer.json()["type"] == "urn:quotagate:overloaded"
+                assert sum(len(replica.requests) for replica in replicas) == asked
 
 
 def test_a_replica_that_hangs_is_not_asked_again_elsewhere(both):
