@@ -121,7 +121,7 @@ def serving() -> Iterator[Script]:
             self.end_headers()
             self.wfile.write(reply.content)
 
-        do_GET = do_POST  # noqa: N815  the base class looks for this name
+        do_GET = do_PUT = do_DELETE = do_POST  # noqa: N815  the base class looks for these names
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
             """Say nothing."""

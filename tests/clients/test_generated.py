@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from app.domain.quota import KEYS
 from clients.generate import LANGUAGES, easier, main
 from tests.clients import generated
+from tests.clients.scripted import Reply, Request, overloaded, serving
 from tests.service import Service
 
 pytestmark = pytest.mark.timeout(900)
@@ -30,6 +32,39 @@ def made() -> None:
     main([])
 
 
+def said_of(entity: str) -> list[str]:
+    """What every example says."""
+    return [
+        f"put {entity}",
+        "admitted 3 times, then throttle",
+        "a bad ask: /usage/requests",
+        "deleted",
+    ]
+
+
+def through_an_overloaded_one(command: Sequence[str | Path], node: Service) -> list[str]:
+    """What an example says whose first two asks are shed, and which then reaches the node."""
+
+    def pass_on(request: Request) -> Reply:
+        if request.path == "/v1/decisions" and len(shed) < 2:
+            shed.append(time.monotonic())
+            return overloaded("1")
+        asked.append(time.monotonic())
+        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
+        answer = node.http.request(request.method, request.path, content=request.content, headers=headers)
+        return Reply(answer.status_code, answer.content, answer.headers.get("Content-Type", ""))
+
+    shed: list[float] = []
+    asked: list[float] = []
+    with serving() as script:
+        script.plays(pass_on)
+        said = generated.example(command, script.url, node.admin_key)
+    assert len(shed) == 2
+    assert shed[1] - shed[0] >= 1.0
+    assert asked[1] - shed[1] >= 1.0, "the ask after the one that put the quota"
+    return said
+
+
 def test_every_language_is_tested():
     assert COMPILED.keys() == LANGUAGES.keys()
 
@@ -39,13 +74,11 @@ def test_a_generated_client_compiles_and_speaks_with_the_service(made: None, nod
     entity = f"user=example-{language},client-id=*"
     command = COMPILED[language]()
     said = generated.example(command, node.url, node.admin_key)
-    assert said == [
-        f"put {entity}",
-        "admitted 3 times, then throttle",
-        "a bad ask: /usage/requests",
-        "deleted",
-    ]
+    assert said == said_of(entity)
     assert node.http.get(f"/v1/quotas/{entity}").status_code == 404
+    reset = {"bucket": entity.replace("*", "app"), "quota": "request_rate"}
+    node.http.post("/v1/buckets:reset", json=reset).raise_for_status()
+    assert through_an_overloaded_one(command, node) == said_of(entity)
 
 
 def test_the_hand_made_clients_example_does_what_it_says(node: Service):

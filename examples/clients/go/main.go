@@ -1,12 +1,18 @@
 // Puts a quota, asks until throttled, reads what is wrong with a bad ask, and deletes the quota.
+// A node that has too much to do refuses an ask with 503, and charges nothing; decide asks again when it says.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
+	"math/rand"
+	"net/http"
 	"os"
+	"strconv"
+	"time"
 
 	quotagate "quotagate.example/clients/quotagate"
 )
@@ -14,6 +20,8 @@ import (
 const (
 	who    = "example-go"
 	entity = "user=" + who + ",client-id=*"
+
+	overloaded = "urn:quotagate:overloaded"
 )
 
 func main() {
@@ -21,6 +29,31 @@ func main() {
 	if err := run(ctx); err != nil {
 		log.Fatal(err)
 	}
+}
+
+// decide asks for a decision, and an overloaded node so many times more, each time a little later than it says.
+func decide(ctx context.Context, client *quotagate.APIClient, ask quotagate.Ask, times int) (*quotagate.Decision, error) {
+	for {
+		said, response, err := client.DecisionsAPI.DecideOneAsk(ctx).Ask(ask).Execute()
+		if err == nil || times == 0 || !isOverloaded(response, err) {
+			return said, err
+		}
+		times--
+		seconds, err := strconv.Atoi(response.Header.Get("Retry-After"))
+		if err != nil {
+			seconds = 1
+		}
+		time.Sleep(time.Duration(float64(seconds) * (1 + rand.Float64()/10) * float64(time.Second)))
+	}
+}
+
+func isOverloaded(response *http.Response, err error) bool {
+	var refused *quotagate.GenericOpenAPIError
+	if response == nil || response.StatusCode != http.StatusServiceUnavailable || !errors.As(err, &refused) {
+		return false
+	}
+	var problem struct{ Type string }
+	return json.Unmarshal(refused.Body(), &problem) == nil && problem.Type == overloaded
 }
 
 func run(ctx context.Context) error {
@@ -46,10 +79,10 @@ func run(ctx context.Context) error {
 	ask.SetPrincipal(who)
 	ask.SetClientId("app")
 	admitted := 0
-	said, _, err := client.DecisionsAPI.DecideOneAsk(ctx).Ask(*ask).Execute()
+	said, err := decide(ctx, client, *ask, 3)
 	for err == nil && said.GetDecision() == "admit" && admitted < 100 {
 		admitted++
-		said, _, err = client.DecisionsAPI.DecideOneAsk(ctx).Ask(*ask).Execute()
+		said, err = decide(ctx, client, *ask, 3)
 	}
 	if err != nil {
 		return err

@@ -1,4 +1,5 @@
 // Puts a quota, asks until throttled, reads what is wrong with a bad ask, and deletes the quota.
+// A node that has too much to do refuses an ask with 503, and charges nothing; decide asks again when it says.
 
 import com.fasterxml.jackson.databind.ObjectMapper;
 import io.quotagate.api.ApiClient;
@@ -12,10 +13,12 @@ import io.quotagate.api.model.Quota;
 import io.quotagate.api.model.QuotaSet;
 import io.quotagate.api.model.Usage;
 import java.math.BigDecimal;
+import java.util.concurrent.ThreadLocalRandom;
 
 public class Example {
     private static final String WHO = "example-java";
     private static final String ENTITY = "user=" + WHO + ",client-id=*";
+    private static final String OVERLOADED = "urn:quotagate:overloaded";
 
     public static void main(String[] arguments) throws Exception {
         ApiClient client = new ApiClient();
@@ -35,10 +38,10 @@ public class Example {
 
         Ask ask = new Ask().principal(WHO).clientId("app").usage(new Usage().requests(1L));
         int admitted = 0;
-        Decision said = decisions.decideOneAsk(ask);
+        Decision said = decide(decisions, ask, 3);
         while (said.getDecision() == Decision.DecisionEnum.ADMIT && admitted < 100) {
             admitted += 1;
-            said = decisions.decideOneAsk(ask);
+            said = decide(decisions, ask, 3);
         }
         System.out.println("admitted " + admitted + " times, then " + said.getDecision());
 
@@ -51,5 +54,25 @@ public class Example {
 
         quotas.deleteQuotas(ENTITY, null, null, null);
         System.out.println("deleted");
+    }
+
+    /** A decision; an overloaded node is asked so many times more, each time a little later than it says. */
+    private static Decision decide(DecisionsApi decisions, Ask ask, int times) throws Exception {
+        for (int left = times; ; left--) {
+            try {
+                return decisions.decideOneAsk(ask);
+            } catch (ApiException refused) {
+                if (left == 0 || refused.getCode() != 503) {
+                    throw refused;
+                }
+                String type = new ObjectMapper().readTree(refused.getResponseBody()).path("type").asText();
+                if (!OVERLOADED.equals(type)) {
+                    throw refused;
+                }
+                String after = refused.getResponseHeaders().firstValue("Retry-After").orElse("1");
+                double jitter = 1 + ThreadLocalRandom.current().nextDouble() / 10;
+                Thread.sleep(Math.round(Integer.parseInt(after) * 1000 * jitter));
+            }
+        }
     }
 }

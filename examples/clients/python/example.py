@@ -1,15 +1,22 @@
-"""Puts a quota, asks until throttled, reads what is wrong with a bad ask, and deletes the quota."""
+"""Puts a quota, asks until throttled, reads what is wrong with a bad ask, and deletes the quota.
+
+A node that has too much to do refuses an ask with 503, and charges nothing; `decide` asks again when it says.
+"""
 # ruff: noqa: INP001, T201  an example is a file to read and run, not a package
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import time
 
 from quotagate_api import (
     ApiClient,
     ApiException,
     Ask,
     Configuration,
+    Decision,
     DecisionsApi,
     Problem,
     Quota,
@@ -21,6 +28,20 @@ from quotagate_api import (
 URL = os.environ.get("QUOTAGATE_URL", "http://127.0.0.1:8080")
 WHO = "example-python"
 ENTITY = f"user={WHO},client-id=*"
+OVERLOADED = "urn:quotagate:overloaded"
+
+
+def decide(decisions: DecisionsApi, ask: Ask, times: int = 3) -> Decision:
+    """A decision; an overloaded node is asked so many times more, each time a little later than it says."""
+    while True:
+        try:
+            return decisions.decide_one_ask(ask)
+        except ApiException as refused:
+            shed = refused.status == 503 and json.loads(refused.body or "{}").get("type") == OVERLOADED
+            if times == 0 or not shed or refused.headers is None:
+                raise
+            times -= 1
+            time.sleep(int(refused.headers.get("Retry-After", "1")) * random.uniform(1, 1.1))  # noqa: S311
 
 
 def main() -> None:
@@ -34,7 +55,7 @@ def main() -> None:
 
         admitted = 0
         ask = Ask(principal=WHO, client_id="app", usage=Usage(requests=1))
-        while (said := decisions.decide_one_ask(ask)).decision == "admit" and admitted < 100:
+        while (said := decide(decisions, ask)).decision == "admit" and admitted < 100:
             admitted += 1
         print(f"admitted {admitted} times, then {said.decision}")
 

@@ -1,10 +1,29 @@
 // Puts a quota, asks until throttled, reads what is wrong with a bad ask, and deletes the quota.
+// A node that has too much to do refuses an ask with 503, and charges nothing; `decide` asks again when it says.
 
 import { Configuration, DecisionsApi, QuotasApi, ResponseError } from "../../../clients/generated/typescript/src/index";
-import type { Problem } from "../../../clients/generated/typescript/src/index";
+import type { Ask, Decision, Problem } from "../../../clients/generated/typescript/src/index";
 
 const who = "example-typescript";
 const entity = `user=${who},client-id=*`;
+
+const overloaded = "urn:quotagate:overloaded";
+
+// A decision; an overloaded node is asked so many times more, each time a little later than it says.
+async function decide(decisions: DecisionsApi, ask: Ask, times = 3): Promise<Decision> {
+    for (;;) {
+        try {
+            return await decisions.decideOneAsk({ ask });
+        } catch (refused) {
+            if (times === 0 || !(refused instanceof ResponseError) || refused.response.status !== 503) throw refused;
+            const problem = (await refused.response.clone().json()) as Problem;
+            if (problem.type !== overloaded) throw refused;
+            times -= 1;
+            const seconds = Number(refused.response.headers.get("Retry-After") ?? "1");
+            await new Promise((go) => setTimeout(go, seconds * 1000 * (1 + Math.random() / 10)));
+        }
+    }
+}
 
 async function main(): Promise<void> {
     const configuration = new Configuration({
@@ -20,10 +39,10 @@ async function main(): Promise<void> {
 
     const ask = { principal: who, clientId: "app", usage: { requests: 1 } };
     let admitted = 0;
-    let said = await decisions.decideOneAsk({ ask });
+    let said = await decide(decisions, ask);
     while (said.decision === "admit" && admitted < 100) {
         admitted += 1;
-        said = await decisions.decideOneAsk({ ask });
+        said = await decide(decisions, ask);
     }
     console.log(`admitted ${admitted} times, then ${said.decision}`);
 
