@@ -21,6 +21,9 @@ import httpx
 LONGEST_HOLD_MS: Final = 1_000
 QUIET_S: Final = 1.0
 """For so long after a failed ask none is made: an outage costs the others one ask's time in a second."""
+OVERLOADED: Final = "urn:quotagate:overloaded"
+"""The type of the problem with which a Quotagate that has too much to do refuses an ask."""
+LONGEST_SHED_MS: Final = 3_000
 CONNECT_WITHIN_S: Final = 5.0
 REMEMBERED: Final = 10_000
 """So many addresses that were told to wait."""
@@ -60,6 +63,14 @@ def next_step(decision: object, throttle_ms: object, *, rechecked: bool) -> Step
     raise ValueError(f"decision is {decision!r}")
 
 
+def shed_step(retry_after: str | None, *, rechecked: bool) -> Step:
+    """What becomes of a connection that a busy Quotagate did not look at: it waits once, and is no outage."""
+    if rechecked:
+        return Step("close", "closed_shed")
+    seconds = int(retry_after) if retry_after and retry_after.isdecimal() else 1
+    return Step("hold", "shed", min(1_000 * seconds, LONGEST_SHED_MS))
+
+
 WITHOUT_ANSWER: Final = {"admit": Step("pipe", "admitted_away"), "close": Step("close", "closed_away")}
 AWAY: Final = "what becomes of a connection while Quotagate is down, slow or not to be understood"
 
@@ -76,7 +87,7 @@ class Acceptor:
         self.open: set[asyncio.Task[None]] = set()
         self.turn = asyncio.Lock()
         self.recheck_turn = asyncio.Lock()
-        self.over_until: dict[str, float] = {}
+        self.told_to_wait: dict[str, tuple[float, str]] = {}
         self.ask_again_at = 0.0
 
     async def accept(self, listening: socket.socket) -> None:
@@ -128,11 +139,12 @@ class Acceptor:
 
     def _known(self, ip: str) -> Step | None:
         """An address that was told to wait is not asked for before: nothing of it would pass."""
-        left_s = self.over_until.get(ip, 0.0) - time.monotonic()
-        return Step("hold", "throttled", math.ceil(left_s * 1000)) if left_s > 0 else None
+        until, counted = self.told_to_wait.get(ip, (0.0, ""))
+        left_s = until - time.monotonic()
+        return Step("hold", counted, math.ceil(left_s * 1000)) if left_s > 0 else None
 
     async def _hold(self, ip: str, wait_ms: int) -> Step:
-        """Keep the socket of an address over its rate, unread, and ask again; nobody waits for that."""
+        """Keep the socket of an address that has to wait, unread, and ask again; nobody waits for that."""
         if len(self.held) >= self.options.hold:
             return Step("close", "closed_full")
         with _listed(self.held):
@@ -145,16 +157,16 @@ class Acceptor:
         async with self.turn:
             step = await self._ask(ip, rechecked=rechecked)
             if step.act == "hold":
-                self._remember(ip, step.wait_ms)
+                self._remember(ip, step)
             else:
                 self.counts["blocked_ms"] += step.wait_ms
                 await asyncio.sleep(step.wait_ms / 1000)
             return step
 
-    def _remember(self, ip: str, wait_ms: int) -> None:
-        if len(self.over_until) >= REMEMBERED:
-            self.over_until.clear()  # costs each of them one ask
-        self.over_until[ip] = time.monotonic() + wait_ms / 1000
+    def _remember(self, ip: str, step: Step) -> None:
+        if len(self.told_to_wait) >= REMEMBERED:
+            self.told_to_wait.clear()  # costs each of them one ask
+        self.told_to_wait[ip] = (time.monotonic() + step.wait_ms / 1000, step.counted)
 
     async def _ask(self, ip: str, *, rechecked: bool) -> Step:
         """What Quotagate says; without an answer that can be used, what --when-away says."""
@@ -166,6 +178,8 @@ class Acceptor:
         try:
             async with asyncio.timeout(self.options.ask_within):
                 reply = await self.quotagate.post("/v1/decisions", json=ask)
+            if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE and reply.json()["type"] == OVERLOADED:
+                return shed_step(reply.headers.get("Retry-After"), rechecked=rechecked)
             answer = reply.raise_for_status().json()
             return next_step(answer["decision"], answer["throttle_ms"], rechecked=rechecked)
         except (httpx.HTTPError, OSError, ValueError, LookupError, TypeError) as error:
@@ -253,7 +267,7 @@ def main() -> None:
     parser.add_argument("--quotagate", default="http://127.0.0.1:8080", metavar="URL")
     parser.add_argument("--key-file", type=Path, help="a key with the scope decide, where one is needed")
     parser.add_argument("--when-away", choices=tuple(WITHOUT_ANSWER), default="admit", help=AWAY)
-    parser.add_argument("--ask-within", type=float, default=0.25, help="seconds until an answer is none")
+    parser.add_argument("--ask-within", type=float, default=3.0, help="seconds until an answer is none")
     parser.add_argument("--hold", type=int, default=1_000, help="so many held connections at most")
     parser.add_argument("--grace", type=float, default=5.0, help="seconds for open connections at the end")
     logging.basicConfig(format="%(message)s")

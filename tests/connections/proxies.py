@@ -23,7 +23,7 @@ T = TypeVar("T")
 PROXY: Final = Path(__file__).parents[2] / "examples" / "connections" / "proxy.py"
 ACCEPTING: Final = "accepting on port "
 PATIENT: Final = ("--ask-within", "20")
-"""Past a quarter of a second, as on a busy machine, connections are decided without Quotagate."""
+"""Past three seconds, as on a very busy machine, connections are decided without Quotagate."""
 CALM_WITHIN_S: Final = 20.0
 
 

@@ -18,6 +18,10 @@ from tests.connections.proxies import attempt, connected, proxying, until
 
 WAITING, OTHER = "127.0.2.1", "127.0.2.2"
 HEAD: Final = "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+SHED: Final = (
+    "503 Service Unavailable\r\nRetry-After: 1",
+    json.dumps({"type": "urn:quotagate:overloaded", "title": "Service Unavailable", "status": 503}),
+)
 UNUSABLE: Final = {
     "503": ("503 Service Unavailable", "{}"),
     "422": ("422 Unprocessable Content", "{}"),
@@ -208,6 +212,34 @@ async def test_a_key_is_sent_and_the_place_is_named(quotagate, target, tmp_path:
     assert script.keys == ["bearer a-key"]
     place = {"ip": OTHER, "broker": "7", "listener": "L"}
     assert script.asks == [{**place, "usage": {"connections": 1}, "recheck": False}]
+
+
+# A Quotagate that has too much to do
+
+
+@pytest.mark.parametrize("policy", ["admit", "close"])
+async def test_a_connection_that_was_shed_is_held_and_asked_for_again(quotagate, target, policy) -> None:
+    """Whatever the policy for outages is: a flood must not open the door. Others go on meanwhile."""
+    script, url = quotagate
+    script.answer = lambda ask: said("admit") if ask["recheck"] or ask["ip"] == OTHER else SHED
+    async with proxying(url, target, "--when-away", policy) as proxy:
+        waiting = asyncio.create_task(attempt(proxy.port, WAITING))
+        await until(lambda: proxy.counts()["held"] == 1)
+        assert (await attempt(proxy.port, OTHER)).passed
+        assert (await waiting).passed
+        found = proxy.counts()
+    assert script.order == [(WAITING, False), (OTHER, False), (WAITING, True)]
+    assert script.asked_at[2] >= script.answered_at[0] + 1.0
+    assert (found["shed"], found["admitted"], found["unanswered"]) == (1, 2, 0)
+
+
+async def test_a_connection_that_is_shed_twice_is_closed(quotagate, target) -> None:
+    script, url = quotagate
+    script.answer = lambda _: SHED
+    async with proxying(url, target) as proxy:
+        assert not (await attempt(proxy.port, WAITING)).passed
+        found = proxy.counts()
+    assert (found["shed"], found["closed_shed"], found["admitted_away"]) == (1, 1, 0)
 
 
 # Without an answer that can be used

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from examples.connections.proxy import Step, next_step
+from examples.connections.proxy import Step, next_step, shed_step
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,11 @@ def test_each_answer_has_its_step(decision, throttle_ms, rechecked, step) -> Non
 def test_what_is_no_answer_is_refused(decision, throttle_ms) -> None:
     with pytest.raises(ValueError, match="is "):
         next_step(decision, throttle_ms, rechecked=False)
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "wait_ms"), [("1", 1_000), ("3", 3_000), ("60", 3_000), (None, 1_000), ("soon", 1_000)]
+)
+def test_a_connection_that_was_shed_waits_once(retry_after, wait_ms) -> None:
+    assert shed_step(retry_after, rechecked=False) == Step("hold", "shed", wait_ms)
+    assert shed_step(retry_after, rechecked=True) == Step("close", "closed_shed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -27,14 +27,14 @@ HOSTS: Final = ("127.0.0.11", "127.0.0.12")
 class Arrangement:
     """Two replicas, and nginx before them on a unix socket; ``http`` goes there with the admin key."""
 
-    def __init__(self, stack: ExitStack, patience: Mapping[str, str]) -> None:
+    def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         database = postgres.started()
         stack.callback(database.remove)
         self._store_url = stack.enter_context(valkey())
         self._database_url = database.database()
         self.replicas = [self._start((host, 0)) for host in HOSTS]
-        self._front = stack.enter_context(nginx([node.address for node in self.replicas], patience))
+        self._front = stack.enter_context(nginx([node.address for node in self.replicas]))
         self.http = stack.enter_context(self.client())
 
     def _start(self, address: tuple[str, int]) -> Service:
@@ -66,14 +66,10 @@ class Arrangement:
 
 
 @contextmanager
-def arranged(patience: Mapping[str, str]) -> Iterator[Arrangement]:
-    """The whole of it, with a migrated PostgreSQL and a Valkey that wants its password.
-
-    Args:
-        patience: texts of nginx.conf to exchange.
-    """
+def arranged() -> Iterator[Arrangement]:
+    """The whole of it, with a migrated PostgreSQL and a Valkey that wants its password."""
     with ExitStack() as stack:
-        yield Arrangement(stack, patience)
+        yield Arrangement(stack)
 
 
 def replica_environment() -> dict[str, str]:
@@ -114,7 +110,7 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def nginx(replicas: list[tuple[str, int]], patience: Mapping[str, str]) -> Iterator[Path]:
+def nginx(replicas: list[tuple[str, int]]) -> Iterator[Path]:
     """The nginx of compose before these replicas; gives the socket it listens on.
 
     Debian's nginx is too old for `resolve`, so the replicas are named; the rest stands as it is.
@@ -130,7 +126,6 @@ def nginx(replicas: list[tuple[str, int]], patience: Mapping[str, str]) -> Itera
             "listen 8080;": f"listen unix:{folder / 'front'};",
             "listen 127.0.0.1:8081;": f"listen unix:{folder / 'check'};",
             "server 127.0.0.1:8081;": f"server unix:{folder / 'check'};",
-            **patience,
         }
         text = CONF.read_text(encoding="utf-8")
         for old, new in exchanged.items():

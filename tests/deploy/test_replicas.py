@@ -19,8 +19,6 @@ from tests.service import Service, eventually
 pytestmark = pytest.mark.timeout(120)
 
 CALLERS: Final = 16
-PATIENT: Final = {"proxy_read_timeout 2s;": "proxy_read_timeout 5s;"}
-"""On a busy machine; two seconds are enough elsewhere."""
 BURST: Final = 1_000_000
 KEPT: Final = {"limit": 0.001, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"}
 """A bucket that shows what was charged: within a test less than half a token comes back."""
@@ -31,7 +29,7 @@ Ask = Callable[[httpx.Client], httpx.Response]
 @pytest.fixture(scope="module")
 def both() -> Iterator[Arrangement]:
     """Both replicas; who ends one brings it back."""
-    with arranged(PATIENT) as found:
+    with arranged() as found:
         yield found
 
 

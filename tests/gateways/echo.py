@@ -1,17 +1,28 @@
-"""The site behind the gateways: it tells what reached it, and answers with the status its path asks for."""
+"""The site behind the gateways: it says what reached it, and answers as its path asks for."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 
 from starlette.types import Receive, Scope, Send
 
+SHED_AFTER_S = 0.4
+"""A check waits 300 ms in a node before it is refused unasked."""
+SHED = {
+    "decision": "throttle",
+    "throttle_ms": 1700,
+    "charged": False,
+    "applied": 0,
+    "source": "local",
+    "limited_by": None,
+}
 OWN_HEADERS = ((b"ratelimit", b'"site";r=1;t=1'), (b"retry-after", b"77"), (b"x-site", b"yes"))
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """``/status/403`` answers 403, any other path 200."""
+    """``/status/403`` answers 403, ``/shed`` as an overloaded Quotagate does, any other path 200."""
     if scope["type"] != "http":
         return
     digest, size, more = hashlib.sha256(), 0, True
@@ -21,6 +32,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         digest.update(part)
         size += len(part)
         more = message.get("more_body", False)
+    if scope["path"] == "/shed":
+        await _shed(scope, send)
+        return
     headers = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"]]
     seen = {"method": scope["method"], "path": scope["path"], "headers": headers}
     body = json.dumps(seen | {"size": size, "sha256": digest.hexdigest()}).encode()
@@ -33,3 +47,18 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         }
     )
     await send({"type": "http.response.body", "body": body})
+
+
+async def _shed(scope: Scope, send: Send) -> None:
+    """Refuse a check that nobody looked at, late, with the status that its query asks for."""
+    await asyncio.sleep(SHED_AFTER_S)
+    body = json.dumps(SHED).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"retry-after", b"2"),
+        (b"x-throttle-ms", b"1700"),
+    ]
+    status = 403 if b"deny_status=403" in scope["query_string"] else 429
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

@@ -18,7 +18,7 @@ from tests.gateways.test_protect import burst, seen
 from tests.service import Service, eventually, running
 
 ANSWERED_WITHIN_S = 15.0
-"""Far above the 200 ms of the examples, for a busy machine, and far below the 60 s of nginx by itself."""
+"""Far above the second of the examples, for a busy machine, and far below the 60 s of nginx by itself."""
 
 
 class Outlet(NamedTuple):
@@ -123,6 +123,19 @@ def test_answers_that_are_no_decision(kind: Kind, site: int, status: int, is_ope
         assert answer.status_code in met
         if answer.status_code == 200:
             assert seen(answer)["path"] == "/"
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+def test_a_quotagate_with_too_much_to_do_refuses(kind: Kind, site: int, is_open: bool):
+    """Its refusal is late and names no quota, and is a refusal all the same: no flood opens the door."""
+    changes = {"/v1/check": "/shed", kind.open_line: kind.open_line if is_open else kind.closed_line}
+    with gateways.running(kind, site, site, changes) as gateway:
+        answer = ask(gateway, "alice")
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "2"
+        assert answer.headers["x-throttle-ms"] == "1700"
+        assert "x-site" not in answer.headers
+        assert "ratelimit" not in answer.headers
 
 
 def test_nobody_comes_in_without_a_name_even_then(outlet: Outlet, gone: None):
