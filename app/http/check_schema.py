@@ -90,7 +90,7 @@ def item(sources: Sources, clock: Clock) -> Schema:
 def responses(admitted: object, unauthorized: Problem, forbidden: Problem) -> Schema:
     """What the path answers, by the names under which its methods refer to it."""
     refused = _content("application/json", "Decision", REFUSED)
-    throttled_only = {"Retry-After": _whole("Seconds, rounded up; there when the request was throttled.")}
+    throttled_only = {"Retry-After": whole("Seconds, rounded up; there when the request was throttled.")}
     answers = {
         "200": ("Admitted.", _HEADERS, _content("application/json", "Decision", admitted)),
         "400": ("Cannot be understood.", _THROTTLE_MS, _problem(not_understood(_WRONG))),
@@ -100,7 +100,11 @@ def responses(admitted: object, unauthorized: Problem, forbidden: Problem) -> Sc
             _HEADERS | throttled_only,
             refused | _problem(forbidden),
         ),
-        "429": ("Throttled or rejected.", _HEADERS | throttled_only, refused),
+        "429": (
+            "Throttled or rejected; or the node is overloaded: then no quota is named.",
+            _HEADERS | throttled_only,
+            refused,
+        ),
     }
     return {
         NAMES_OF[status]: {"description": text, "headers": headers, "content": content}
@@ -121,7 +125,8 @@ def _problem(problem: Problem) -> Schema:
     return _content(PROBLEM_JSON, "Problem", problem.document())
 
 
-def _whole(description: str) -> Schema:
+def whole(description: str) -> Schema:
+    """A header that holds a whole number."""
     return {"description": description, "schema": {"type": "integer", "minimum": 0}}
 
 
@@ -129,7 +134,7 @@ def _fields(description: str, example: str) -> Schema:
     return {"description": description, "schema": {"type": "string"}, "example": example}
 
 
-_THROTTLE_MS: Final = {"X-Throttle-Ms": _whole("`throttle_ms` of the decision; 0 on 400.")}
+_THROTTLE_MS: Final = {"X-Throttle-Ms": whole("`throttle_ms` of the decision; 0 on 400.")}
 _HEADERS: Final = _THROTTLE_MS | {
     "RateLimit-Policy": _fields(
         "For each quota that applied, q units over w seconds (draft-ietf-httpapi-ratelimit-headers). "

@@ -20,7 +20,7 @@ from app.domain.grant import Grant
 from app.domain.quota import Quota
 from app.http.access import Access, turn_of
 from app.http.intake import Intake, Taken
-from app.http.problems import Problem, overloaded
+from app.http.problems import Problem, overloaded, retry_ms
 from app.http.wire import MAX_BODY, Clock, decode_ask, decode_batch, encode_decision, encode_decisions
 
 ONE: Final = "/v1/decisions"
@@ -146,7 +146,7 @@ class PlainRoute(abc.ABC):
             return
         except OverloadedError as error:
             self._shed(error.cause)
-            await refuse(overloaded(), scope, receive, send)
+            await refuse(overloaded(retry_ms()), scope, receive, send)
             return
         except CallerGoneError:
             return

@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from app.http import bodies, buckets_schema, check, check_schema, decisions, keys_schema, volumes_schema
 from app.http.access import scope_of
 from app.http.check_question import Sources
-from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
+from app.http.problems import PROBLEM_JSON, FieldError, Problem, overloaded, unprocessable
 from app.http.quotas_lists_schema import COMPONENTS
 from app.http.quotas_schema import access_problems
 from app.http.wire import MAX_BODY, Clock
@@ -186,8 +186,9 @@ def _hot(
         *access_problems("decide"),
         Problem(413, f"The body is larger than {MAX_BODY:,} bytes."),
         wrong,
+        overloaded(2_000),
     ]
-    operation = {
+    operation: Schema = {
         "tags": ["Decisions"],
         "summary": summary,
         "description": description,
@@ -200,6 +201,7 @@ def _hot(
         "responses": {"200": {"description": "Decided.", "content": {"application/json": shown}}}
         | _problems(problems),
     }
+    operation["responses"]["503"]["headers"] = {"Retry-After": check_schema.whole("Seconds, 1 to 3.")}
     return {"post": operation}
 
 

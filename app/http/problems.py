@@ -80,10 +80,10 @@ def retry_ms() -> int:
     return random.randint(*RETRY_MS)  # noqa: S311  nothing is secret about it
 
 
-def overloaded() -> Problem:
+def overloaded(wait_ms: int) -> Problem:
     """503, for a request that was not taken in."""
     detail = "The node has more to do than it can answer in time; nothing was charged."
-    return Problem(503, detail, headers={"Retry-After": str(round(retry_ms() / 1000))}, type_=OVERLOADED)
+    return Problem(503, detail, headers={"Retry-After": str(round(wait_ms / 1000))}, type_=OVERLOADED)
 
 
 def away(detail: str) -> Problem:

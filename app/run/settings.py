@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     processes: Annotated[int, Field(ge=1, le=256)] = 1
     """API processes on that one port."""
     home: Path = Path(".quotagate")
-    """Directory with the state of the embedded store and catalog, and the admin key; closed to other users."""
+    """Directory with the state of the embedded store and catalog, and the admin key; closed to others."""
     # A URL may hold a password, so neither is shown with the settings.
     redis_url: Annotated[RedisUrl | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
     """The store: `redis://`, `rediss://` or `unix://`. Without it, `quotagate up` runs an embedded one."""
