@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from tests.clients.scripted import ADMITTED, Reply, Request, answer, overloaded, serving
 from tests.service import ADMIN_KEY, Service, running
 from workers.generate.__main__ import cli
+from workers.generate.drive import SHED_TIMES
 from workers.generate.quotas import DEFINITIONS
 from workers.generate.traffic import Traffic
 
@@ -142,6 +144,32 @@ def test_a_node_that_is_away_is_told_and_counted(nodes, tmp_path):
     assert away in ran.stderr
     totals = totals_of(tmp_path / "truth")
     assert (totals["failed"], totals["overall"]["asks"]) == (100, 100)
+
+
+def test_what_a_busy_node_shed_is_sent_again_and_charged_once(tmp_path):
+    """The same asks, a second later; a node that sheds for ever is a failure in the end."""
+    with serving() as busy:
+        busy.plays(overloaded("1"), overloaded("1"), decided)
+        ran = drive("--url", busy.url, "--events", "40", "--at-once", "1", truth=tmp_path / "truth")
+    assert ran.exit_code == 0, ran.output
+    totals = totals_of(tmp_path / "truth")
+    assert (totals["failed"], totals["overall"]["asks"]) == (0, 40)
+    first, second, third, fourth = (request.body for request in busy.requests)
+    assert first == second == third != fourth
+
+
+def test_a_node_that_sheds_for_ever_is_told_and_counted(tmp_path):
+    with serving() as busy:
+        busy.plays(overloaded("0"))
+        ran = drive("--url", busy.url, "--events", "20", "--at-once", "1", truth=tmp_path / "truth")
+    assert ran.exit_code == 1
+    assert totals_of(tmp_path / "truth")["failed"] == 20
+    assert len(busy.requests) == 1 + SHED_TIMES
+    assert "503" in totals_of(tmp_path / "truth")["failures"][0]
+
+
+def decided(request: Request) -> Reply:
+    return answer({"decisions": [ADMITTED] * len(request.body["asks"])})
 
 
 def test_quotas_that_cannot_be_set_end_it_before_it_begins(nodes, tmp_path):

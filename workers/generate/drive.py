@@ -25,6 +25,9 @@ from workers.generate.truth import Truth, write_totals
 TIMEOUT_S: Final = 30.0
 FOLLOWED_WITHIN_S: Final = 10.0
 USES_AT_ONCE: Final = 50_000
+OVERLOADED: Final = "urn:quotagate:overloaded"
+SHED_TIMES: Final = 10
+"""So often a call that a busy node shed is sent again; nothing of it was charged."""
 WENT_ON: Final = frozenset({"admit", "delay"})
 
 
@@ -245,10 +248,23 @@ async def _decisions(client: Posts, node: str, asks: Sequence[dict[str, Any]]) -
 
 async def _posted(client: Posts, url: str, body: Any) -> dict[str, Any]:
     answer = await client.post(url, json=body)
+    for _ in range(SHED_TIMES):
+        if (after_s := _shed_for_s(answer)) is None:
+            break
+        await asyncio.sleep(after_s)
+        answer = await client.post(url, json=body)
     if not answer.is_success:
         raise _RefusedError(f"{answer.status_code} {answer.text[:300]}")
     found: dict[str, Any] = answer.json()
     return found
+
+
+def _shed_for_s(answer: httpx.Response) -> int | None:
+    """After how many seconds a call may be sent again that was shed; None if it was not."""
+    if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or OVERLOADED not in answer.text:
+        return None
+    after = answer.headers.get("Retry-After", "")
+    return int(after) if after.isdecimal() else 1
 
 
 def _in_calls(events: Iterator[Event], size: int) -> Iterator[list[Event]]:
