@@ -155,15 +155,6 @@ async def paused(store: Store) -> Callable[[], Awaitable[None]]:
     return end
 
 
-async def out_of_memory(store: Store) -> Callable[[], Awaitable[None]]:
-    store.command("CONFIG", "SET", "maxmemory", "1")
-
-    async def end() -> None:
-        store.command("CONFIG", "SET", "maxmemory", "0")
-
-    return end
-
-
 async def read_only(store: Store) -> Callable[[], Awaitable[None]]:
     store.command("REPLICAOF", "127.0.0.1", "1")  # where nobody is, so that it keeps what it has
 
@@ -242,7 +233,6 @@ WAYS: Final = {
     stopped: "timeout",
     killed: "connection",
     paused: "timeout",
-    out_of_memory: "out_of_memory",
     read_only: "read_only",
     loading: "loading",
     busy: "busy",
@@ -256,7 +246,7 @@ WAYS: Final = {
 ON_THE_WAY: Final = {"budget", "timeout", "connection"}
 """What may be met besides: waiting for a reply, or for a connection."""
 
-BOTH: Final = (killed, out_of_memory, read_only, loading, busy, no_password)
+BOTH: Final = (killed, read_only, loading, busy, no_password)
 """Those where what a server says matters are tried with both of them."""
 
 

@@ -1,0 +1,173 @@
+"""A store that new names have filled: buckets that are there go on exactly, new ones answer by policy."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+import redis
+
+from tests import stores
+from tests.said import say
+from tests.service import Service, eventually, running
+
+ROOM = 6 * 1024 * 1024
+SHUT = {"limit": 1e-6, "algorithm": "token_bucket", "burst": 40, "enforcement": "deny"}
+"""So slow a refill that a bucket gives its burst and no more."""
+BURST = 300
+
+
+@contextmanager
+def filled(kind: str) -> Iterator[tuple[Service, Any, Any]]:
+    """A node, its store, which is bounded, and a source of names that nobody has asked with."""
+    with (
+        stores.server(kind, "--maxmemory", str(ROOM)) as server,
+        running(store_url=server.url) as node,
+        redis.Redis.from_url(server.url) as store,
+    ):
+        # of fillers
+        node.put("user=*", request_rate={"limit": 1e-6, "algorithm": "token_bucket", "burst": 5})
+        node.put("user=old", request_rate={**SHUT, "burst": BURST}, producer_ids_rate=5)
+        for user in ("open", "shut"):
+            policy = "admit" if user == "open" else "throttle"
+            node.put(f"user={user}", request_rate={**SHUT, "on_store_failure": policy})
+        yield node, store, (f"filler-{n}" for n in count())
+
+
+def one(node: Service, principal: str, ids: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
+    """The decision on one request, perhaps with ids."""
+    usage = {"requests": 1, **({"producer_ids": list(ids)} if ids else {})}
+    return node.ask(principal=principal, usage=usage, detail=True, **more)
+
+
+def flood(node: Service, names: Iterator[str], asks: int = 1_000) -> Counter[str]:
+    """A batch of new names; where the answers came from."""
+    batch = [{"principal": next(names), "usage": {"requests": 1}} for _ in range(asks)]
+    return Counter(said["source"] for said in node.batch(batch))
+
+
+def metric(node: Service, name: str) -> float:
+    lines = node.http.get("/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def store_of(node: Service) -> str:
+    said: str = node.http.get("/health/ready").json()["store"]
+    return said
+
+
+def fill(node: Service, store: Any, names: Iterator[str]) -> None:
+    """Ask with new names until the store takes no more, and leave it well above that, below its bound."""
+    eventually(lambda: flood(node, names)["fallback"])
+    used = store.info("memory")["used_memory"]
+    store.config_set("maxmemory", used * 100 // 94)  # a reply that was read frees some of what is counted
+    eventually(lambda: flood(node, names, 1) == {"fallback": 1} and store_of(node) == "full")
+
+
+@pytest.mark.parametrize("kind", stores.KINDS)
+def test_old_buckets_go_on_exactly_and_new_ones_answer_by_policy(kind: str):
+    hold_on(kind, seconds=3)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", stores.KINDS)
+def test_old_buckets_go_on_exactly_for_a_minute(kind: str):
+    hold_on(kind, seconds=60)
+
+
+def hold_on(kind: str, seconds: float) -> None:
+    with filled(kind) as (node, store, names):
+        assert store_of(node) == "ok"
+        assert one(node, "old", (1, 2))["charged"]
+        fill(node, store, names)
+        assert metric(node, 'quotagate_store_faults{fault="full"}') == 1
+        used, most = (
+            metric(node, "quotagate_store_memory_bytes"),
+            metric(node, "quotagate_store_memory_max_bytes"),
+        )
+        assert most * 7 / 8 < used < most
+
+        opened, shut = one(node, "open", id="a"), one(node, "shut", id="b")
+        for said, decision, throttle_ms in ((opened, "admit", 0), (shut, "throttle", 1_000)):
+            assert (said["decision"], said["throttle_ms"]) == (decision, throttle_ms)
+            assert (said["source"], said["charged"], said["applied"]) == ("fallback", False, 1)
+        assert shut["limited_by"]["reason"] == "store_full"
+        assert metric(node, 'quotagate_fallback_total{reason="store_full"}') > 0
+
+        before, ends, admitted, asked = (
+            metric(node, "quotagate_fallback_total"),
+            time.monotonic() + seconds,
+            0,
+            0,
+        )
+        while time.monotonic() < ends or asked < BURST + 50:
+            flood(node, names, 100)
+            for said in node.batch([{"principal": "old", "usage": {"requests": 1}}] * 10):
+                assert said["source"] == "store"
+                assert said["decision"] in {"admit", "throttle"}
+                admitted += said["decision"] == "admit"
+                asked += 1
+        assert admitted == BURST - 1, "exactly what was left"
+        new = [one(node, "old", (n,))["decision"] for n in (1, 2, 3)]
+        assert new == ["throttle"] * 3, "its requests are spent"
+        info = store.info("memory")
+        say(f"{kind}: {asked:,} asks of an old bucket, {info['used_memory']:,} of {most:,.0f} bytes used")
+        assert info["used_memory"] < most
+        assert metric(node, "quotagate_fallback_total") > before
+        assert metric(node, "quotagate_store_circuit_open") == 0
+        assert metric(node, "quotagate_log_dropped_total") == 0, "the log has its place in the last eighth"
+
+        for key in list(store.scan_iter("*filler*", count=10_000)):
+            store.delete(key)
+        eventually(lambda: store_of(node) == "ok")
+        assert flood(node, names, 100) == {"store": 100}
+        for user in ("open", "shut"):
+            answers = [one(node, user) for _ in range(41)]
+            assert Counter(each["decision"] for each in answers) == {"admit": 40, "throttle": 1}
+            assert {each["source"] for each in answers} == {"store"}
+        assert one(node, "old")["decision"] == "throttle", "and the old one knows what it knew"
+
+
+def test_ids_that_need_a_larger_bucket_are_throttled_and_seen_ones_pass():
+    with filled("valkey") as (node, store, names):
+        node.put("user=ids", producer_ids_rate=1_000)
+
+        def ids(*some: int, **more: Any) -> dict[str, Any]:
+            return node.ask(principal="ids", usage={"producer_ids": list(some)}, detail=True, **more)
+
+        assert ids(*range(100))["charged"]
+        fill(node, store, names)
+        assert ids(*range(100))["decision"] == "admit", "seen"
+        grown = ids(*range(100, 400))
+        assert (grown["decision"], grown["source"], grown["charged"]) == ("throttle", "store", False)
+        assert grown["limited_by"]["reason"] == "capacity"
+        assert grown["throttle_ms"] == 1_000
+        done = ids(*range(400, 900), mode="record")
+        assert (done["decision"], done["source"], done["charged"]) == ("admit", "store", True)
+        store.delete(*store.scan_iter("*filler*", count=10_000))
+        eventually(lambda: ids(*range(100, 400))["decision"] == "admit")
+
+
+def test_a_hundred_new_principals_under_a_large_limit_cost_little_and_hold_nobody_up():
+    with (
+        stores.server("valkey") as server,
+        running(store_url=server.url) as node,
+        redis.Redis.from_url(server.url) as store,
+    ):
+        node.put("user=*", producer_ids_rate=500_000)
+        node.ask(principal="first", usage={"producer_ids": [1]})
+        before = store.info("memory")["used_memory"]
+        store.config_resetstat()
+        said = node.batch([{"principal": f"new-{n}", "usage": {"producer_ids": [1]}} for n in range(100)])
+        grown = store.info("memory")["used_memory"] - before
+        took_ms = store.info("commandstats")["cmdstat_fcall"]["usec"] / 1_000
+        say(f"100 new principals: {grown / 100:,.0f} bytes each, {took_ms:.1f} ms of the store")
+        assert {each["source"] for each in said} == {"store"}
+        assert grown / 100 <= 4_096
+        assert took_ms < 50
