@@ -239,6 +239,8 @@ class Admission:
                 self._metrics.corrected()
             if charge.applied.quota.algorithm == "producer_ids":
                 fills.append(Fill(charge.applied.bucket, said.remembered, said.fill))
+            elif said.forgiven:
+                self._metrics.forgave(said.forgiven)
         self._metrics.decided(ask, decision, verdicts, fills, [match.applied for match in found])
 
 

@@ -96,6 +96,7 @@ class Counts(Struct):
     unmatched: int = 0
     exempt: float = 0
     corrections: int = 0
+    forgiven: float = 0.0
     decision_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
     store_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
     queue_seconds: Histogram = field(default_factory=lambda: Histogram.of((*SECONDS, 2.5, 5.0)))
@@ -128,6 +129,7 @@ class Counts(Struct):
         self.unmatched += other.unmatched
         self.exempt += other.exempt
         self.corrections += other.corrections
+        self.forgiven += other.forgiven
         self.log_dropped += other.log_dropped
         self.stores_away += other.stores_away
         self.catalogs_away += other.catalogs_away

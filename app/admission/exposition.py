@@ -74,6 +74,12 @@ class Exposition(Collector):
         yield _counter("access_failures", "Requests refused for want of access.", "reason", c.access_failures)
         yield _counter("clock_corrections", "Clocks behind a bucket's newest time.", "", {(): c.corrections})
         yield _counter(
+            "debt_forgiven",
+            "Units of token buckets' debts beyond the longest there may be.",
+            "",
+            {(): c.forgiven},
+        )
+        yield _counter(
             "log_dropped",
             "Rows of the decision log that this node dropped.",
             "",

@@ -192,6 +192,10 @@ class Metrics:
         """Count a clock that was behind a bucket's newest time."""
         self._counts.corrections += 1
 
+    def forgave(self, units: float) -> None:
+        """Count what of a debt was forgiven."""
+        self._counts.forgiven += units
+
     async def text(self) -> bytes:
         """Every metric, summed over the processes, as Prometheus reads it; put together beside the loop."""
         standing = self._look()

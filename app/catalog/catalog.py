@@ -15,6 +15,7 @@ from typing import Final, Literal
 import structlog
 
 from app.catalog import schema
+from app.catalog.deployment import SecretRefused, check_debt
 from app.catalog.port import EVERYTHING, CatalogAway, Changes, QuotaSource, Row
 from app.catalog.snapshot import Change, Snapshot
 from app.catalog.sql import ROWS_AT_ONCE, Origin, PastChange, Rows, Secret, Sql, Writing
@@ -32,10 +33,6 @@ Edits = Mapping[Entity, Mapping[str, Definition | None]]
 """What quotas are to be, by entity and key; None takes one away."""
 
 log = structlog.get_logger()
-
-
-class SecretRefused(Exception):
-    """The hash secret of this node is not the catalog's."""
 
 
 class Stale(Exception):
@@ -150,16 +147,19 @@ class Catalog:
         return self._sql
 
     async def open(self) -> None:
-        """Agree on the hash secret, load every quota and begin to follow.
+        """Agree on the hash secret and the longest debt, load every quota and begin to follow.
 
         Raises:
             CatalogAway: the database cannot be reached.
             SchemaRefused: it is not migrated.
             SecretRefused: the secret is not the one that its filters were made with.
+            DebtRefused: the other nodes have another longest debt.
         """
         try:
             schema.check(await within(self._sql.revision(), deadline()))
             self.hash_secret = await within(self._agree(), deadline())
+            mine_ms = self.defaults.max_debt_ms
+            check_debt(mine_ms, await within(self._sql.max_debt_ms(mine_ms), deadline()))
             with _uncollected():
                 # Only the answer has to come in time; to take in many quotas may last longer.
                 everything = await within(self._source.changed(EVERYTHING), deadline())

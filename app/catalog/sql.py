@@ -155,6 +155,14 @@ class Sql:
             ).one()
             return Secret(kept, fingerprint)
 
+    async def max_debt_ms(self, given_ms: int) -> int:
+        """The longest debt in force: what the catalog has, else the given one, which it then keeps."""
+        nothing_yet = STATE.c.max_debt_ms.is_(None)
+        async with self.writing(_now() + ANSWER_S) as connection:
+            await connection.execute(update(STATE).where(nothing_yet).values(max_debt_ms=given_ms))
+            agreed_ms: int = (await connection.execute(select(STATE.c.max_debt_ms))).scalar_one()
+            return agreed_ms
+
     async def changed(self, since: int) -> Changes:
         """The version, and every row written after ``since``; one statement, so they belong together."""
         query = select(STATE.c.version.label("now"), *ROW).select_from(

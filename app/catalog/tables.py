@@ -33,6 +33,7 @@ STATE: Final = Table(
     Column("hash_secret", String(64)),
     Column("hash_secret_fingerprint", String(64)),
     Column("keys_version", BigInteger, nullable=False, server_default="0"),
+    Column("max_debt_ms", BigInteger),
 )
 """One row. Every transaction that writes quotas begins by adding 1 to its version, and one that writes keys
 to its keys_version, which makes writers take turns."""

@@ -172,9 +172,14 @@ class RateBucket:
 
 @dataclass(slots=True)
 class TokensBucket:
-    """A token bucket."""
+    """A token bucket.
+
+    Attributes:
+        forgiven: how much of a debt the last ask that wrote to it was forgiven.
+    """
 
     state: token_bucket.Tokens | None = None
+    forgiven: float = 0.0
 
     @property
     def newest_ms(self) -> int | None:
@@ -192,18 +197,24 @@ class TokensBucket:
             return Said("reject", reason="too_large", largest=quota.burst)
         if charge.usage == 0 or self._tokens(charge) >= charge.usage:
             return ADMIT
-        state = self.state or token_bucket.Tokens(quota.burst, charge.now_ms)
+        state, _ = self._standing(charge)
         wait = token_bucket.wait_ms(state, charge.usage, charge.now_ms, quota.limit, quota.burst)
         return Said("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
 
     def touch(self, charge: Charge) -> None:
-        pass
+        """A debt that ended stays forgiven, also where a refused ask is the first to see it."""
+        standing, self.forgiven = self._standing(charge)
+        if self.forgiven:
+            self.state = standing
 
     def charge(self, charge: Charge) -> bool:
-        self.state = token_bucket.Tokens(self._tokens(charge) - charge.usage, charge.now_ms)
+        _, before = self._standing(charge)
+        tokens, now = self._spent(charge)
+        self.state, self.forgiven = token_bucket.Tokens(tokens, charge.now_ms), before + now
         return True
 
     def refund(self, charge: Charge) -> None:
+        self.touch(charge)
         self.state = token_bucket.refund(self.state, charge.usage, charge.quota.burst)
 
     def shows(self, charge: Charge) -> tuple[float, float]:
@@ -212,13 +223,27 @@ class TokensBucket:
 
     def _delayed(self, charge: Charge) -> Said:
         quota = charge.quota
-        after = token_bucket.Tokens(self._tokens(charge) - charge.usage, charge.now_ms)
+        after = token_bucket.Tokens(self._spent(charge)[0], charge.now_ms)
         tokens = token_bucket.tokens_at(after, charge.now_ms + charge.later_ms, quota.limit, quota.burst)
         delay = token_bucket.delay_ms(tokens, quota.limit, quota.longest_delay_ms)
         return Said("delay", delay) if delay else ADMIT
 
     def _tokens(self, charge: Charge) -> float:
-        return token_bucket.tokens_at(self.state, charge.now_ms, charge.quota.limit, charge.quota.burst)
+        state, _ = self._standing(charge)
+        return token_bucket.tokens_at(state, charge.now_ms, charge.quota.limit, charge.quota.burst)
+
+    def _spent(self, charge: Charge) -> tuple[float, float]:
+        """The tokens after the charge, and how much of a debt that forgives."""
+        return token_bucket.forgive(self._tokens(charge) - charge.usage, charge.quota.max_debt)
+
+    def _standing(self, charge: Charge) -> tuple[token_bucket.Tokens, float]:
+        """The bucket with no deeper debt than there may be, and how much of one that forgives."""
+        quota, now_ms = charge.quota, charge.now_ms
+        if self.state is None:
+            return token_bucket.Tokens(quota.burst, now_ms), 0.0
+        level = token_bucket.tokens_at(self.state, now_ms, quota.limit, quota.burst)
+        level, over = token_bucket.forgive(level, quota.max_debt)
+        return (token_bucket.Tokens(level, now_ms), over) if over else (self.state, 0.0)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,8 @@ MAX_THROTTLE_MS: Final = 2_147_483_647
 MAX_EXACT: Final = 2**53 - 1
 MAX_INT: Final = 2**31 - 1
 MAX_PRODUCER_IDS: Final = 500_000
+MAX_DEBT_MS: Final = 3_600_000
+"""How long a token bucket's debt lasts at most, in a deployment that does not say otherwise."""
 RECHECK_MS: Final = 1_000
 """KIP-612: the longest an acceptor holds a connection of an over-rate address before it asks again."""
 
@@ -124,6 +126,7 @@ class Defaults:
     window_ms: int = 3_600_000
     layers: str = "layered"
     max_ids: int = 1_000_000
+    max_debt_ms: int = MAX_DEBT_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ class Quota:
         limit: in the key's unit; 0 rejects every usage above 0.
         samples, sample_ms: of a sampled rate; of a token bucket only the default burst came from them.
         burst: of a token bucket, in units; 0 with a limit of 0.
+        max_debt: of a token bucket, in units: how far its tokens fall below 0 at most. It is of the limit
+            that was set, whatever factor scales it now; a limit of 0 has no deepest debt.
         window_ms, layers: of producer ids.
         epoch: catalog version that emptied its buckets last; 0 if none did. Part of the bucket's key.
     """
@@ -148,6 +153,7 @@ class Quota:
     samples: int = 11
     sample_ms: int = 1_000
     burst: float = 0.0
+    max_debt: float = math.inf
     window_ms: int = 3_600_000
     layers: Layers = Layers(1_200_000, 4_800_000, "layered")
     epoch: int = 0

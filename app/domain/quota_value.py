@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypedDict, TypeGuard, TypeVar, cast
@@ -217,6 +218,7 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
         samples=samples,
         sample_ms=sample_ms,
         burst=float(burst),
+        max_debt=limit * (defaults.max_debt_ms / 1000) if algorithm == "token_bucket" and limit else math.inf,
         window_ms=window_ms,
         layers=_resolve_layers(layers, window_ms),
         epoch=epoch,

@@ -1,4 +1,4 @@
-"""The token bucket: refilled by the limit, up to a burst; strict under deny, in debt under delay."""
+"""The token bucket: refilled by the limit, up to a burst; strict under deny, in debt under delay, but not for ever."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def tokens_at(state: Tokens | None, now_ms: int, limit: float, burst: float) -> 
     if state is None:
         return burst
     return min(burst, state.tokens + limit * ((now_ms - state.at_ms) / 1000))
+
+
+def forgive(tokens: float, max_debt: float) -> tuple[float, float]:
+    """The tokens with no deeper debt than there may be, and how much of one that forgives.
+
+    >>> forgive(-100.0, 60), forgive(-60.0, 60), forgive(-(2.0**53), math.inf)
+    ((-60, 40.0), (-60.0, 0.0), (-9007199254740992.0, 0.0))
+    """
+    return (-max_debt, -max_debt - tokens) if tokens < -max_debt else (tokens, 0.0)
 
 
 def refund(state: Tokens | None, cost: float, burst: float) -> Tokens | None:

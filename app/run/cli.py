@@ -99,7 +99,16 @@ def workers(env_file: EnvFile = None) -> None:
 
 
 @cli.command()
-def migrate(env_file: EnvFile = None) -> None:
+def migrate(
+    env_file: EnvFile = None,
+    *,
+    max_debt: Annotated[
+        bool,
+        typer.Option(
+            "--max-debt", help="Make this QUOTAGATE_MAX_DEBT the deployment's; stop its nodes before."
+        ),
+    ] = False,
+) -> None:
     """Bring the catalog to the newest schema."""
     given = _settings(env_file, warn=False)
 
@@ -107,7 +116,7 @@ def migrate(env_file: EnvFile = None) -> None:
 
     if given.database_url is None:
         home.close(home.make(given.home))
-    wiring.migrate(given.catalog_url)
+    wiring.migrate(given.catalog_url, given.max_debt if max_debt else None)
 
 
 cli.command()(decide)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from app.admission.decision_log import DecisionLog
 from app.admission.metrics import Metrics
 from app.admission.slices import Slices
 from app.admission.throttling import Throttling
-from app.catalog import schema
+from app.catalog import deployment, schema
 from app.catalog.catalog import Catalog
 from app.catalog.keys import Keys
 from app.domain.ladder import Rules
@@ -46,9 +47,11 @@ CALL_TIMEOUT_S: Final = 0.5
 """After this a call has failed, or after two budgets if they are longer; decisions gave up before."""
 
 
-def migrate(database_url: str) -> None:
-    """Bring a catalog's tables to the newest schema."""
+def migrate(database_url: str, max_debt: timedelta | None = None) -> None:
+    """Bring a catalog's tables to the newest schema; with a longest debt, make it the deployment's."""
     schema.upgrade(database_url)
+    if max_debt is not None:
+        deployment.adopt_debt(database_url, in_ms(max_debt))
 
 
 def defaults(settings: Settings) -> Defaults:
@@ -59,7 +62,13 @@ def defaults(settings: Settings) -> Defaults:
         window_ms=settings.producer_id_window_ms,
         layers=settings.producer_id_layers,
         max_ids=settings.max_ids_per_principal,
+        max_debt_ms=in_ms(settings.max_debt),
     )
+
+
+def in_ms(duration: timedelta) -> int:
+    """A duration in whole milliseconds."""
+    return round(duration / timedelta(milliseconds=1))
 
 
 def build(

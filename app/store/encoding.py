@@ -92,7 +92,7 @@ def parameters(quota: Quota) -> tuple[float, float, float]:
     if quota.algorithm == "sampled_rate":
         return quota.samples, quota.sample_ms, 0
     if quota.algorithm == "token_bucket":
-        return quota.burst, 0, 0
+        return quota.burst, quota.max_debt, 0
     return quota.window_ms, quota.layers.interval_ms, quota.layers.ttl_ms
 
 

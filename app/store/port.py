@@ -72,7 +72,7 @@ class Said:
         correction: 0; 1 if the clock was behind the bucket and taken as its newest time; 2 if it was so by
             more than a window, and the bucket moved back with it.
         observed, remaining: the bucket after the ask's effect.
-        remembered, fill: of producer ids; 0 otherwise.
+        remembered, fill: of producer ids; 0 otherwise, but see ``forgiven``.
         layers: how many layers of producer ids are live; 0 otherwise.
     """
 
@@ -86,6 +86,11 @@ class Said:
     remembered: int
     fill: float
     layers: int = 0
+
+    @property
+    def forgiven(self) -> float:
+        """Of a token bucket, how many units of a debt this ask was forgiven; it travels as the fill does."""
+        return self.fill
 
 
 @dataclass(frozen=True, slots=True)

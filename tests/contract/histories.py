@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -60,9 +61,20 @@ def quotas(draw: st.DrawFn, key: str, max_ids: int) -> Quota:
     limit = draw(st.sampled_from((2, 5, 1, 20, 9, 0) if row.integer_limit else (2, 5, 0.7, 20, 9, 0)))
     samples, sample_ms = draw(st.sampled_from(((3, 200), (11, 100), (2, 500), (1, 300))))
     burst = draw(st.sampled_from((samples * sample_ms / 1000 * limit, 7.5)))
+    debt_s = draw(st.sampled_from((2.0, 0.3, 60.0)))
+    max_debt = limit * debt_s if limit else math.inf
     enforcement: Enforcement = draw(st.sampled_from(("deny", "delay", row.enforcement)))
     rate = Quota(
-        key, limit, algorithm, enforcement, shadow, scope, samples=samples, sample_ms=sample_ms, burst=burst
+        key,
+        limit,
+        algorithm,
+        enforcement,
+        shadow,
+        scope,
+        samples=samples,
+        sample_ms=sample_ms,
+        burst=burst,
+        max_debt=max_debt,
     )
     return replace(rate, on_store_failure=without)
 

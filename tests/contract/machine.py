@@ -22,14 +22,14 @@ from hypothesis.stateful import (
 
 from app.admission.fallback import verdict_when_full
 from app.admission.plan import decided, matches_of, plan_of
-from app.domain.ask import Ask
+from app.domain.ask import Ask, Mode
 from app.domain.decision import Decision
 from app.domain.entity import Entity
 from app.domain.ladder import Rules
-from app.domain.oracle import Bucket, IdsBucket, Oracle
+from app.domain.oracle import Bucket, IdsBucket, Oracle, TokensBucket
 from app.domain.producer_ids import ProducerIds
 from app.domain.quota import KEYS, MAX_THROTTLE_MS, Quota
-from app.store.port import Answer, Charge, Plan
+from app.store.port import Answer, Charge, Plan, Said
 from app.store.redis import RedisStore
 from app.store.script import LOOK_EVERY_MS, SCRIPT
 from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
@@ -49,6 +49,9 @@ MUST_MEET = (
     "refund",
     "shadow",
     *(f"full: {what}" for what in ("admitted", "throttled", "recorded", "an old bucket", "no new segment")),
+    "forgiven by a charge",
+    "forgiven by a refund",
+    "forgiven at a refusal",
 )
 """What a run must have met at least ``AT_LEAST`` times to count as one."""
 AT_LEAST = 50
@@ -151,6 +154,22 @@ class Machine(RuleBasedStateMachine):
                 asks.append(replace(whole, usage=usage, recheck=recheck and n == 14))
         self._decide(asks)
 
+    @rule(
+        key=st.sampled_from([key for key in KEYS if key != "producer_ids_rate"]),
+        then=st.sampled_from(("admit", "admit", "refund")),
+        deny=st.booleans(),
+    )
+    def owe(self, key: str, then: Mode, deny: bool) -> None:
+        """A debt as deep as one may be; then a lower limit, under which some of it is over."""
+        row, whole = KEYS[key], Ask({}, None, "a", "c", "10.0.0.1", "1", "L", detail=True)
+        spending = replace(whole, usage={row.usage: 60 * row.per_unit}, mode="record")
+        for limit in (8, 2):
+            for entity, quota in list(self.quotas[key].items()):
+                lower = replace(quota, limit=limit, burst=9.0, max_debt=limit * 2.0, algorithm="token_bucket")
+                self._set(key, entity, replace(lower, shadow=False))
+            self._decide([spending])
+            spending = replace(spending, usage={row.usage: 3 * row.per_unit}, mode=then, deny=deny)
+
     @rule(first=st.integers(0, len(IDS) - 1), many=st.sampled_from((35, 50, 70)))
     def flood(self, first: int, many: int) -> None:
         """More ids than a segment holds, or than may be remembered; then one more, and one of them again."""
@@ -229,7 +248,8 @@ class Machine(RuleBasedStateMachine):
     def change_limit(self, data: Any, key: str) -> None:
         entity = data.draw(st.sampled_from(sorted(self.quotas[key], key=str)))
         quota = self.quotas[key][entity]
-        self.quotas[key][entity] = replace(quota, limit=data.draw(quotas(key, self.max_ids)).limit)
+        other = data.draw(quotas(key, self.max_ids))
+        self.quotas[key][entity] = replace(quota, limit=other.limit, max_debt=other.max_debt)
         self.met["limit change"] += quota != self.quotas[key][entity]
 
     @rule(data=st.data())
@@ -308,14 +328,20 @@ class Machine(RuleBasedStateMachine):
         self.met["layer death"] += died or sum(len(its) for _, its in after) < live
         self._count(ask, expected, kept=kept)
         if plan is not None and answer is not None and not kept:
-            self._look_inside(ask, plan, answer, now)
+            self._look_inside(ask, plan, answer, expected, now)
 
-    def _look_inside(self, ask: Ask, plan: Plan, answer: Answer, now: int) -> None:
-        """What decisions do not show: ids remembered, live layers, and clocks corrected."""
+    def _look_inside(self, ask: Ask, plan: Plan, answer: Answer, expected: Decision, now: int) -> None:
+        """What decisions do not show: debts forgiven, ids remembered, live layers, and clocks corrected."""
         self.met["clock back by more than a window"] += any(said.correction == 2 for said in answer.said)
         for charge, said in zip(plan.charges, answer.said, strict=True):
             bucket = self._bucket(charge)
-            if isinstance(bucket, IdsBucket) and ask.mode != "peek" and said.reason != "store_full":
+            if said.reason == "store_full":
+                continue
+            if isinstance(bucket, TokensBucket) and ask.mode != "peek":
+                if said.forgiven != bucket.forgiven:
+                    raise Difference(f"{ask}\nstore forgave {said.forgiven}, oracle {bucket.forgiven}")
+                self._count_forgiven(ask, expected, said)
+            if isinstance(bucket, IdsBucket) and ask.mode != "peek":
                 at = max(now, bucket.newest_ms or 0)
                 remembered = bucket.state.remembered(at, charge.applied.quota.layers)
                 if said.remembered != remembered:
@@ -325,6 +351,11 @@ class Machine(RuleBasedStateMachine):
                     raise Difference(f"{ask}\nstore has {said.layers} live layers, oracle {live}")
                 if said.fill != bucket.state.fill():
                     raise Difference(f"{ask}\nstore is filled {said.fill}, oracle {bucket.state.fill()}")
+
+    def _count_forgiven(self, ask: Ask, decision: Decision, said: Said) -> None:
+        refused = decision.decision in ("throttle", "reject")
+        by = "by a refund" if ask.mode == "refund" else "at a refusal" if refused else "by a charge"
+        self.met[f"forgiven {by}"] += said.forgiven > 0
 
     def _bucket(self, charge: Charge) -> Bucket | None:
         quota = charge.applied.quota

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import time
@@ -19,7 +20,8 @@ from alembic import command
 from sqlalchemy import select, text, update
 
 from app.catalog import schema, sql
-from app.catalog.catalog import Absent, Catalog, Conditions, SecretRefused, Stale
+from app.catalog.catalog import Absent, Catalog, Conditions, Stale
+from app.catalog.deployment import DebtRefused, SecretRefused, adopt_debt
 from app.catalog.port import CatalogAway
 from app.catalog.snapshot import Snapshot
 from app.catalog.sql import Origin
@@ -378,6 +380,31 @@ async def test_a_given_secret_must_be_the_catalogs(opened: Opener):
 async def test_the_made_secret_may_be_given_later(opened: Opener):
     made = (await opened()).hash_secret
     assert (await opened(hash_secret=made)).hash_secret == made
+
+
+# The longest debt
+
+
+async def test_the_first_node_says_the_longest_debt_and_every_other_has_the_same(
+    opened: Opener, database: str
+):
+    await opened(defaults=Defaults(max_debt_ms=90_500))
+    await opened(defaults=Defaults(max_debt_ms=90_500))
+    said = "QUOTAGATE_MAX_DEBT is PT1H here and PT90.5S in this deployment.*`quotagate migrate --max-debt`"
+    with pytest.raises(DebtRefused, match=said):
+        await opened()
+    await asyncio.to_thread(adopt_debt, database, 3_600_000)
+    await opened()
+    with pytest.raises(DebtRefused, match="QUOTAGATE_MAX_DEBT is PT10M here and PT1H in this deployment"):
+        await opened(defaults=Defaults(max_debt_ms=600_000))
+
+
+async def test_the_deepest_debt_is_of_the_limit_and_the_longest_one(opened: Opener):
+    node = await opened(defaults=Defaults(max_debt_ms=60_000))
+    await node.put(ALICE, {"controller_mutation_rate": 5}, WHO)
+    assert quota(node, "controller_mutation_rate").max_debt == 300  # type: ignore[union-attr]
+    await node.put(ALICE, {"controller_mutation_rate": 0}, WHO)
+    assert quota(node, "controller_mutation_rate").max_debt == math.inf  # type: ignore[union-attr]
 
 
 # The database away

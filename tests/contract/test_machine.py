@@ -53,6 +53,11 @@ FAULTS = {
         "part.tokens = min(part.burst, part.tokens + part.usage)\n  write_tokens(part)",
         "call('SET', part.key, pack(TOKENS, min(part.burst, part.tokens + part.usage), part.at))",
     ),
+    "a debt without an end": (
+        "forgive(part, tokens_now(part) - part.usage), part.t",
+        "tokens_now(part) - part.usage, part.t",
+    ),
+    "a debt that is over coming back": ("if not part.over then return end", "do return end"),
     "a block not scrubbed": ("keep = keep * 17", "keep = 255"),
     "a retry charged again": ("if kept and now - unpack_('<d', kept) < RETRY_MS then", "if false then"),
 }

@@ -79,7 +79,8 @@ async def _load(folder: Folder, settings: Settings, rate: float) -> Tally:
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
-    from app.catalog.catalog import Catalog, SecretRefused  # noqa: PLC0415  SQLAlchemy, only where it is needed
+    from app.catalog.catalog import Catalog  # noqa: PLC0415  SQLAlchemy, only where it is needed
+    from app.catalog.deployment import DeploymentRefused  # noqa: PLC0415
     from app.catalog.port import CatalogAway  # noqa: PLC0415
     from app.catalog.schema import SchemaRefused  # noqa: PLC0415
     from app.domain.ladder import Rules  # noqa: PLC0415
@@ -113,7 +114,7 @@ async def _load(folder: Folder, settings: Settings, rate: float) -> Tally:
                 progress=lambda done: bars.update(bar, completed=done),
                 log=None if settings.log == "off" else LoadLog(stream, loader),
             )
-    except (CatalogAway, SchemaRefused, SecretRefused) as refused:
+    except (CatalogAway, SchemaRefused, DeploymentRefused) as refused:
         raise CannotRun(str(refused)) from None
     finally:
         await catalog.close()

@@ -76,7 +76,8 @@ def _secret(given: Settings) -> bytes | None:
     import asyncio  # noqa: PLC0415
     import logging  # noqa: PLC0415
 
-    from app.catalog.catalog import Catalog, SecretRefused  # noqa: PLC0415  SQLAlchemy, only where it is needed
+    from app.catalog.catalog import Catalog  # noqa: PLC0415  SQLAlchemy, only where it is needed
+    from app.catalog.deployment import DeploymentRefused  # noqa: PLC0415
     from app.catalog.port import CatalogAway  # noqa: PLC0415
     from app.catalog.schema import SchemaRefused  # noqa: PLC0415
     from app.run import logs  # noqa: PLC0415
@@ -92,7 +93,7 @@ def _secret(given: Settings) -> bytes | None:
 
     try:
         return asyncio.run(kept())
-    except SecretRefused as refused:
+    except DeploymentRefused as refused:
         raise CannotRun(str(refused)) from None
     except (CatalogAway, SchemaRefused):
         return None

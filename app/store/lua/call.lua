@@ -9,10 +9,12 @@ args[n]  an ask:     <B B d>   mode, quotas, at_ms (of the caller's clock; else 
                      quotas    <B B I2 d d d d d d>  algorithm, flags, ids, limit, usage, a, b, c, longest delay,
                                then 32 bytes for each id
                      context   what the node wants back with a kept answer
-         a, b, c     sampled rate: samples, sample_ms, -; token bucket: burst, -, -; ids: window, interval, ttl (ms)
+         a, b, c     sampled rate: samples, sample_ms, -; token bucket: burst, deepest debt (units), -;
+                     ids: window, interval, ttl (ms)
 Returns  { now in ms, answer, answer, ... }: of the first asks at least one, of all unless the call wrote much; an
          answer is "\0" and <B B B d d d d d d> for each quota: outcome,
-         reason, clock correction + 4 x live layers, throttle_ms, observed, remaining, largest, remembered ids, fill;
+         reason, clock correction + 4 x live layers, throttle_ms, observed, remaining, largest, remembered ids, fill
+         (of a token bucket: how many units of a debt were forgiven);
          or "\1" and a kept one: <I2> length of its context, context, quotas as above; or "\2" and why there is none.
          A call that is logged returns besides: its order, then for each answer what became of the ids, a byte each.
          Reason 4, the store is full: the quota was not looked at, and nothing is charged to it.

@@ -7,7 +7,7 @@ local TOKENS = '<dd'
 local token_bucket = {}
 
 function token_bucket.load(part)
-  part.burst = part.a
+  part.burst, part.max_debt = part.a, part.b
   part.clock_window = part.limit > 0 and part.burst / part.limit * 1000 or huge
   local packed = call('GET', part.key)
   if packed then
@@ -20,9 +20,19 @@ local function tokens_at(part, tokens, since, at)
   return min(part.burst, tokens + part.limit * ((at - since) / 1000))
 end
 
+-- The tokens with no deeper debt than there may be; `over` is how much of one that forgives.
+local function forgive(part, tokens)
+  if tokens >= -part.max_debt then return tokens end
+  part.over = (part.over or 0) + (-part.max_debt - tokens)
+  return -part.max_debt
+end
+
+-- A debt that is too deep is forgiven where it is seen, and stays so once something is written.
 local function tokens_now(part)
   if not part.newest then return part.burst end
-  return tokens_at(part, part.tokens, part.at, part.t)
+  local tokens = tokens_at(part, part.tokens, part.at, part.t)
+  if tokens < -part.max_debt then part.tokens, part.at = forgive(part, tokens), part.t end
+  return max(tokens, -part.max_debt)
 end
 
 local function write_tokens(part)
@@ -48,7 +58,7 @@ end
 function token_bucket.judge(part, later)
   local tokens = tokens_now(part)
   if band(part.flags, DENY) == 0 then
-    tokens = tokens_at(part, tokens - part.usage, part.t, part.t + later)
+    tokens = tokens_at(part, max(tokens - part.usage, -part.max_debt), part.t, part.t + later)
     if tokens >= 0 then return ADMIT, 0 end
     if part.limit == 0 then return DELAY, part.longest end
     return DELAY, rounded(-tokens / part.limit * 1000, part.longest)
@@ -63,10 +73,16 @@ function token_bucket.move(part, by, writing)
   if writing then write_tokens(part) end
 end
 
-function token_bucket.touch() end
+function token_bucket.touch(part)
+  tokens_now(part)
+  if not part.over then return end
+  part.forgiven = part.over
+  write_tokens(part)
+end
 
 function token_bucket.charge(part)
-  part.tokens, part.at = tokens_now(part) - part.usage, part.t
+  part.tokens, part.at = forgive(part, tokens_now(part) - part.usage), part.t
+  part.forgiven = part.over
   part.newest = part.t
   write_tokens(part)
   return true
@@ -74,11 +90,13 @@ end
 
 function token_bucket.refund(part)
   if not part.newest then return end
+  tokens_now(part)
+  part.forgiven = part.over
   part.tokens = min(part.burst, part.tokens + part.usage)
   write_tokens(part)
 end
 
 function token_bucket.shows(part)
   local tokens = tokens_now(part)
-  return part.burst - tokens, tokens, 0, 0
+  return part.burst - tokens, tokens, 0, part.forgiven or 0
 end
