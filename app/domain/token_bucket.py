@@ -1,4 +1,4 @@
-"""The token bucket: refilled by the limit, up to a burst; strict under deny, in debt under delay, but not for ever."""
+"""The token bucket: refilled by the limit, up to a burst; strict under deny, in a bounded debt under delay."""
 
 from __future__ import annotations
 

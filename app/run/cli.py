@@ -105,7 +105,7 @@ def migrate(
     max_debt: Annotated[
         bool,
         typer.Option(
-            "--max-debt", help="Make this QUOTAGATE_MAX_DEBT the deployment's; stop its nodes before."
+            "--max-debt", help="Make this QUOTAGATE_MAX_DEBT the deployment's; stop all nodes first."
         ),
     ] = False,
 ) -> None:
