@@ -31,8 +31,8 @@ def check_debt(mine_ms: int, agreed_ms: int) -> None:
     if mine_ms != agreed_ms:
         raise DebtRefused(
             f"QUOTAGATE_MAX_DEBT is {_iso(mine_ms)} here and {_iso(agreed_ms)} in this deployment. Give "
-            "every node the same one; to change it for all, stop them all, run `quotagate migrate --max-debt` "
-            "with the new value, and start them with it."
+            "every node the same one; to change it for all, stop them all, run `quotagate migrate "
+            "--max-debt` with the new value, and start them with it."
         )
 
 

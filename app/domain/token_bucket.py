@@ -1,4 +1,4 @@
-"""The token bucket: refilled by the limit, up to a burst; strict under deny, in a bounded debt under delay."""
+"""The token bucket: refilled by the limit, up to a burst; strict under deny, in bounded debt under delay."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Settings(BaseSettings):
     combine_delays: Literal["max", "sequential"] = "max"
     """How delays join: the longest one, or a request delay measured after the byte delay (KIP-124's text)."""
     max_debt: Annotated[Duration, Field(ge=timedelta(seconds=1), le=timedelta(days=24))] = timedelta(hours=1)
-    """The longest debt of a token bucket; more is forgiven. One for all nodes: `quotagate migrate --max-debt`."""
+    """The longest debt of a token bucket; more is forgiven. All nodes have the same: `migrate --max-debt`."""
     inter_broker_listener: Annotated[str | None, BeforeValidator(_empty_is_none)] = None
     """This listener's connections are left out of the broker-wide limit."""
 

@@ -172,7 +172,11 @@ def build(
     async def lifespan(_app: object) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(store.close)
-            await catalog.open()
+            try:
+                await catalog.open()
+            except deployment.DeploymentRefused as refused:
+                log.error("the catalog is not of this node's deployment", why=str(refused))  # noqa: TRY400  that is all
+                raise
             stack.push_async_callback(catalog.close)
             await keys.open()
             stack.push_async_callback(keys.close)
