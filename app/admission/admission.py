@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
+from app.admission.bounds import bounded
 from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
 from app.admission.gather import QUEUE_S, Gatherer
@@ -106,11 +107,13 @@ class Admission:
         """Decide asks in order; for a store that is silent for too long, each quota's policy does.
 
         Raises:
+            OutOfBounds: the caller is bound, and an ask of it would record in a bucket that others share, or
+                give back to one; nothing was charged.
             OverloadedError: the node has too much to do; nothing was charged.
             CallerGoneError: the caller has left; nothing was charged.
         """
         began = perf_counter()
-        planned = await self._all(self._planned(asks), len(asks), caller)
+        planned = await self._all(self._planned(asks, caller), len(asks), caller)
         return await self._decide(planned, caller, began)
 
     async def decide_in_full(
@@ -125,7 +128,7 @@ class Admission:
             OverloadedError, CallerGoneError: as decide does.
         """
         began = perf_counter()
-        (planned,) = self._planned((ask,))
+        (planned,) = self._planned((ask,), caller)
         (decision,) = await self._decide((planned,), caller, began, within_s)
         return decision, tuple(match.applied.quota for match in planned.matches)
 
@@ -133,12 +136,14 @@ class Admission:
         """All of a sequence; a long one is made in slices."""
         return list(work) if length == 1 else await self._slices.run(caller.turn, _listed(work))
 
-    def _planned(self, asks: Sequence[Ask]) -> Iterator[Planned]:
+    def _planned(self, asks: Sequence[Ask], caller: Caller) -> Iterator[Planned]:
         matches, secret = self._matches_in_force(), self._secret()
-        for ask in asks:
+        for place, ask in enumerate(asks):
             its, is_held = self._found(ask, matches)
+            if caller.bound_to:
+                its = bounded(ask, its, caller.bound_to, place)
             # Of what is held only a kept answer is looked for, which a retry is given whatever holds now.
-            yield Planned(ask, its, is_held, plan_of(ask, () if is_held else its, secret))
+            yield Planned(ask, its, is_held, plan_of(ask, () if is_held else its, secret, caller.key))
 
     def _found(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
         """The quotas that apply to an ask under the factor in force, and whether that holds it."""

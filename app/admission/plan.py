@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from sys import getsizeof
 from typing import Final, NamedTuple
 
@@ -14,6 +15,7 @@ from app.domain.ask import Ask, Mode
 from app.domain.decision import Decision, Source, Verdict, combine, is_charged
 from app.domain.ladder import Applied, Quotas, Rules, applied
 from app.domain.quota import Enforcement
+from app.domain.retry import Content, content_of
 from app.domain.usage import enforcement_of, spreads_of, usage_of
 from app.domain.volumes import scaled
 from app.store.keys import bucket_key
@@ -25,6 +27,8 @@ half each, so that a full memory forgets who asked long ago and not everybody at
 
 ENTRY_BYTES: Final = 300
 """A caller, and each of its matches, without the texts in it."""
+
+RETRY_BYTES: Final = 16
 
 Named = tuple[str, str, str, float, Enforcement, bool]
 """What a verdict says beside the store's part: quota, entity, bucket, limit, enforcement, shadow."""
@@ -93,9 +97,14 @@ def scaled_match(match: Match, factor: float) -> Match:
     return match if quota is match.applied.quota else Match(replace(match.applied, quota=quota), match.key)
 
 
-def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes) -> Plan | None:
-    """What to ask the store; None if nothing needs it: no quota applies, and no answer can have been kept."""
-    retry = (ask.principal, ask.id) if ask.id is not None and ask.mode != "peek" else None
+def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes, key: str | None = None) -> Plan | None:
+    """What to ask the store; None if nothing needs it: no quota applies, and no answer can have been kept.
+
+    Args:
+        key: the name of the caller's key, whose kept answers are its own.
+    """
+    content = content_of(ask, key) if ask.id is not None else None
+    retry = None if content is None else (ask.principal, _hash(content, secret))
     if not matches and retry is None:
         return None
     charges = tuple(_charge(ask, found, secret) for found in matches)
@@ -141,6 +150,11 @@ def _charge(ask: Ask, match: Match, secret: bytes) -> Charge:
     quota = match.applied.quota
     spreads = b"".join(spreads_of(ask, secret)) if quota.algorithm == "producer_ids" else b""
     return Charge(match.applied, match.key, usage_of(ask, quota), enforcement_of(ask, quota), spreads)
+
+
+def _hash(content: Content, secret: bytes) -> bytes:
+    """What is kept of an ask to know it by: nobody without the secret can tell what it said."""
+    return blake2b(msgpack.encode(content), digest_size=RETRY_BYTES, key=secret, person=b"retry").digest()
 
 
 def _named(charge: Charge) -> Named:

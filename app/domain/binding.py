@@ -17,6 +17,25 @@ _FIELD_OF: Final = {
 }
 """What an ask calls the name of each type."""
 
+_OF_NETWORK: Final = spell("/")
+
+
+def field_of(bucket: str) -> str:
+    """What an ask calls the first name in the name of a bucket.
+
+    >>> field_of("client-id=etl"), field_of("listener=EXTERNAL;broker=1")
+    ('client_id', 'listener')
+    """
+    return _FIELD_OF[next(iter(_parts_of(bucket)))]
+
+
+def _parts_of(bucket: str) -> dict[str, str]:
+    """The types in the name of a bucket, its broker's too, and the names as they are spelled there."""
+    return {
+        type_: name
+        for type_, _, name in (part.partition("=") for part in bucket.replace(";", ",").split(","))
+    }
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -66,6 +85,34 @@ class Binding:
         for type_, name, is_beginning in self.parts:
             asked: str | None = getattr(ask, _FIELD_OF[type_])
             if asked is None or not (asked.startswith(name) if is_beginning else asked == name):
+                return False
+        return True
+
+    def owns(self, bucket: str) -> bool:
+        """Whether a bucket is charged by asks that it covers, and by no others: it has every part of it.
+
+        >>> [Binding.parse("user=acme").owns(name) for name in ("user=acme,client-id=etl", "client-id=etl")]
+        [True, False]
+        >>> Binding.parse("user=acme,client-id=etl").owns("user=acme")
+        False
+        >>> Binding.parse("broker=1").owns("listener=EXTERNAL;broker=1")
+        True
+        >>> [Binding.parse(f"ip={name}").owns("ip=2001%3Adb8%3A%3A%2F64") for name in ("2001:db8::7", "*")]
+        [False, True]
+
+        Args:
+            bucket: its name, as decisions spell it.
+        """
+        parts = _parts_of(bucket)
+        for type_, name, is_beginning in self.parts:
+            spelled, beginning = parts.get(type_), spell(name)
+            if type_ == "ip" and spelled is not None and name:
+                # A network is no one's whose name is an address, or the beginning of some.
+                address, of_network, prefix = spelled.partition(_OF_NETWORK)
+                spelled = None if of_network and prefix != "128" else address
+            if spelled is None or not (
+                spelled.startswith(beginning) if is_beginning else spelled == beginning
+            ):
                 return False
         return True
 

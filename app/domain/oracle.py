@@ -13,6 +13,8 @@ from typing import Final, NamedTuple, Protocol
 
 from app.domain import sampled_rate, token_bucket
 from app.domain.ask import Ask, Mode
+from app.domain.bounds import bounded
+from app.domain.caller import ANYONE, Caller
 from app.domain.decision import (
     BYTE_RATES,
     REQUEST_RATES,
@@ -33,6 +35,7 @@ from app.domain.quota import (
     Enforcement,
     Quota,
 )
+from app.domain.retry import Content, content_of
 from app.domain.usage import enforcement_of, spreads_of, usage_of
 
 RETRY_MS: Final = 60_000
@@ -378,16 +381,23 @@ class Oracle:
         self.max_ids = max_ids
         self.sequential = sequential
         self.buckets: dict[tuple[object, ...], Bucket] = {}
-        self.answers: dict[tuple[str | None, str], tuple[Decision, int]] = {}
+        self.answers: dict[Content, tuple[Decision, int]] = {}
         self.corrections = 0
         """How often a bucket's newest time was ahead of the clock."""
 
-    def decide(self, ask: Ask, quotas: Quotas, rules: Rules, now_ms: int) -> Decision:
-        """Decide an ask and remember what it leaves."""
-        retry = None if ask.id is None or ask.mode == "peek" else (ask.principal, ask.id)
+    def decide(
+        self, ask: Ask, quotas: Quotas, rules: Rules, now_ms: int, caller: Caller = ANYONE
+    ) -> Decision:
+        """Decide an ask and remember what it leaves.
+
+        Raises:
+            OutOfBounds: the caller is bound, and it would record in a bucket that others share, or give back.
+        """
+        found = list(bounded(ask, applied(ask, quotas, rules), caller.bound_to))
+        retry = content_of(ask, caller.key)
         if retry in self.answers and now_ms - self.answers[retry][1] < RETRY_MS:
             return self.answers[retry][0]
-        parts = [self._part(ask, found, now_ms) for found in applied(ask, quotas, rules)]
+        parts = [self._part(ask, each, now_ms) for each in found]
         verdicts = self._verdicts(ask, parts)
         outcome, throttle_ms, limited_by = combine(verdicts, sequential=self.sequential)
         full = {i for i, verdict in enumerate(verdicts) if verdict.reason == "store_full"}

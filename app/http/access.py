@@ -14,6 +14,7 @@ from typing import Final
 from starlette.types import Scope
 
 from app.domain.ask import Ask
+from app.domain.bounds import OutOfBounds
 from app.domain.entity import EntityError, network_of, normalise_ip
 from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http.peer import PEER
@@ -129,6 +130,16 @@ class Access:
             holder = "key is bound" if caller.name else "certificate names another principal"
             raise Problem(403, f"The {holder}, and may not ask for this.", [outside])
         return ask
+
+    def shared(self, outside: OutOfBounds, field: str = "") -> Problem:
+        """403 for an ask of a bound caller that would record in a bucket of others too, or give back to one.
+
+        Args:
+            field: of the ask that is the whole body; of one in a batch, of its place.
+        """
+        self._failed("bound")
+        why = FieldError(f"{field}/{outside.field}", f"leads to {outside.bucket}, which others share")
+        return Problem(403, "The caller is bound, and may not record or give back for others.", [why])
 
     def require_key(self, scope: Scope) -> Grant:
         """Let a request pass that has a valid key, whatever its scopes.

@@ -14,6 +14,7 @@ from app.admission.caller_time import CallerTime
 from app.admission.queue import CallerGoneError, OverloadedError
 from app.admission.slices import Slices, Work, step
 from app.domain.ask import Ask
+from app.domain.bounds import OutOfBounds
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.grant import Grant
@@ -92,13 +93,19 @@ class Decisions:
     async def one(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide one ask."""
         ask = await self._slices.run(caller.turn, step(lambda: decode_ask(body, self._clock)))
-        (decision,) = await self._admission.decide((self._allowed(ask, grant, ""),), caller)
+        try:
+            (decision,) = await self._admission.decide((self._allowed(ask, grant, ""),), caller)
+        except OutOfBounds as outside:
+            raise self._access.shared(outside) from None
         return encode_decision(decision)
 
     async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide a batch of them, in order, if all of them are allowed."""
         asks = await self._slices.run(caller.turn, self._allowed_batch(body, grant))
-        decisions = await self._admission.decide(asks, caller)
+        try:
+            decisions = await self._admission.decide(asks, caller)
+        except OutOfBounds as outside:
+            raise self._access.shared(outside, f"/asks/{outside.place}") from None
         return await self._slices.run(caller.turn, encode_decisions(decisions))
 
     def _allowed_batch(self, body: bytes, grant: Grant) -> Work[list[Ask]]:

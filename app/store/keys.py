@@ -1,7 +1,7 @@
 """The names of keys in the store, made in this one place.
 
     qg1:{user=alice}:request_rate:user=alice,client-id=etl:sampled_rate.11.1000.cluster.0    a bucket
-    qg1:{user=alice}:ask:ID                                                                  a kept answer
+    qg1:{user=alice}:ask:HASH                                                                a kept answer
     qg1:probe                                                                                gone at once
     qg1:order                                                                                calls so far
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-from app.domain.entity import Entity, spell
+from app.domain.entity import Entity
 from app.domain.ladder import Applied
 
 PREFIX: Final = "qg1"
@@ -41,10 +41,10 @@ def bucket_key(applied: Applied) -> bytes:
     return f"{PREFIX}:{{{short(applied.owner)}}}:{quota.key}:{short(applied.bucket)}:{identity}".encode()
 
 
-def retry_key(principal: str | None, ask_id: str) -> bytes:
-    """The key of the answer kept for an ask's id; asks without a principal share theirs."""
+def retry_key(principal: str | None, ask: bytes) -> bytes:
+    """The key of the answer kept for an ask with an id, by a hash of the ask and of who sent it."""
     owner = "" if principal is None else str(Entity.of(user=principal))
-    return f"{PREFIX}:{{{short(owner) or '-'}}}:ask:{short(spell(ask_id))}".encode()
+    return f"{PREFIX}:{{{short(owner) or '-'}}}:ask:{ask.hex()}".encode()
 
 
 def short(name: str) -> str:

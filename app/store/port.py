@@ -46,7 +46,8 @@ class Plan:
         mode: the ask's; or ``refresh``, which refreshes the ids that are seen, as any refusal does, and
             writes nothing else.
         charges: in the order of the answer; may be empty when only a kept answer is looked for.
-        retry: (principal, id) under which an answer that charged is kept; None without an id or in a peek.
+        retry: (principal, hash of the ask and of who sent it) under which an answer that charged is kept;
+            None without an id or in a peek.
         context: the node's own bytes, given back with a kept answer.
         at_ms: the caller's clock; None under the store's.
     """
@@ -54,7 +55,7 @@ class Plan:
     mode: Mode | Literal["refresh"]
     charges: tuple[Charge, ...]
     recheck: bool = False
-    retry: tuple[str | None, str] | None = None
+    retry: tuple[str | None, bytes] | None = None
     context: bytes = b""
     at_ms: int | None = None
 

@@ -20,9 +20,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from app.admission.bounds import bounded
 from app.admission.fallback import verdict_when_full
 from app.admission.plan import decided, matches_of, plan_of
 from app.domain.ask import Ask, Mode
+from app.domain.binding import Binding
+from app.domain.bounds import OutOfBounds
+from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.entity import Entity
 from app.domain.ladder import Rules
@@ -35,6 +39,14 @@ from app.store.script import LOOK_EVERY_MS, SCRIPT
 from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
 
 SECRET = b"0123456789abcdef0123456789abcdef"
+CALLERS = (
+    ANYONE,
+    ANYONE,
+    ANYONE,
+    Caller("one"),
+    Caller("bound", bound_to=(Binding.parse("user=a"),)),
+    Caller("also-bound", bound_to=(Binding.parse("user=b*"), Binding.parse("ip=10.0.0.1"))),
+)
 RULES = Rules(inter_broker_listener="REPLICATION")
 
 MUST_MEET = (
@@ -46,6 +58,10 @@ MUST_MEET = (
     "limit change",
     "policy change",
     "retry",
+    "id with other content",
+    "id of another caller",
+    "out of bounds",
+    "deny in a shared bucket",
     "refund",
     "shadow",
     *(f"full: {what}" for what in ("admitted", "throttled", "recorded", "an old bucket", "no new segment")),
@@ -84,7 +100,7 @@ class Machine(RuleBasedStateMachine):
         self.now = 1_000_000
         self.names = itertools.count()
         self.epochs = itertools.count(1)
-        self.asked: list[Ask] = []
+        self.asked: list[tuple[Ask, Caller]] = []
 
     @initialize(
         max_ids=st.sampled_from((40, 160)),
@@ -115,23 +131,23 @@ class Machine(RuleBasedStateMachine):
             self.loop.run_until_complete(self.timed.close())
         self.redis.close()
 
-    @rule(ask=asks(), with_id=st.integers(0, 2))
-    def ask(self, ask: Ask, with_id: int) -> None:
+    @rule(ask=asks(), with_id=st.integers(0, 2), caller=st.sampled_from(CALLERS))
+    def ask(self, ask: Ask, with_id: int, caller: Caller) -> None:
         if with_id == 0:
             ask = replace(ask, id=f"ask-{next(self.names)}")
-            self.asked.append(ask)
-            self._decide([ask, ask])
+            self.asked.append((ask, caller))
+            self._decide([ask, replace(ask, detail=False)], caller)
         else:
-            self._decide([ask])
+            self._decide([ask], caller)
 
-    @rule(several=st.lists(asks(), min_size=2, max_size=6))
-    def batch(self, several: list[Ask]) -> None:
-        self._decide(several)
+    @rule(several=st.lists(asks(), min_size=2, max_size=6), caller=st.sampled_from(CALLERS))
+    def batch(self, several: list[Ask], caller: Caller) -> None:
+        self._decide(several, caller)
 
-    @rule(ask=asks(), times=st.integers(2, 8))
-    def insist(self, ask: Ask, times: int) -> None:
+    @rule(ask=asks(), times=st.integers(2, 8), caller=st.sampled_from(CALLERS))
+    def insist(self, ask: Ask, times: int, caller: Caller) -> None:
         """The same ask again and again, the last ones beyond the limit."""
-        self._decide([ask] * times)
+        self._decide([ask] * times, caller)
 
     @rule(
         key=st.sampled_from(list(KEYS)),
@@ -217,13 +233,17 @@ class Machine(RuleBasedStateMachine):
         entities = self.quotas["producer_ids_rate"]
         return ENTITIES["user"][0] if ENTITIES["user"][0] in entities else ENTITIES["user"][1]
 
-    @rule(data=st.data(), other=asks())
-    def retry(self, data: Any, other: Ask) -> None:
-        """A retry says what it likes, and is answered as before."""
+    @rule(data=st.data(), other=asks(), caller=st.sampled_from(CALLERS))
+    def retry(self, data: Any, other: Ask, caller: Caller) -> None:
+        """The same ask again, then its id with other content, then the same of another caller."""
         if self.asked:
-            before = data.draw(st.sampled_from(self.asked))
+            before, by = data.draw(st.sampled_from(self.asked[-5:]))
             mode = "admit" if other.mode == "refund" else other.mode
-            self._decide([replace(other, id=before.id, principal=before.principal, mode=mode)])
+            changed = replace(other, id=before.id, principal=before.principal, mode=mode)
+            self._decide([before, changed], by)
+            self._decide([before], caller)
+            self.met["id with other content"] += changed != before
+            self.met["id of another caller"] += caller.key != by.key
 
     @rule(ms=st.sampled_from((0, 1, 7, 99, 100, 101, 150, 199, 200, 334, 499, 500, 501, 1_000, 1_001)))
     def advance(self, ms: int) -> None:
@@ -287,11 +307,15 @@ class Machine(RuleBasedStateMachine):
     def count_step(self) -> None:
         self.met["steps"] += 1
 
-    def _decide(self, asks: Sequence[Ask], *, timed: bool = False) -> None:
+    def _decide(self, asks: Sequence[Ask], caller: Caller = ANYONE, *, timed: bool = False) -> None:
         """Have the store decide in one call, then the oracle one by one, and compare."""
         if not timed:
             asks = [replace(ask, at_ms=self.now) for ask in asks]
-        plans = [plan_of(ask, matches_of(ask, self.quotas, RULES), SECRET) for ask in asks]
+        try:
+            plans = [self._plan(ask, caller, place) for place, ask in enumerate(asks)]
+        except OutOfBounds as refused:
+            self._compare_refusal(asks[refused.place], caller, refused)
+            return
         wanted = [plan for plan in plans if plan is not None]
         if not wanted:
             return
@@ -307,15 +331,29 @@ class Machine(RuleBasedStateMachine):
         if timed and not before <= now <= self._server_time():
             raise Difference(f"decided at {now}, not by the store's clock")
         for ask, plan in zip(asks, plans, strict=True):
-            self._compare(ask, plan, None if plan is None else next(answers), now)
+            self._compare(ask, caller, plan, None if plan is None else next(answers), now)
         for charge in itertools.chain.from_iterable(plan.charges for plan in wanted):
             if self.redis.pttl(charge.key) == -1:
                 raise Difference(f"no expiry on {charge.key!r}")
 
-    def _compare(self, ask: Ask, plan: Plan | None, answer: Answer | None, now: int) -> None:
+    def _plan(self, ask: Ask, caller: Caller, place: int) -> Plan | None:
+        matches = bounded(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, place)
+        return plan_of(ask, matches, SECRET, caller.key)
+
+    def _compare_refusal(self, ask: Ask, caller: Caller, refused: OutOfBounds) -> None:
+        try:
+            decision = self.oracle.decide(ask, self.quotas, RULES, self.now, caller)
+        except OutOfBounds as expected:
+            self.met["out of bounds"] += 1
+            if (expected.bucket, expected.field) == (refused.bucket, refused.field):
+                return
+            raise Difference(f"{ask}\nrefused: {refused}\noracle:  {expected}") from None
+        raise Difference(f"{ask}\nrefused: {refused}\noracle:  {decision}")
+
+    def _compare(self, ask: Ask, caller: Caller, plan: Plan | None, answer: Answer | None, now: int) -> None:
         kept = answer is not None and answer.kept is not None
         segments, live = self._segments(), sum(len(live) for _, live in self._filters(plan, now))
-        expected = self.oracle.decide(ask, self.quotas, RULES, now)
+        expected = self.oracle.decide(ask, self.quotas, RULES, now, caller)
         got, _ = decided(ask, plan, answer, sequential=self.sequential)
         if got != expected:
             raise Difference(f"{ask}\nstore:  {got}\noracle: {expected}")
@@ -327,6 +365,8 @@ class Machine(RuleBasedStateMachine):
         died = any(len(state.layers) > len(its) for state, its in after)
         self.met["layer death"] += died or sum(len(its) for _, its in after) < live
         self._count(ask, expected, kept=kept)
+        strict = (c for c in (plan.charges if plan else ()) if self._is_made_deny(c, ask))
+        self.met["deny in a shared bucket"] += not kept and any(strict)
         if plan is not None and answer is not None and not kept:
             self._look_inside(ask, plan, answer, expected, now)
 
@@ -356,6 +396,12 @@ class Machine(RuleBasedStateMachine):
         refused = decision.decision in ("throttle", "reject")
         by = "by a refund" if ask.mode == "refund" else "at a refusal" if refused else "by a charge"
         self.met[f"forgiven {by}"] += said.forgiven > 0
+
+    def _is_made_deny(self, charge: Charge, ask: Ask) -> bool:
+        """Whether a charge is decided as deny though neither its quota nor the ask says so."""
+        found = charge.applied
+        quota = self.quotas[found.quota.key][Entity.parse(found.entity)]
+        return charge.enforcement == "deny" and quota.enforcement == "delay" and not ask.deny
 
     def _bucket(self, charge: Charge) -> Bucket | None:
         quota = charge.applied.quota
