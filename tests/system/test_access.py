@@ -176,6 +176,61 @@ def test_a_bound_caller_that_asks_for_another_tenant_is_403_and_nothing_is_charg
     assert (_used(closed, "acme"), _used(closed, "other")) == (5, 0)
 
 
+def test_a_bound_key_gives_back_and_records_for_its_own_entities_alone(closed: Service, calling: Calling):
+    closed.put("user=own", request_rate=HARDLY_REFILLED)
+    closed.put("ip=10.8.8.8", connection_creation_rate={"limit": 5})
+    closed.put("client-id=everybodys", request_rate={**HARDLY_REFILLED, "enforcement": "delay"})
+    others = {"ip": "10.8.8.8", "usage": {"connections": 50}}
+    assert closed.ask(**others)["decision"] == "admit"
+    caller = calling(closed, created(closed, "own", "decide", "account", bound_to=["user=own"]))
+    own = {"principal": "own", "usage": {"requests": 1}}
+    for mode in ("refund", "record"):
+        refused = caller.decision("/v1/decisions", {**own, **others, "mode": mode})
+        assert refused.status_code == 403
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert [error["field"] for error in refused.json()["errors"]] == ["/ip"]
+        assert "ip=10.8.8.8" in refused.json()["errors"][0]["message"]
+        batch = {"asks": [own, {**own, **others, "mode": mode}]}
+        refused = caller.decision("/v1/decisions:batch", batch)
+        assert [error["field"] for error in refused.json()["errors"]] == ["/asks/1/ip"]
+    assert closed.ask(**others)["decision"] == "throttle", "nothing was given back"
+    assert _used(closed, "own") == 0, "nothing was charged"
+    assert caller.decision("/v1/decisions", {**own, "mode": "record"}).status_code == 200
+    assert caller.decision("/v1/decisions", {**own, "mode": "refund"}).status_code == 200
+    assert _used(closed, "own") == 0
+
+
+def test_a_bound_key_puts_nobody_else_into_debt(closed: Service, calling: Calling):
+    closed.put("client-id=all", request_rate={**HARDLY_REFILLED, "enforcement": "delay"})
+    caller = calling(closed, created(closed, "no-debts", "decide", bound_to=["user=no-debts"]))
+    ask = {"principal": "no-debts", "client_id": "all", "detail": True}
+    for mode in ("peek", "admit"):
+        everything = {**ask, "usage": {"requests": 2**53 - 1}, "mode": mode}
+        decision = caller.decision("/v1/decisions", everything).json()
+        assert (decision["decision"], decision["limited_by"]["bucket"]) == ("reject", "client-id=all")
+        assert decision["quotas"][0]["enforcement"] == "deny"
+    assert closed.ask(client_id="all", usage={"requests": 1_000})["decision"] == "admit", "all is there yet"
+    free = calling(closed, created(closed, "unbound", "decide"))
+    assert free.decision("/v1/decisions", {**ask, "usage": {"requests": 1}}).json()["decision"] == "delay"
+
+
+def test_a_kept_answer_is_its_keys_own_and_its_contents(closed: Service, calling: Calling):
+    closed.put("client-id=kept", controller_mutation_rate={"limit": 0.001, "burst": 1_000})
+    callers = [calling(closed, created(closed, f"keeper-{n}", "decide")) for n in range(2)]
+    ask = {"client_id": "kept", "usage": {"mutations": 1}, "id": "once", "detail": True}
+
+    def left(caller: Caller, **more: Any) -> int:
+        return round(caller.decision("/v1/decisions", {**ask, **more}).json()["quotas"][0]["remaining"])
+
+    assert [left(callers[0]), left(callers[0]), left(callers[1]), left(callers[1])] == [999, 999, 998, 998]
+    assert left(callers[0], usage={"mutations": 998}) == 0, "one mutation does not buy the rest"
+    assert left(callers[0]) == 999, "the first answer is kept as well"
+    assert (
+        callers[0].decision("/v1/decisions", {**ask, "usage": {"mutations": 2}}).json()["decision"]
+        == "throttle"
+    )
+
+
 def test_record_and_refund_need_the_scope_account(closed: Service, calling: Calling):
     plain = calling(closed, created(closed, "plain", "decide"))
     for more in ({"mode": "record"}, {"mode": "refund"}, {"cluster_action": True}):

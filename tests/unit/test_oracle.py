@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from app.domain.ask import Ask
+from app.domain.binding import Binding
+from app.domain.bounds import OutOfBounds
+from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import Rules
@@ -36,8 +39,9 @@ class Asking:
 
     def __call__(self, at: int, ids: tuple[int | str, ...] | None = None, **said: Any) -> Decision:
         fields = {name: said.pop(name) for name in list(said) if name in USAGES}
+        caller = said.pop("caller", ANYONE)
         ask = Ask(fields, ids, "alice", ip="10.0.0.7", detail=True, **said)
-        return self.oracle.decide(ask, self.quotas, Rules(), T + at)
+        return self.oracle.decide(ask, self.quotas, Rules(), T + at, caller)
 
     def shows(self, at: int, key: str) -> Verdict:
         """A bucket as it stands."""
@@ -196,12 +200,23 @@ def test_an_address_over_its_rate_is_held_once_and_then_admitted_or_rejected():
 # Retries
 
 
-def test_a_kept_answer_is_given_again_whatever_the_retry_says():
+def test_a_kept_answer_is_given_again_to_the_same_ask_of_the_same_caller():
     ask = Asking(quota("request_rate", 1))
     first = ask(0, requests=10, id="a")
-    assert ask(59_999, requests=99, id="a") == first
-    assert ask(59_999, mode="refund", requests=5, id="a") == first
-    assert ask(60_000, requests=20, id="a") != first
+    assert ask(59_999, requests=10, id="a") == first
+    assert ask(59_999, requests=11, id="a") != first
+    assert ask(59_999, mode="refund", requests=10, id="a") != first
+    one_more = ask(59_999, requests=10, id="a", caller=Caller("gateway"))
+    assert one_more != first
+    assert ask(59_999, requests=10, id="a", caller=Caller("gateway", turn="elsewhere")) == one_more
+    assert ask(60_000, requests=10, id="a") != first
+
+
+def test_a_retry_may_say_another_time_and_wish_for_another_detail():
+    ask = Asking(quota("request_rate", 1))
+    first = ask(0, requests=10, id="a", at_ms=1)
+    plain = Ask({"requests": 10}, None, "alice", ip="10.0.0.7", id="a", at_ms=2)
+    assert ask.oracle.decide(plain, ask.quotas, Rules(), T) == first, "as it was, detail and all"
 
 
 def test_a_refusal_is_not_kept_nor_is_an_answer_that_charged_nothing():
@@ -211,7 +226,7 @@ def test_a_refusal_is_not_kept_nor_is_an_answer_that_charged_nothing():
     assert says(ask(1_000, mutations=1, id="a"))[0] == "admit"
     ask(1_000, (1,))
     ask(1_000, (1,), id="b")
-    assert ("alice", "b") not in ask.oracle.answers
+    assert {content[2] for content in ask.oracle.answers} == {"a"}
 
 
 def test_a_peek_neither_keeps_nor_uses_an_id():
@@ -226,6 +241,60 @@ def test_ids_belong_to_their_principal():
     kept = ask(0, mutations=1, id="a")
     other = Ask({"mutations": 1}, principal="bob", id="a")
     assert ask.oracle.decide(other, ask.quotas, Rules(), T) != kept
+
+
+# Bounds
+
+OF_ALICE = Caller("acme", bound_to=(Binding.parse("user=alice"),))
+
+
+def test_a_bound_key_spends_in_shared_buckets_as_deny_and_in_its_own_as_the_quota_says():
+    shared = quota("connection_creation_rate", 5, enforcement="delay", burst=5.0, algorithm="token_bucket")
+    ask = Asking(shared, quota("producer_byte_rate", 1))
+    assert says(ask(0, connections=6, caller=OF_ALICE))[0] == "reject"
+    assert says(ask(0, connections=5, produce_bytes=99, caller=OF_ALICE))[0] == "delay"
+    assert says(ask(0, connections=1, caller=OF_ALICE)) == ("throttle", 200, "connection_creation_rate")
+    assert ask.shows(0, "connection_creation_rate").remaining == 0, "nobody is in debt"
+    assert says(ask(0, connections=1))[0] == "delay"
+
+
+@pytest.mark.parametrize("mode", ["record", "refund"])
+def test_a_bound_key_neither_records_in_shared_buckets_nor_gives_back_to_them(mode: str):
+    ask = Asking(quota("connection_creation_rate", 5), quota("producer_byte_rate", 10))
+    ask(0, connections=5, produce_bytes=5)
+    assert ask(0, produce_bytes=5, mode=mode, caller=OF_ALICE).charged
+    with pytest.raises(OutOfBounds) as refused:
+        ask(0, connections=5, produce_bytes=5, mode=mode, caller=OF_ALICE)
+    assert (refused.value.bucket, refused.value.field) == ("ip=10.0.0.7", "ip")
+    assert ask.shows(0, "connection_creation_rate").observed == 0.5
+
+
+# Debts
+
+
+def test_no_charge_makes_a_debt_deeper_than_the_deepest_and_the_rest_is_forgiven():
+    ask = Asking(quota("controller_mutation_rate", 1, burst=5.0, enforcement="delay", max_debt=60.0))
+    assert says(ask(0, mutations=2**53 - 1))[:2] == ("delay", 60_000)
+    assert says(ask(0, mutations=10, mode="record"))[:2] == ("delay", 60_000)
+    assert ask.shows(30_000, "controller_mutation_rate").remaining == -30
+    assert ask(30_000, mutations=7, mode="refund").charged
+    assert ask.shows(30_000, "controller_mutation_rate").remaining == -23
+
+
+def test_a_lowered_limit_ends_a_debt_as_soon_as_the_next_ask_sees_it_even_if_that_is_refused():
+    ask = Asking(quota("controller_mutation_rate", 10, burst=5.0, max_debt=600.0))
+    ask(0, mutations=9_999, mode="record")
+    ask.change("controller_mutation_rate", limit=1, max_debt=60.0)
+    assert ask.shows(0, "controller_mutation_rate").remaining == -60
+    assert says(ask(5_000, mutations=1)) == ("throttle", 61_000, "controller_mutation_rate")
+    assert says(ask(65_999, mutations=1)) == ("throttle", 1, "controller_mutation_rate")
+    assert says(ask(66_000, mutations=1))[0] == "admit"
+
+
+def test_a_limit_of_0_has_no_deepest_debt():
+    ask = Asking(quota("controller_mutation_rate", 0, burst=0.0, enforcement="delay"))
+    ask(0, mutations=1e9, mode="record")
+    assert ask.shows(0, "controller_mutation_rate").remaining == -1e9
 
 
 # Clocks
