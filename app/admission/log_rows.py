@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import isfinite
 from sys import getsizeof
 from typing import Final, Literal, NamedTuple
 
@@ -219,6 +220,7 @@ class Packing:
                 quota.layers.interval_ms,
                 quota.layers.ttl_ms,
                 quota.epoch,
+                quota.max_debt if isfinite(quota.max_debt) else None,
             )
             self._quotas.append(self._raw(then))
         return place

@@ -25,7 +25,11 @@ REFRESHED: Final = 2
 
 
 class QuotaThen(Struct, array_like=True, frozen=True):
-    """A quota as it applied; its limit is the one in force, after a throttle factor."""
+    """A quota as it applied; its limit is the one in force, after a throttle factor.
+
+    Attributes:
+        max_debt: of a token bucket, how far its tokens may fall below 0; None if that has no end.
+    """
 
     quota: str
     entity: str
@@ -42,6 +46,7 @@ class QuotaThen(Struct, array_like=True, frozen=True):
     interval_ms: int
     ttl_ms: int
     epoch: int
+    max_debt: float | None = None
 
 
 class VerdictThen(Struct, array_like=True, frozen=True, gc=False):

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def quotas(ids_window_ms: int = 60_000) -> Quotas:
         "producer_byte_rate": {user: Quota("producer_byte_rate", 20_000, **rate)},  # type: ignore[arg-type]
         "consumer_byte_rate": {client: Quota("consumer_byte_rate", 30_000, "sampled_rate", "deny")},
         "controller_mutation_rate": {
-            user: Quota("controller_mutation_rate", 2.5, "token_bucket", "deny", burst=20)
+            user: Quota("controller_mutation_rate", 2.5, "token_bucket", "deny", burst=20, max_debt=5.0)
         },
         "connection_creation_rate": {
             Entity.parse("ip=*"): Quota("connection_creation_rate", 3, "sampled_rate", "deny")
@@ -211,6 +212,7 @@ class Logged:
             "interval_ms": quota.layers.interval_ms,
             "ttl_ms": quota.layers.ttl_ms,
             "epoch": quota.epoch,
+            "max_debt": quota.max_debt if isfinite(quota.max_debt) else None,
             "usage": float(usage_of(ask, quota)),
             "outcome": verdict.outcome,
             "throttle_ms": verdict.throttle_ms,

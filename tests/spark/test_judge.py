@@ -221,6 +221,26 @@ def test_tokens_that_the_store_dropped_before_their_burst_was_raised(*, is_dropp
     assert clean(judge(log.rows))
 
 
+def test_debts_that_end_by_a_charge_a_refusal_and_a_refund():
+    def limited(limit: float) -> dict[str, dict[Entity, Quota]]:
+        given = {"algorithm": "token_bucket", "burst": 9.0, "max_debt": limit * 60}
+        return by("controller_mutation_rate", limit=limit, **given)
+
+    log = Logged(Oracle(SECRET), limited(10))
+    history = [(10, "record", 2**53 - 1), (1, "admit", 1), (10, "record", 9_999), (1, "refund", 7)]
+    for limit, mode, mutations in [*history, (10, "record", 3), (2, "record", 2), (2, "admit", 1)]:
+        log.now_ms += 5_000
+        log.quotas = limited(limit)
+        log.ask(Ask({"mutations": mutations}, None, "a", mode=mode, detail=True))  # type: ignore[arg-type]
+    shown = [row["verdicts"][0]["remaining"] for row in log.rows]
+    assert shown[:4] == [-600, -60, -600, -53], "to the deepest debt, and no deeper"
+    assert clean(judge(log.rows))
+    endless = copy.deepcopy(log.rows)
+    for row in endless:
+        row["verdicts"][0]["max_debt"] = None
+    assert not clean(judge(endless)), "the log has to say how deep a debt may be"
+
+
 def test_tokens_whose_first_row_gives_some_back():
     log = Logged(Oracle(SECRET), by("controller_mutation_rate", limit=1, algorithm="token_bucket", burst=20))
     for mode, mutations in (("admit", 12), ("refund", 3), ("admit", 1), ("admit", 1)):

@@ -220,7 +220,8 @@ def test_a_kept_answer_is_its_keys_own_and_its_contents(closed: Service, calling
     ask = {"client_id": "kept", "usage": {"mutations": 1}, "id": "once", "detail": True}
 
     def left(caller: Caller, **more: Any) -> int:
-        return round(caller.decision("/v1/decisions", {**ask, **more}).json()["quotas"][0]["remaining"])
+        answer = caller.decision("/v1/decisions", {**ask, **more}).json()
+        return round(float(answer["quotas"][0]["remaining"]))
 
     assert [left(callers[0]), left(callers[0]), left(callers[1]), left(callers[1])] == [999, 999, 998, 998]
     assert left(callers[0], usage={"mutations": 998}) == 0, "one mutation does not buy the rest"

@@ -50,6 +50,7 @@ VERDICT: Final = pa.struct(
         pa.field("correction", pa.int8(), nullable=False),
         pa.field("charged_ids", pa.list_(pa.int64())),  # digests; null unless the quota counts ids
         pa.field("refreshed_ids", pa.list_(pa.int64())),
+        pa.field("max_debt", pa.float64()),  # of a token bucket, how far below 0 it may fall; null is no end
     ]
 )
 

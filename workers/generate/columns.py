@@ -6,6 +6,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
+from math import isfinite
 from typing import Any, Final
 
 import pyarrow as pa
@@ -55,6 +56,7 @@ class Quotas:
                 "interval_ms": quota.layers.interval_ms,
                 "ttl_ms": quota.layers.ttl_ms,
                 "epoch": quota.epoch,
+                "max_debt": quota.max_debt if isfinite(quota.max_debt) else None,
             }
         )
         return len(self._rows) - 1

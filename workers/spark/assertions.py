@@ -41,6 +41,7 @@ TAKEN: Final = (
     "interval_ms",
     "ttl_ms",
     "epoch",
+    "max_debt",
     "usage",
     "charged_ids",
     "refreshed_ids",

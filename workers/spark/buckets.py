@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -55,6 +56,7 @@ class Asked(NamedTuple):
     interval_ms: int
     ttl_ms: int
     epoch: int
+    max_debt: float | None
     usage: float
     outcome: str
     throttle_ms: int
@@ -94,6 +96,7 @@ def _quota(*said: Any) -> Quota:
         interval,
         ttl,
         epoch,
+        max_debt,
     ) = said
     return Quota(
         key,
@@ -108,6 +111,7 @@ def _quota(*said: Any) -> Quota:
         window_ms=window,
         layers=Layers(interval, ttl),
         epoch=epoch,
+        max_debt=math.inf if max_debt is None else max_debt,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from app.domain import sampled_rate
+from app.domain.ask import Mode
 from app.domain.assertion import Assertion, identity_of
 from app.domain.exact_ids import ExactIds
 from app.domain.oracle import Bucket, Charge, IdsBucket, RateBucket, TokensBucket, corrected
@@ -120,14 +121,20 @@ class Counted(Standing):
         self._quota: Quota | None = None
 
     def take(self, row: Asked) -> None:
-        if row.mode == "peek" or (row.mode != "refund" and row.is_refused):
+        if row.mode == "peek":
             return
-        self._quota = quota = row.as_quota()
-        if row.mode == "refund":  # which moves no time
-            self._counted.refund(Charge(quota, row.usage, "delay", True, row.at_ms, row.at_ms))
-            return
-        now_ms = corrected("admit", quota, self._counted, row.at_ms)
-        self._counted.charge(Charge(quota, row.usage, "delay", True, now_ms, row.at_ms))
+        quota = row.as_quota()
+        mode: Mode = "refund" if row.mode == "refund" else "admit"
+        now_ms = corrected(mode, quota, self._counted, row.at_ms)
+        charge = Charge(quota, row.usage, "delay", True, now_ms, row.at_ms)
+        if row.mode == "refund":
+            self._quota = quota
+            self._counted.refund(charge)
+        elif row.is_refused:  # which charges nothing, but ends a debt
+            self._counted.touch(charge)
+        else:
+            self._quota = quota
+            self._counted.charge(charge)
 
 
 class Rate(Counted):

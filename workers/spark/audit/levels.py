@@ -90,7 +90,9 @@ class Levels:
                 step = self._expired(row) or self._explained(step, row, found)
         self._judge(step, row, found)
         if self.is_rounded and step is not None and isinstance(step.after, Tokens) and charges(row):
-            self.is_rounded = step.after.tokens != row.burst - row.usage
+            # It is known to the last digit again where it was full before, or is as empty as it may be.
+            known = (row.burst - row.usage, -row.as_quota().max_debt)
+            self.is_rounded = step.after.tokens not in known
         if step is not None:
             if charges(row):
                 self.before, self.written = self.state, (row.limit, row.burst)
@@ -264,6 +266,8 @@ class Levels:
             bucket.refund(charge)
         elif charging and charges(row):
             bucket.charge(charge)
+        elif mode != "peek" and row.is_refused:
+            bucket.touch(charge)  # which ends a debt that is too deep
         after = state if mode == "peek" else bucket.state
         return Step(said, after, bucket.shows(charge), now)
 
