@@ -81,7 +81,8 @@ _ENTITIES: Final = {
 COMPONENTS: Final[Mapping[str, Schema]] = {
     "NewKey": {
         "description": "A key that is bound may ask for the entities it is bound to, and for nothing else; a "
-        "`*` at the end of a name is any end. An ask is within `user=acme` when that is its principal.",
+        "`*` at the end of a name is any end. An ask is within `user=acme` when that is its principal. In "
+        "buckets that others share it is decided as deny, and may neither record nor give back.",
         "anyOf": [
             {
                 "title": "A key",

@@ -156,7 +156,9 @@ def _hot_paths() -> Schema:
     return {
         decisions.ONE: _hot(
             "Decide one ask",
-            "Status 200 for every decision, whatever it says.",
+            "Status 200 for every decision, whatever it says. An answer that charged is kept for 60 s, and is "
+            "given again to the same ask with the same `id` and of the same key. With other content it is "
+            "another ask; `at_ms` and `detail` are no content.",
             ("Ask", _ASK),
             ("Decision", {"admitted": _ADMITTED, "throttled": _THROTTLED}),
             unprocessable(_UNKNOWN),
