@@ -156,7 +156,7 @@ def _hot_paths() -> Schema:
     return {
         decisions.ONE: _hot(
             "Decide one ask",
-            "Status 200 for every decision, whatever it says. An answer that charged is kept for 60 s, and is "
+            "Status 200 for every decision, whatever it says. An answer that charged is kept for 60 s and "
             "given again to the same ask with the same `id` and of the same key. With other content it is "
             "another ask; `at_ms` and `detail` are no content.",
             ("Ask", _ASK),

@@ -121,11 +121,13 @@ def test_fallbacks_corrections_and_calls(metrics: Metrics):
     metrics.fell_back("budget")
     metrics.fell_back("budget")
     metrics.corrected()
+    metrics.forgave(2.5)
     metrics.called(40, 0.003)
     metrics.took(0.004, 40)
     found = samples(metrics)
     assert found["fallback_total", (("reason", "budget"),)] == 2
     assert found["clock_corrections_total", ()] == 1
+    assert found["debt_forgiven_total", ()] == 2.5
     assert found["script_asks_bucket", (("le", "20.0"),)] == 0
     assert found["script_asks_bucket", (("le", "50.0"),)] == 1
     assert found["store_seconds_sum", ()] == 0.003

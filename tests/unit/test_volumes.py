@@ -227,6 +227,8 @@ def test_a_produce_limit_is_multiplied_and_never_below_one_byte_a_second():
     assert scaled(replace(quota, limit=0), 0.5).limit == 0  # which admits nothing at all
     fetch = Quota("consumer_byte_rate", 100, "sampled_rate", "deny")
     assert scaled(fetch, 0.5) is fetch
+    tokens = Quota("producer_byte_rate", 100, "token_bucket", "delay", burst=100, max_debt=360_000)
+    assert scaled(tokens, 0.5).max_debt == 360_000, "a debt is of the limit that was set"
 
 
 SIZES = st.one_of(st.none(), st.integers(0, 300))
