@@ -1,4 +1,4 @@
-"""A debt that ends takes its key with it: the store holds no bucket for longer than the debt and its refill."""
+"""A debt that ends takes its key with it: no bucket is held for longer than its debt and its refill."""
 
 from __future__ import annotations
 
