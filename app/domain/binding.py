@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 from app.domain.ask import Ask
 from app.domain.entity import Entity, EntityError, Name, check_name, decode_name, read_name, spell
@@ -17,7 +19,18 @@ _FIELD_OF: Final = {
 }
 """What an ask calls the name of each type."""
 
-_OF_NETWORK: Final = spell("/")
+_ONE_ADDRESS: Final = "128"
+"""The prefix of an IPv6 network that is one address."""
+
+
+def parts_of(bucket: str) -> dict[str, str]:
+    """The types and names in the name of a bucket, as decisions spell it; its broker's too.
+
+    >>> parts_of("user=a%2Cb,client-id=;broker=1")
+    {'user': 'a,b', 'client-id': '', 'broker': '1'}
+    """
+    parts = (part.partition("=") for part in bucket.replace(";", ",").split(","))
+    return {type_: unquote(name) for type_, _, name in parts}
 
 
 def field_of(bucket: str) -> str:
@@ -26,15 +39,7 @@ def field_of(bucket: str) -> str:
     >>> field_of("client-id=etl"), field_of("listener=EXTERNAL;broker=1")
     ('client_id', 'listener')
     """
-    return _FIELD_OF[next(iter(_parts_of(bucket)))]
-
-
-def _parts_of(bucket: str) -> dict[str, str]:
-    """The types in the name of a bucket, its broker's too, and the names as they are spelled there."""
-    return {
-        type_: name
-        for type_, _, name in (part.partition("=") for part in bucket.replace(";", ",").split(","))
-    }
+    return _FIELD_OF[next(iter(parts_of(bucket)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +93,29 @@ class Binding:
                 return False
         return True
 
-    def owns(self, bucket: str) -> bool:
+    def owns(self, parts: Mapping[str, str]) -> bool:
         """Whether a bucket is charged by asks that it covers, and by no others: it has every part of it.
 
-        >>> [Binding.parse("user=acme").owns(name) for name in ("user=acme,client-id=etl", "client-id=etl")]
+        >>> [Binding.parse("user=acme").owns(parts_of(name)) for name in ("user=acme,client-id=x", "ip=1")]
         [True, False]
-        >>> Binding.parse("user=acme,client-id=etl").owns("user=acme")
+        >>> Binding.parse("user=acme,client-id=etl").owns(parts_of("user=acme"))
         False
-        >>> Binding.parse("broker=1").owns("listener=EXTERNAL;broker=1")
+        >>> Binding.parse("broker=1").owns(parts_of("listener=EXTERNAL;broker=1"))
         True
-        >>> [Binding.parse(f"ip={name}").owns("ip=2001%3Adb8%3A%3A%2F64") for name in ("2001:db8::7", "*")]
-        [False, True]
 
         Args:
-            bucket: its name, as decisions spell it.
+            parts: of the bucket's name.
         """
-        parts = _parts_of(bucket)
         for type_, name, is_beginning in self.parts:
-            spelled, beginning = parts.get(type_), spell(name)
-            if type_ == "ip" and spelled is not None and name:
+            of_bucket = parts.get(type_)
+            if of_bucket is None:
+                return False
+            if type_ == "ip" and name:
                 # A network is no one's whose name is an address, or the beginning of some.
-                address, of_network, prefix = spelled.partition(_OF_NETWORK)
-                spelled = None if of_network and prefix != "128" else address
-            if spelled is None or not (
-                spelled.startswith(beginning) if is_beginning else spelled == beginning
-            ):
+                of_bucket, of_network, prefix = of_bucket.partition("/")
+                if of_network and prefix != _ONE_ADDRESS:
+                    return False
+            if not (of_bucket.startswith(name) if is_beginning else of_bucket == name):
                 return False
         return True
 

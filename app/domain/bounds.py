@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from app.domain.ask import Ask
-from app.domain.binding import Binding, field_of
+from app.domain.binding import Binding, field_of, parts_of
 from app.domain.ladder import Applied
 
 
@@ -36,8 +36,12 @@ def bounded(
     Raises:
         OutOfBounds: the ask records in a shared bucket, or gives back to one.
     """
+    if not bound_to:
+        yield from found
+        return
     for each in found:
-        if not bound_to or any(binding.owns(each.bucket) for binding in bound_to):
+        parts = parts_of(each.bucket)
+        if any(binding.owns(parts) for binding in bound_to):
             yield each
         elif ask.mode in ("record", "refund"):
             raise OutOfBounds(each.bucket, field_of(each.bucket), place)

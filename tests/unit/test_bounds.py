@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.binding import Binding
+from app.domain.binding import Binding, parts_of
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ from app.domain.binding import Binding
     ],
 )
 def test_a_bucket_belongs_to_a_binding_if_it_has_every_part_of_it(binding: str, bucket: str, owned: bool):
-    assert Binding.parse(binding).owns(bucket) is owned
+    assert Binding.parse(binding).owns(parts_of(bucket)) is owned
