@@ -18,7 +18,7 @@ class Bounded(NamedTuple):
     Attributes:
         hours: how many; what was kept aside and went with them is none.
         removed: in bytes.
-        left: the log's bytes afterwards; above the bound if the hour being written alone is.
+        left: the log's bytes afterwards; above the bound if what has to stay is.
     """
 
     hours: int
@@ -61,8 +61,8 @@ def retain(folder: Folder, now_ms: int, kept_ms: int) -> int:
 def bound(folder: Folder, now_ms: int, most: int) -> Bounded:
     """Remove the oldest hours until the log has at most so many bytes, but never the hour being written.
 
-    That is the hour of now and those after it, and the one that was written to last. So a reader finds what
-    it finds after `retain`: hours whole or not at all, and of each node the newest batches.
+    That is the hour of now and those after it, and the one that was written to last; nor one after an hour
+    that stays. So a reader finds what it finds after `retain`: a beginning is gone, and nothing behind it.
 
     Raises:
         OSError: the folder does not take it; the next call goes on.
@@ -73,12 +73,10 @@ def bound(folder: Folder, now_ms: int, most: int) -> Bounded:
     written_last = max(whole, key=lambda part: (_written_ms(part.files), part.until_ms), default=None)
     hours = removed = 0
     for part in parts:
-        if left <= most:
+        if left <= most or part is written_last or part.until_ms > now_ms:
             break
         if part.hour is None:
             folder.remove(part.files[0].path)
-        elif part.until_ms > now_ms or part is written_last:
-            continue
         else:
             _remove(folder, part.hour, part.files)
             hours += 1

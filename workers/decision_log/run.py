@@ -209,7 +209,7 @@ class Worker:
         said, self._over_bound = self._over_bound, found.left > most
         if self._over_bound and not said:
             log.warning(
-                "the hour being written is larger than the decision log's bound, and is kept",
+                "the decision log is beyond its bound, and the hour being written is kept",
                 bytes=found.left,
                 bound=most,
             )
