@@ -13,8 +13,9 @@ class Turns(Generic[T]):
     """What waits, by whom it waits for.
 
     Each has been given so much, in units that the user of this class chooses. The next turn is of who has
-    been given least. Who comes anew begins where the last turn began, so nobody saves up turns by staying
-    away (start-time fair queueing: Goyal, Vin, Cheng 1996).
+    been given least. Who comes anew begins with what one has been given who was there all the time (the
+    virtual time of fair queueing: Parekh, Gallager 1993). So nobody saves up turns by staying away, and
+    nobody who waits is passed by ever new ones.
 
     >>> turns = Turns(list)
     >>> turns.of("flood").extend([1, 2, 3])
@@ -38,7 +39,8 @@ class Turns(Generic[T]):
     def __init__(self, empty: Callable[[], T]) -> None:
         self._empty = empty
         self._waiting: dict[str, T] = {}
-        self._heap: list[tuple[float, int, str]] = []
+        self._heap: list[tuple[float, bool, int, str]] = []
+        """What each has been given; whether in a turn, as new ones go before; a number that breaks ties."""
         self._now = 0.0
         self._count = 0
 
@@ -51,7 +53,7 @@ class Turns(Generic[T]):
         if waiting is None:
             waiting = self._waiting[who] = self._empty()
             self._count += 1
-            heappush(self._heap, (self._now, self._count, who))
+            heappush(self._heap, (self._now, False, self._count, who))
         return waiting
 
     def waiting(self, who: str) -> T | None:
@@ -60,7 +62,8 @@ class Turns(Generic[T]):
 
     def first(self) -> tuple[str, T]:
         """Whose turn it is, and what waits for them; only while something waits."""
-        self._now, _, who = self._heap[0]
+        given, _, _, who = self._heap[0]
+        self._now = max(self._now, given)
         return who, self._waiting[who]
 
     def took(self, weight: float, *, is_left: bool) -> None:
@@ -69,10 +72,11 @@ class Turns(Generic[T]):
         Args:
             is_left: whether something still waits for them.
         """
-        given, _, who = self._heap[0]
+        given, _, _, who = self._heap[0]
+        self._now += weight / len(self._waiting)
         if is_left:
             self._count += 1
-            heapreplace(self._heap, (given + weight, self._count, who))
+            heapreplace(self._heap, (given + weight, True, self._count, who))
             return
         del self._waiting[who]
         last = self._heap.pop()
