@@ -24,7 +24,7 @@ class Line:
 
     async def send(self, method: str, path: str, body: str = "") -> tuple[int, Json]:
         """The status and the JSON body of one answer."""
-        head = f"{method} {path} HTTP/1.1\r\nHost: q\r\nContent-Length: {len(body.encode())}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body.encode())}\r\n\r\n"
         self._writer.write((head + body).encode())
         answer = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = int(answer.split("content-length: ")[1].split()[0])

@@ -35,7 +35,7 @@ class Slowdown:
         >>> slowdown.wait_s("10.0.0.8", 5.0), slowdown.wait_s("10.0.0.7", 15.0)
         (0.0, 0.0)
         """
-        source = _source(address)
+        source = source_of(address)
         left, at = self._left.pop(source, (FREE, now_s))
         left = min(FREE, left + (now_s - at) * RATE)
         left = max(left - 1, -LONGEST_S * RATE)
@@ -54,13 +54,18 @@ class Slowdown:
         >>> waited_s
         0.0
         """
-        if self._left and (source := _source(address)) in self._left:
+        if self._left and (source := source_of(address)) in self._left:
             left, at = self._left[source]
             self._left[source] = min(FREE, left + 1), at
 
 
 @lru_cache(REMEMBERED)
-def _source(address: str) -> str:
+def source_of(address: str) -> str:
+    """An address as those are counted who connect or send wrong keys: an IPv6 one by its network.
+
+    >>> source_of("2001:db8::7"), source_of("10.0.0.7"), source_of("")
+    ('2001:db8::/64', '10.0.0.7', '')
+    """
     try:
         ip_address(address)
     except ValueError:  # a unix socket's path, or nothing

@@ -8,23 +8,34 @@ import shutil
 import signal
 import socket
 import ssl
+import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 import uvicorn
 from pydantic import SecretStr
 
+from app.http.connections import Connections
 from app.http.protocol import Protocol
-from app.run import home
+from app.run import home, open_files
 from app.run.children import Child, quotagate, stop_asked
 from app.run.errors import CannotListen, CannotStart, SettingsRefused
 from app.run.settings import PREFIX, Settings
 
 BACKLOG: Final = 2048
+THREADS_SWITCH_S: Final = 0.0005
+"""How long a thread beside the loop runs before the loop's turn, such as one that makes a page of metrics."""
+SENT_AND_UNREAD: Final = 65_536
+"""Bytes of answers, doubled by the kernel, that it keeps for a connection whose caller does not read."""
 FINISH_WITHIN_S: Final = 10
 """What is in flight at the end may take this long; a decision takes its budget, some milliseconds."""
+
+
+log = structlog.get_logger("quotagate")
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -68,6 +79,7 @@ def serve(
             print_key(settings, key)
     listener = socket.socket(fileno=fd) if fd is not None else listen(settings)
     with listener:
+        _bound_what_is_unread(listener)
         if settings.processes > 1:
             asyncio.run(_several(settings.processes, listener, options))
         else:
@@ -82,8 +94,10 @@ def print_key(settings: Settings, key: str) -> None:
 def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> None:
     from app.run import wiring  # noqa: PLC0415  the parent of several has no use for the whole app
 
-    app = wiring.build(settings, counts, lambda: server.should_exit)
-    server = uvicorn.Server(uvicorn.Config(**_options(settings, app)))
+    sys.setswitchinterval(THREADS_SWITCH_S)
+    connections = _connections(settings)
+    app = wiring.build(settings, counts, lambda: server.should_exit, connections)
+    server = uvicorn.Server(uvicorn.Config(**_options(settings, app, connections)))
 
     def stop(*_: object) -> None:
         """Obey a signal that comes before uvicorn listens; afterwards it is raised again, obeyed already."""
@@ -97,11 +111,39 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> No
         raise CannotStart("the API could not start; the log says why") from None
 
 
-def _options(settings: Settings, app: Callable[..., Any]) -> dict[str, Any]:
+def _connections(settings: Settings) -> Connections:
+    """As many as are set, or as fit: then those of one address are fewer in the same measure."""
+    most, of_an_address = settings.max_connections, settings.max_connections_per_address
+    room = open_files.room_for(most)
+    if room < most:
+        of_an_address = max(1, of_an_address * room // most)
+        log.warning(
+            "the limit of open files leaves room for fewer connections than are set",
+            connections=room,
+            connections_per_address=of_an_address,
+            set=most,
+            limit_for_all=most + open_files.RESERVE,
+        )
+    return Connections(room, of_an_address)
+
+
+def _bound_what_is_unread(listener: socket.socket) -> None:
+    """How much of an answer the kernel keeps, and how long, where nobody reads it.
+
+    Every connection has this from its listener, also after we closed it; what the program itself has not
+    handed over yet is the protocol's matter.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AND_UNREAD)
+    if listener.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
+        unread_ms = round(Protocol.UNREAD_S * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
+
+
+def _options(settings: Settings, app: Callable[..., Any], connections: Connections) -> dict[str, Any]:
     options: dict[str, Any] = {
         "app": app,
         "loop": "uvloop",
-        "http": Protocol,
+        "http": partial(Protocol, allowed=connections),
         "ws": "none",
         "lifespan": "on",
         "backlog": BACKLOG,

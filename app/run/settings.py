@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 8_192
     """Connections of one API process; those beyond are closed unanswered."""
     max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
-    """Connections from one address to one API process; those beyond are closed unanswered."""
+    """Connections from one address, of IPv6 from one /64, to one API process; those beyond are closed."""
     combine_delays: Literal["max", "sequential"] = "max"
     """How delays join: the longest one, or a request delay measured after the byte delay (KIP-124's text)."""
     max_debt: Annotated[Duration, Field(ge=timedelta(seconds=1), le=timedelta(days=24))] = timedelta(hours=1)

@@ -28,6 +28,7 @@ from app.http import buckets
 from app.http.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
+from app.http.connections import Connections
 from app.http.decisions import CallerClock
 from app.http.health import Readiness
 from app.http.keys import router as keys_router
@@ -72,13 +73,17 @@ def in_ms(duration: timedelta) -> int:
 
 
 def build(
-    settings: Settings, counts: Path | None = None, stopping: Callable[[], bool] = lambda: False
+    settings: Settings,
+    counts: Path | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    connections: Connections | None = None,
 ) -> ASGIApp:
     """The app of one API process, not open yet.
 
     Args:
         counts: where its siblings leave their metrics; None without siblings.
         stopping: whether the process has been told to end.
+        connections: those of the process; what they shed is counted.
     """
     if settings.redis_url is None or settings.admin_key is None:
         raise ValueError("serve and up give the store's URL and the admin key")
@@ -153,8 +158,14 @@ def build(
     now_ms = callers.now_ms if callers else None
     keys = Keys(catalog.database)
     access = Access(
-        settings.admin_key.get_secret_value(), settings.open_to, lambda: keys.ring, failed=metrics.refused
+        settings.admin_key.get_secret_value(),
+        settings.open_to,
+        lambda: keys.ring,
+        allowed_hosts=settings.allowed_hosts,
+        failed=metrics.refused,
     )
+    if connections is not None:
+        connections.shed = metrics.shed
 
     def was_reset(bucket: str, quotas: list[str], who: str, order: int | None) -> None:
         logged.changed("reset", bucket, {"quotas": quotas}, None, who=who, order=order)

@@ -58,7 +58,7 @@ def message(
     """A request; its length is that of its body, unless it says another."""
     lines: list[str | bytes] = [b" ".join([method.encode(), _encoded(target), version.encode()]).rstrip(b" ")]
     if host:
-        lines.append("Host: quotagate.test")
+        lines.append("Host: 127.0.0.1")
     lines += headers
     if length is not None or body is not None:
         lines.append(f"Content-Length: {len(body or b'') if length is None else length}")

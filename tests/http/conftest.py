@@ -7,8 +7,10 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -27,6 +29,7 @@ from app.domain.quota import Defaults, Quota
 from app.http.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
+from app.http.connections import Connections
 from app.http.decisions import CallerClock
 from app.http.health import Readiness
 from app.http.protocol import Protocol
@@ -76,6 +79,7 @@ class Node:
     server: uvicorn.Server
     admission: Admission
     metrics: Metrics
+    access: Access
     readiness: Readiness
     http: httpx.AsyncClient
 
@@ -96,7 +100,10 @@ async def eventually(look: Callable[[], object], within_s: float = 30.0) -> None
 
 @contextlib.asynccontextmanager
 async def serving(
-    open_to: str = OPEN_TO, clock: Clock = "store", sources: Sources = SOURCES
+    open_to: str = OPEN_TO,
+    clock: Clock = "store",
+    sources: Sources = SOURCES,
+    allowed: Connections | None = None,
 ) -> AsyncIterator[Node]:
     """A node that asks of some networks no key."""
     node: Node
@@ -110,9 +117,10 @@ async def serving(
         port = listener.getsockname()[1]
         admission, metrics = Admission(), Metrics()
         client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+        access = Access(ADMIN, [ip_network(open_to)] if open_to else [], failed=metrics.refused)
         app = create_app(
             admission=CallerClock(admission) if clock == "caller" else admission,
-            access=Access(ADMIN, [ip_network(open_to)] if open_to else []),
+            access=access,
             clock=clock,
             sources=sources,
             routers=[routes],
@@ -121,7 +129,7 @@ async def serving(
         )
         config = uvicorn.Config(
             app,
-            http=Protocol,
+            http=cast("type[asyncio.Protocol]", partial(Protocol, allowed=allowed)),
             log_config=None,
             ws="none",
             lifespan="on",
@@ -129,7 +137,7 @@ async def serving(
             timeout_graceful_shutdown=5,
         )
         server = uvicorn.Server(config)
-        node = Node(port, server, admission, metrics, Readiness(snapshot=True), client)
+        node = Node(port, server, admission, metrics, access, Readiness(snapshot=True), client)
         running = asyncio.create_task(server._serve(sockets=[listener]))
         await eventually(lambda: server.started)
         try:

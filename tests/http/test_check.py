@@ -265,7 +265,7 @@ async def connected(node: Node) -> AsyncIterator[tuple[asyncio.StreamReader, asy
 
 
 def head(method: str, principal: str, *headers: str) -> bytes:
-    lines = [f"{method} {CHECK} HTTP/1.1", "Host: test", f"X-Quotagate-Principal: {principal}", *headers]
+    lines = [f"{method} {CHECK} HTTP/1.1", "Host: 127.0.0.1", f"X-Quotagate-Principal: {principal}", *headers]
     return "\r\n".join([*lines, "", ""]).encode()
 
 

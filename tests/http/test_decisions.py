@@ -147,7 +147,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
 def post(body: bytes, *headers: str, length: int | None = None) -> bytes:
     lines = [
         f"POST {ONE} HTTP/1.1",
-        "Host: test",
+        "Host: 127.0.0.1",
         *headers,
         f"Content-Length: {len(body) if length is None else length}",
     ]

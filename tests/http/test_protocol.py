@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -12,10 +13,12 @@ from typing import Final
 
 import pytest
 
-from app.http.protocol import MAX_HEAD
+from app.http import protocol
+from app.http.connections import Connections
+from app.http.protocol import A_LITTLE, MAX_HEAD, PIECE, WAITING, Protocol
 from tests.fuzz.answers import Answer, Line
 from tests.fuzz.messages import BATCH, CHECK, ONE, message
-from tests.http.conftest import ADMIN, Node, eventually
+from tests.http.conftest import ADMIN, Node, eventually, serving
 
 BODY: Final = json.dumps({"principal": "alice", "usage": {"requests": 1}}).encode()
 ASK: Final = message("POST", ONE, (), BODY)
@@ -34,6 +37,15 @@ class Caller:
         self.writer = writer
         self._line = Line(reader)
 
+    def reads(self, *, on: bool) -> None:
+        """Whether anything is read from the connection."""
+        transport = self.writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        if on:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
     def send(self, *texts: bytes) -> None:
         self.writer.write(b"".join(texts))
 
@@ -50,6 +62,12 @@ class Caller:
 
     async def hears_no_more(self) -> None:
         assert await self._line.next("GET") is None
+
+    async def ends(self) -> None:
+        """Wait until the connection is closed, whatever is said before."""
+        with contextlib.suppress(ConnectionError):
+            while await self._line.next("GET") is not None:
+                pass
 
 
 @asynccontextmanager
@@ -122,7 +140,7 @@ async def test_a_websocket_is_declined_and_the_connection_lives_on(caller: Calle
 @pytest.mark.parametrize("target", ["example.com:443", ONE, "/"])
 async def test_a_tunnel_is_refused(node: Node, caller: Caller, target: str):
     caller.send(message("CONNECT", target))
-    answer = (await caller.hears({ONE: 405, "/": 401}.get(target, 400)))[0]
+    answer = (await caller.hears({ONE: 405, "/": 405}.get(target, 400)))[0]
     assert answer.headers[b"content-type"] == b"application/problem+json"
     assert node.admission.asked == []
 
@@ -212,9 +230,12 @@ async def test_many_small_heads_together_are_not_a_large_one(caller: Caller):
 
 
 @pytest.fixture
-def hasty(node: Node) -> Node:
+def hasty(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A node that does not wait long."""
     node.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
+    for name in ("HEAD_S", "BODY_S", "UNREAD_S"):
+        monkeypatch.setattr(Protocol, name, 0.2)
+    monkeypatch.setattr(protocol, "BODY_RATE", 2**26)
     return node
 
 
@@ -256,6 +277,219 @@ async def test_the_answer_may_take_longer_than_the_question(hasty: Node):
         await other.hears_no_more()  # it was connected later, and has been let go by now
         hasty.admission.held.set()
         await caller.hears(200)
+
+
+@pytest.mark.parametrize("begin", [b"", ASK], ids=["at first", "after an answer"])
+async def test_blank_lines_do_not_keep_a_connection(
+    node: Node, monkeypatch: pytest.MonkeyPatch, begin: bytes
+):
+    monkeypatch.setattr(Protocol, "HEAD_S", 0.2)
+    async with calling(node) as caller:
+        caller.send(begin)
+        await caller.hears(*[200] * bool(begin))
+        await drips(caller, b"\r\n")
+
+
+@pytest.mark.parametrize(
+    "drop", [b"1\r\nx\r\n", b"1;y=z\r\nx\r\n", b"0\r\nX: "], ids=["body", "extension", "trailer"]
+)
+async def test_a_body_that_comes_in_drops_is_waited_for_by_its_size(hasty: Node, drop: bytes):
+    async with calling(hasty) as caller:
+        caller.send(message("POST", ONE, ["Transfer-Encoding: chunked"]), drop)
+        await drips(caller, b"a" if b"X" in drop else drop)
+    assert hasty.admission.asked == []
+
+
+async def drips(caller: Caller, drop: bytes) -> None:
+    """Send drop after drop until the connection is closed."""
+    closed = asyncio.create_task(caller.ends())
+    while not closed.done():
+        caller.send(drop)
+        await asyncio.wait([closed], timeout=0.01)
+
+
+async def test_a_large_body_is_given_more_time(node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Protocol, "BODY_S", 0.1)
+    monkeypatch.setattr(protocol, "BODY_RATE", len(BODY) / 20)  # twenty seconds for it
+    async with calling(node) as caller, calling(node) as other:
+        caller.send(ASK[:-5])
+        other.send(message("POST", ONE, length="1"))
+        await other.hears(408)
+        caller.send(ASK[-5:])
+        await caller.hears(200)
+
+
+# Callers that do not read
+
+OPENAPI: Final = message("GET", "/openapi.json")
+
+
+def only(node: Node) -> Protocol:
+    """The one connection that there is."""
+    (found,) = node.server.server_state.connections
+    assert isinstance(found, Protocol)
+    return found
+
+
+async def test_who_asks_on_and_reads_nothing_is_let_go_and_holds_little(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Protocol, "UNREAD_S", 0.5)
+    async with calling(node) as caller:
+        caller.reads(on=False)
+        caller.send(OPENAPI * 10_000)
+        await eventually(lambda: only(node).flow.write_paused)
+        connection = only(node)
+        assert len(connection.pipeline) < WAITING + PIECE / 20
+        assert connection.flow.read_paused
+        await node.ask(BODY)  # others are answered
+        await eventually(lambda: connection not in node.server.server_state.connections)
+    await eventually(lambda: not node.server.server_state.tasks)
+
+
+async def test_who_reads_late_is_given_all_answers(node: Node, caller: Caller):
+    caller.reads(on=False)
+    caller.send(OPENAPI * 40, LIVE * 1_000, ASK)
+    await eventually(lambda: only(node).flow.write_paused)
+    caller.reads(on=True)
+    await caller.hears(*[200] * 1_041)
+    assert len(node.admission.asked) == 1
+
+
+async def test_what_waits_for_its_turn_is_bounded(node: Node, caller: Caller):
+    node.admission.held = asyncio.Event()
+    caller.send(ASK, LIVE * 2_000)
+    await eventually(lambda: only(node).flow.is_held)
+    assert WAITING <= len(only(node).pipeline) < WAITING + PIECE / len(LIVE)
+    node.admission.held.set()
+    await caller.hears(*[200] * 2_001)
+
+
+# Callers that send what nobody wants
+
+
+class Read:
+    """Counts the bytes that a node reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.size = 0
+        read = Protocol.data_received
+
+        def counted(connection: Protocol, data: bytes) -> None:
+            self.size += len(data)
+            read(connection, data)
+
+        monkeypatch.setattr(Protocol, "data_received", counted)
+
+
+ONE_READ: Final = 256 * 1_024
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "most"),
+    [
+        (b"\0", 400, A_LITTLE),
+        (message("POST", ONE, length=f"{2**40}"), 413, A_LITTLE),
+        (message("POST", ONE, ["Authorization: Bearer x"], length=f"{2**40}"), 401, A_LITTLE),
+        (message("POST", CHECK, length=f"{2**40}"), 200, A_LITTLE),
+        (message("POST", ONE, ["Transfer-Encoding: chunked"]) + b"%x\r\n" % 2**40, 413, 17 * 2**20),
+        (message("POST", ONE, ["Transfer-Encoding: chunked"]) + b"0\r\nX: ", 400, 2 * MAX_HEAD + A_LITTLE),
+    ],
+)
+async def test_little_of_it_is_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch, head: bytes, status: int, most: int
+):
+    read = Read(monkeypatch)
+    async with calling(node) as caller:
+
+        async def go_on() -> None:
+            while True:
+                caller.send(b"a" * 2**16)
+                await caller.writer.drain()
+
+        caller.send(head)
+        going_on = asyncio.create_task(go_on())
+        await caller.hears(status)
+        with pytest.raises(ConnectionError):
+            await going_on
+    assert read.size <= most + 2 * ONE_READ
+    await eventually(lambda: not node.server.server_state.connections)
+
+
+async def test_after_garbage_nothing_is_read_before_the_answers_are_out(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caller: Caller
+):
+    read = Read(monkeypatch)
+    node.admission.held = asyncio.Event()
+    caller.send(ASK, b"\0" * 2**24)
+    await eventually(lambda: only(node).flow.is_held)
+    assert only(node).flow.read_paused
+    size = read.size
+    await node.http.get("/health/live")
+    assert read.size <= size + ONE_READ  # what the other one sent is in it
+    node.admission.held.set()
+    await caller.hears(200, 400)
+
+
+# The host
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [],
+        ["Host: 127.0.0.1", "Host: 127.0.0.1"],
+        ["Host: a b"],
+        ["Host: a/b"],
+        ["Host: [::1"],
+        ["Host: [1:2]"],
+        ["Host: a:b"],
+        ["Host: a:70000"],
+        ["Host: " + "a" * 300],
+    ],
+)
+async def test_a_request_names_its_host_once(node: Node, caller: Caller, hosts: list[str]):
+    caller.send(LIVE, message("GET", "/health/live", hosts, host=False), LIVE)
+    _, refused = await caller.hears(200, 400)
+    assert "names its host once" in refused.json()["detail"]
+    await caller.hears_no_more()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        message("GET", "/health/live", ["Host:"], host=False),
+        message("GET", "/health/live", ["Host: [::1]:8080"], host=False),
+        message("GET", "/health/live", ["Host: Quotagate.Example:80"], host=False),
+        message("GET", "/health/live", host=False, version="HTTP/1.0"),
+    ],
+)
+async def test_a_host_may_be_empty_and_in_http_1_0_it_may_be_missing(caller: Caller, head: bytes):
+    caller.send(head)
+    await caller.hears(200)
+
+
+# Too many connections
+
+
+async def test_a_connection_too_many_is_closed_without_a_word():
+    shed: list[str] = []
+    allowed = Connections(3, 2)
+    allowed.shed = shed.append
+    async with serving(allowed=allowed) as node:
+        async with calling(node) as one, calling(node) as two:
+            for caller in (one, two):
+                caller.send(LIVE)
+                await caller.hears(200)
+            async with calling(node) as three:
+                await three.ends()
+            assert shed == ["connections_per_address"]
+            one.send(LIVE)
+            await one.hears(200)
+        await eventually(lambda: not node.server.server_state.connections)
+        async with calling(node) as four:
+            four.send(LIVE)
+            await four.hears(200)
 
 
 # Callers that leave

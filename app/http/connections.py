@@ -1,0 +1,68 @@
+"""How many connections one process holds, in all and for each address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from app.http.slowdown import source_of
+
+MOST: Final = 8_192
+MOST_OF_AN_ADDRESS: Final = 2_048
+
+TOO_MANY: Final = "connections"
+TOO_MANY_OF_AN_ADDRESS: Final = "connections_per_address"
+"""Causes, as ``quotagate_shed_total`` names them."""
+
+
+class Connections:
+    """Counts the connections of one process, and says which one is too many.
+
+    An IPv6 network of 64 bits counts as one address: a caller may have any address in it.
+
+    Args:
+        most: connections of the process.
+        most_of_an_address: of them, those of one address.
+
+    Attributes:
+        shed: is told the cause of each connection that is too many.
+    """
+
+    def __init__(self, most: int = MOST, most_of_an_address: int = MOST_OF_AN_ADDRESS) -> None:
+        self._most = most
+        self._most_of_an_address = most_of_an_address
+        self._open = 0
+        self._by_source: dict[str, int] = {}
+        self.shed: Callable[[str], None] = lambda _cause: None
+
+    def enter(self, address: str) -> bool:
+        """Count a new connection; False if it is one too many, which is not counted.
+
+        >>> connections = Connections(3, 2)
+        >>> [connections.enter(address) for address in ("10.0.0.7", "10.0.0.7", "10.0.0.7", "10.0.0.8")]
+        [True, True, False, True]
+        >>> connections.enter("10.0.0.9")
+        False
+        >>> connections.leave("10.0.0.7")
+        >>> connections.enter("10.0.0.9")
+        True
+        """
+        source = source_of(address)
+        held = self._by_source.get(source, 0)
+        if self._open >= self._most:
+            self.shed(TOO_MANY)
+        elif held >= self._most_of_an_address:
+            self.shed(TOO_MANY_OF_AN_ADDRESS)
+        else:
+            self._open += 1
+            self._by_source[source] = held + 1
+            return True
+        return False
+
+    def leave(self, address: str) -> None:
+        """Count no longer a connection that entered."""
+        source = source_of(address)
+        self._open -= 1
+        self._by_source[source] -= 1
+        if not self._by_source[source]:
+            del self._by_source[source]

@@ -1,0 +1,81 @@
+"""The host that a request names: whether it is one, and whether it is the one that was asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Final
+
+LONGEST: Final = 261
+"""Bytes: a name of 255, a colon and a port."""
+
+_HOST: Final = re.compile(
+    r"(\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::([0-9]*))?"
+)
+_ORIGIN: Final = re.compile(r"(https?)://(.+)")
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+def is_wrong(hosts: Sequence[bytes], *, version: str) -> bool:
+    """Whether a request with these ``Host`` fields is to be refused (RFC 9112, 3.2).
+
+    >>> is_wrong([b"localhost:8080"], version="1.1"), is_wrong([b"[::1]"], version="1.1")
+    (False, False)
+    >>> is_wrong([], version="1.1"), is_wrong([], version="1.0"), is_wrong([b"a", b"a"], version="1.0")
+    (True, False, True)
+    >>> is_wrong([b"a b"], version="1.1"), is_wrong([b"a:99999"], version="1.1")
+    (True, True)
+    """
+    if len(hosts) != 1:
+        return bool(hosts) or version == "1.1"
+    return len(hosts[0]) > LONGEST or parts(hosts[0]) is None
+
+
+@lru_cache(1024)  # of at most LONGEST bytes each
+def parts(host: bytes) -> tuple[str, int | None] | None:
+    """The name in lower case and the port, as far as it is named; None for what is no host.
+
+    >>> parts(b"LocalHost:8080"), parts(b"[::1]"), parts(b"example."), parts(b"a/b")
+    (('localhost', 8080), ('::1', None), ('example', None), None)
+    """
+    if not (found := _HOST.fullmatch(host.decode("latin-1"))):
+        return None
+    name, port = found[1].strip("[]").lower().removesuffix("."), found[2]
+    if found[1].startswith("[") and not is_address(name):
+        return None
+    if not port:
+        return name, None
+    return (name, int(port)) if len(port) <= 5 and int(port) <= 65_535 else None
+
+
+def is_address(name: str) -> bool:
+    """Whether a host is an address, which no name server can turn into another one.
+
+    >>> is_address("127.0.0.1"), is_address("::1"), is_address("localhost")
+    (True, True, False)
+    """
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_same(origin: bytes, host: bytes) -> bool:
+    """Whether a page of this origin lies on this host and port; the scheme is a matter of proxies.
+
+    >>> is_same(b"http://localhost:8080", b"localhost:8080"), is_same(b"https://q.example", b"q.example:443")
+    (True, True)
+    >>> is_same(b"http://localhost:3000", b"localhost:8080"), is_same(b"null", b"localhost")
+    (False, False)
+    """
+    found = _ORIGIN.fullmatch(origin.decode("latin-1").lower())
+    if not found or max(len(origin), len(host)) > 2 * LONGEST:
+        return False
+    default = _PORTS[found[1]]
+    there, here = parts(found[2].encode("latin-1")), parts(host)
+    if there is None or here is None:
+        return False
+    return (there[0], there[1] or default) == (here[0], here[1] or default)
