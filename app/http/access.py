@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 from starlette.types import Scope
@@ -17,8 +18,10 @@ from app.domain.ask import Ask
 from app.domain.bounds import OutOfBounds
 from app.domain.entity import EntityError, network_of, normalise_ip
 from app.domain.grant import EVERYTHING, Grant, Permission
+from app.http import host
 from app.http.peer import PEER
 from app.http.problems import FieldError, Problem
+from app.http.refusals import Refusals, fingerprint
 from app.http.slowdown import Slowdown
 
 ADMIN: Final = "admin"
@@ -27,9 +30,16 @@ OPEN: Final = Grant(None, frozenset({"decide"}))
 NOBODY: Final = Grant(None, frozenset())
 CHALLENGE: Final = 'Bearer realm="quotagate"'
 REMEMBERED_ADDRESSES: Final = 4096
+"""Each is an address of a socket: at most some 110 bytes, so that a cache of them is below a megabyte."""
+LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+ALLOWED_HOSTS: Final = ("localhost",)
 
 ADMINISTERED: Final = "/v1/"
 ADMINS_ALONE: Final = ("/v1/keys", "/v1/volumes:drill")
+
+_BY_A_BROWSER: Final = frozenset({b"origin", b"sec-fetch-site", b"host"})
+_ADDRESS: ContextVar[str] = ContextVar("address", default="")
+"""Who sends the request under way, for the log: what is refused later no longer has the request."""
 
 
 def scope_of(method: str, path: str) -> Permission:
@@ -52,6 +62,7 @@ class Access:
 
     Args:
         ring: gives what each key grants, by its SHA-256.
+        allowed_hosts: names by which it may be asked over loopback without a key, beside addresses.
         failed: is told why, whenever access is refused.
         now_ms: the node's clock, by which keys expire.
     """
@@ -62,6 +73,7 @@ class Access:
         open_to: Iterable[IPv4Network | IPv6Network],
         ring: Callable[[], Mapping[bytes, Grant]] = dict,
         *,
+        allowed_hosts: Collection[str] = ALLOWED_HOSTS,
         failed: Callable[[str], None] = lambda _reason: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -69,10 +81,12 @@ class Access:
         self._admin_grant = Grant(ADMIN, EVERYTHING)
         self._open_to = tuple(open_to)
         self._ring = ring
+        self._allowed_hosts = frozenset(name.lower().removesuffix(".") for name in allowed_hosts)
         self._failed = failed
+        self._refusals = Refusals()
         self._now_ms = now_ms
         self._slowdown = Slowdown()
-        self._by_address = lru_cache(REMEMBERED_ADDRESSES)(self._in_open_network)
+        self._by_address = lru_cache(REMEMBERED_ADDRESSES)(lambda address: _is_in(address, self._open_to))
 
     def caller(self, scope: Scope) -> Grant:
         """What the caller of a request may do.
@@ -86,6 +100,33 @@ class Access:
             grant = OPEN if self.is_open(scope) else NOBODY
         state = scope.get("state")
         return grant.certified(state[PEER]) if state and PEER in state else grant
+
+    def asker(self, scope: Scope) -> Grant:
+        """What the caller of a decision may do, which without a key no page of another site is.
+
+        A browser sends what such a page says from the machine of who looks at it, and that machine's address
+        may be in an open network.
+
+        Raises:
+            Problem: 401 as ``caller`` does; 403 for a browser on another site, and for a name that is not
+                ours over loopback, where a page can have its own name lead to this address.
+        """
+        grant = self.caller(scope)
+        if grant.name is not None:
+            return grant
+        sent = [(name, value) for name, value in scope["headers"] if name in _BY_A_BROWSER]
+        hosts = [value for name, value in sent if name == b"host"]
+        for name, value in sent:
+            if name == b"sec-fetch-site" and value.strip().lower() == b"cross-site":
+                raise self._other_site()
+            if name == b"origin" and not (hosts and host.is_same(value.strip(), hosts[0])):
+                raise self._other_site()
+        if hosts and not self._is_ours(hosts[0]) and _is_loopback(_address(scope)):
+            self._failed("host")
+            raise Problem(
+                403, "Without a key, ask over loopback by an address or a name of QUOTAGATE_ALLOWED_HOSTS."
+            )
+        return grant
 
     def is_open(self, scope: Scope) -> bool:
         """Whether the other end of the socket is in an open network, whatever key it sends."""
@@ -112,7 +153,7 @@ class Access:
             return
         if caller.name is None:
             raise self._key_needed(f"a key with the scope {wanted}")
-        self._failed("scope")
+        self._refused("scope", key=caller.name)
         challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{wanted}"'
         raise Problem(403, f"The key lacks the scope {wanted}.", headers={"WWW-Authenticate": challenge})
 
@@ -125,7 +166,10 @@ class Access:
         if ask.principal is None and caller.principal is not None:
             ask = replace(ask, principal=caller.principal)
         if not caller.covers(ask):
-            self._failed("bound")
+            if caller.name is None:
+                self._failed("bound")
+            else:
+                self._refused("bound", key=caller.name)
             outside = FieldError(field, "is for an entity that the caller is not bound to")
             holder = "key is bound" if caller.name else "certificate names another principal"
             raise Problem(403, f"The {holder}, and may not ask for this.", [outside])
@@ -163,38 +207,45 @@ class Access:
     def _with_key(self, sent: list[bytes], scope: Scope) -> Grant:
         scheme, _, key = sent[0].partition(b" ")
         key = key.strip(b" ")
+        _ADDRESS.set(_address(scope))
         if len(sent) != 1 or not key or scheme.lower() != b"bearer":
             raise self._not_valid("malformed", scope)
         digest = sha256(key).digest()
         is_admin = hmac.compare_digest(digest, self._admin)
         grant = self._admin_grant if is_admin else self._ring().get(digest)
         if grant is None:
-            raise self._not_valid("unknown", scope)
+            raise self._not_valid("unknown", scope, fingerprint=fingerprint(digest))
         if grant.until_ms is not None and grant.until_ms <= self._now_ms():
-            raise self._not_valid("expired", scope)
+            raise self._not_valid("expired", scope, key=grant.name or "")
         self._slowdown.forgive(_address(scope))
         return grant
 
-    def _not_valid(self, reason: str, scope: Scope) -> Problem:
+    def _not_valid(self, reason: str, scope: Scope, **key: str) -> Problem:
         """One answer for every reason: who has no key is not told whether it was one once."""
-        self._failed(reason)
+        self._refused(reason, **key)
         wait_s = self._slowdown.wait_s(_address(scope), time.monotonic())
         challenge = f'{CHALLENGE}, error="invalid_token"'
         return Problem(401, "The key is not valid.", headers={"WWW-Authenticate": challenge}, wait_s=wait_s)
+
+    def _refused(self, reason: str, **key: str) -> None:
+        """Count a refusal, and log it; of what is no key at all not even a fingerprint, which tells too much
+        of a short password.
+        """
+        self._failed(reason)
+        self._refusals.told(reason, _ADDRESS.get(), time.monotonic(), **key)
+
+    def _other_site(self) -> Problem:
+        self._failed("origin")
+        return Problem(403, "A page of another site may not ask without a key.")
+
+    def _is_ours(self, name: bytes) -> bool:
+        found = host.parts(name)
+        return found is not None and (host.is_address(found[0]) or found[0] in self._allowed_hosts)
 
     def _key_needed(self, key: str) -> Problem:
         self._failed("missing")
         detail = f"This needs {key}: send Authorization: Bearer KEY."
         return Problem(401, detail, headers={"WWW-Authenticate": CHALLENGE})
-
-    def _in_open_network(self, address: str) -> bool:
-        try:
-            parsed = ip_address(address)
-        except ValueError:  # a unix socket's path, or nothing
-            return False
-        if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
-            parsed = parsed.ipv4_mapped
-        return any(parsed in network for network in self._open_to)
 
 
 def turn_of(grant: Grant, scope: Scope) -> str:
@@ -213,6 +264,21 @@ def _turn_of(address: str) -> str:
         return network_of(normalise_ip(address), 64)
     except EntityError:  # a unix socket's path, or nothing
         return address
+
+
+@lru_cache(REMEMBERED_ADDRESSES)
+def _is_loopback(address: str) -> bool:
+    return _is_in(address, LOOPBACK)
+
+
+def _is_in(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+    try:
+        parsed = ip_address(address)
+    except ValueError:  # a unix socket's path, or nothing
+        return False
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return any(parsed in network for network in networks)
 
 
 def _address(scope: Scope) -> str:

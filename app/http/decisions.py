@@ -182,7 +182,7 @@ class HotRoute(PlainRoute):
 
     async def answered(self, scope: Scope, receive: Receive) -> Answer | None:
         """The answer to the whole body."""
-        grant = self._access.caller(scope)
+        grant = self._access.asker(scope)
         if "account" not in grant.scopes:  # which is enough for some asks: their bodies say
             self._access.demand(grant, "decide")
         if scope["method"] != "POST":

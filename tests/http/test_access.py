@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from ipaddress import ip_address, ip_network
@@ -9,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from app.domain.ask import Ask
 from app.domain.binding import Binding
@@ -17,6 +20,7 @@ from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http.access import NOBODY, OPEN, Access
 from app.http.health import Readiness
 from app.http.problems import Problem
+from app.http.refusals import AT_ONCE, Refusals
 from app.http.slowdown import REMEMBERED, Slowdown
 from tests.http.conftest import ADMIN, Node, serving
 
@@ -28,6 +32,13 @@ def scope(address: str | None = "127.0.0.1", *authorization: str, **more: str) -
     headers = [(b"authorization", value.encode()) for value in authorization]
     headers += [(name.replace("_", "-").encode(), value.encode()) for name, value in more.items()]
     return {"client": None if address is None else (address, 5), "headers": headers}
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[MutableMapping[str, Any]]]:
+    """What is logged meanwhile."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines
 
 
 @pytest.fixture
@@ -237,7 +248,7 @@ def test_the_slowdown_knows_networks_of_ipv6_and_forgets_what_is_too_much():
 
 # The paths of a node
 
-OPEN_PATHS = ["/health/live", "/health/ready", "/openapi.json", "/docs", "/redoc"]
+OPEN_PATHS = ["/", "/health/live", "/health/ready", "/openapi.json", "/docs", "/redoc", "/console"]
 
 
 @pytest.mark.parametrize("path", OPEN_PATHS)
@@ -263,7 +274,7 @@ async def test_everything_else_needs_a_key_before_it_is_said_to_be_missing(node:
     async def get(path: str, **headers: str) -> httpx.Response:
         return await node.http.get(path, headers=headers)
 
-    for path in ("/", "/v1/failing", "/v1/decisions/", "/nothing", "/health"):
+    for path in ("/v1/failing", "/v1/decisions/", "/nothing", "/health"):
         assert (await get(path)).status_code == 401, path
     missing = await get("/nothing", authorization=KEY)
     assert missing.status_code == 404
@@ -300,3 +311,138 @@ async def test_health_says_what_is_away(node: Node):
         assert (ready.status_code, ready.json()["status"]) == (503, status)
         live = await node.http.get("/health/live")
         assert (live.status_code, live.json()["status"]) == (200, "live")
+
+
+# Browsers of other sites
+
+HERE = "localhost:8080"
+
+
+def asked(judge: Judge, address: str = "127.0.0.1", **fields: str) -> int:
+    """The status of a decision that is asked for with these fields."""
+    try:
+        judge.access.asker(scope(address, **fields))
+    except Problem as problem:
+        return problem.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"host": HERE}, 200),
+        ({"host": HERE, "origin": "http://localhost:8080"}, 200),
+        ({"host": HERE, "origin": "http://LOCALHOST:8080", "sec_fetch_site": "same-origin"}, 200),
+        ({"host": "localhost", "origin": "https://localhost"}, 200),
+        ({"host": HERE, "origin": "null"}, 403),
+        ({"host": HERE, "origin": "http://localhost:3000"}, 403),
+        ({"host": HERE, "origin": "http://localhost"}, 403),
+        ({"host": HERE, "origin": "http://evil.example"}, 403),
+        ({"host": HERE, "origin": "http://localhost:8080.evil.example"}, 403),
+        ({"host": HERE, "origin": "http://x@localhost:8080"}, 403),
+        ({"host": HERE, "origin": ""}, 403),
+        ({"origin": "http://localhost:8080"}, 403),
+        ({"host": HERE, "sec_fetch_site": "cross-site"}, 403),
+        ({"host": HERE, "sec_fetch_site": "none"}, 200),
+    ],
+)
+def test_a_page_of_another_site_does_not_ask_without_a_key(fields: dict[str, str], status: int):
+    judge = Judge()
+    assert asked(judge, **fields) == status
+    assert judge.reasons == ["origin"] * (status == 403)
+    for key in ("gateway", ADMIN):
+        judge.access.asker(scope("127.0.0.1", f"Bearer {key}", **fields))
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "status"),
+    [
+        ("127.0.0.1", "127.0.0.1:8080", 200),
+        ("127.0.0.1", "127.9.9.9", 200),
+        ("::1", "[::1]:8080", 200),
+        ("127.0.0.1", "LocalHost.", 200),
+        ("127.0.0.1", "quotagate.internal:8080", 200),
+        ("127.0.0.1", "evil.example:8080", 403),
+        ("127.0.0.1", "localhost.evil.example", 403),
+        ("127.0.0.1", "", 403),
+        ("::1", "evil.example", 403),
+        ("::ffff:127.0.0.1", "evil.example", 403),
+        ("10.1.2.3", "evil.example", 200),
+    ],
+)
+def test_over_loopback_it_is_asked_by_its_own_names(address: str, name: str, status: int):
+    judge = Judge()
+    judge.access = Access(
+        ADMIN,
+        [ip_network("0.0.0.0/0"), ip_network("::/0")],
+        lambda: RING,
+        allowed_hosts=["localhost", "quotagate.internal"],
+        failed=judge.reasons.append,
+    )
+    assert asked(judge, address, host=name) == status
+    assert judge.reasons == ["host"] * (status == 403)
+    assert judge.access.asker(scope(address, "Bearer gateway", host=name)).name == "gateway"
+
+
+@pytest.mark.parametrize("path", ["/v1/decisions", "/v1/decisions:batch"])
+@pytest.mark.parametrize("fields", [{"Origin": "null"}, {"Host": "evil.example"}])
+async def test_a_page_cannot_charge(path: str, fields: dict[str, str]):
+    body = ASK if path.endswith("s") else {"asks": [ASK]}
+    async with serving() as node:
+        text_plain = {"Content-Type": "text/plain"}  # as a page may send without being asked first
+        answer = await node.http.post(path, content=json.dumps(body), headers={**fields, **text_plain})
+        assert answer.status_code == 403
+        assert node.admission.asked == []
+        assert (await node.http.post(path, json=body)).status_code == 200
+        passed_on = await node.http.get("/v1/check", headers=fields)
+        assert passed_on.status_code == 200, "gateways pass on what they were sent"
+
+
+# Refused keys in the log
+
+
+def test_refused_keys_are_logged_by_name_or_fingerprint_and_never_themselves(
+    log_lines: list[MutableMapping[str, Any]],
+):
+    judge = Judge(now_ms=1_000)
+    secret = "qg_a-key-that-nobody-knows"
+    judge.refused(secret)
+    judge.refused("brief")
+    judge.refused("reader")
+    with pytest.raises(Problem):
+        judge.access.confine(judge.caller("acme"), Ask(principal="other"))
+    with pytest.raises(Problem):
+        judge.access.caller(scope("127.0.0.1", "Basic dXNlcjpwYXNzd29yZA=="))
+    line = {"event": "a key was refused", "log_level": "warning", "address": "127.0.0.1"}
+    assert log_lines == [
+        {**line, "reason": "unknown", "fingerprint": sha256(secret.encode()).hexdigest()[:8]},
+        {**line, "reason": "expired", "key": "brief"},
+        {**line, "reason": "scope", "key": "reader"},
+        {**line, "reason": "bound", "key": "acme"},
+        {**line, "reason": "malformed"},
+    ]
+    for sent in (secret, "dXNlcj"):
+        assert sent not in str(log_lines)
+
+
+async def test_a_refusal_by_the_body_is_logged_with_its_address(log_lines: list[MutableMapping[str, Any]]):
+    async with serving() as node:
+        node.access._ring = lambda: RING
+        record = {**ASK, "mode": "record"}
+        assert (await node.ask(record, Authorization="Bearer gateway")).status_code == 403
+    assert [(line["reason"], line["key"], line["address"]) for line in log_lines if "reason" in line] == [
+        ("scope", "gateway", "127.0.0.1")
+    ]
+
+
+def test_refused_keys_are_logged_within_a_rate_and_what_was_left_out_is_said(
+    log_lines: list[MutableMapping[str, Any]],
+):
+    refusals = Refusals()
+    for n in range(1_000):
+        refusals.told("unknown", "127.0.0.1", 5.0 + n / 1_000_000)
+    assert len(log_lines) == AT_ONCE
+    refusals.told("unknown", "127.0.0.1", 7.0)
+    assert log_lines[-1]["left_out_before"] == 990
+    refusals.told("unknown", "127.0.0.1", 7.0)
+    assert "left_out_before" not in log_lines[-1]
