@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
@@ -18,29 +19,19 @@ import app
 from app.admission.metrics import Metrics
 from app.admission.slices import Slices
 from app.domain.quota_value import pointer
-from app.http import check, console, decisions, health, openapi
+from app.http import check, console, decisions, documents, health, openapi
 from app.http.access import ADMINISTERED, Access, scope_of
 from app.http.check import Check, CheckRoute
 from app.http.check_question import Sources
 from app.http.decisions import CallerClock, Decider, Decisions, HotRoute, PlainRoute, failure, refuse
 from app.http.health import Readiness
 from app.http.intake import Intake
+from app.http.kept import Kept
 from app.http.problems import FieldError, Problem, unprocessable
 from app.http.wire import Clock
 
-OPEN: Final = frozenset(
-    {
-        "/health/live",
-        "/health/ready",
-        "/metrics",
-        "/openapi.json",
-        "/docs",
-        "/docs/oauth2-redirect",
-        "/redoc",
-        console.PATH,
-    }
-)
-"""Paths that need no key, or say themselves who may ask; every other one does."""
+OPEN: Final = frozenset({"/health/live", "/health/ready", "/metrics"})
+"""Paths that need no key, or say themselves who may ask. What is kept as bytes needs none; the rest does."""
 
 log = structlog.get_logger("quotagate.http")
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
@@ -63,13 +54,15 @@ def create_app(
     intake = Intake()
     now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
     gateways = Check(admission, sources, now_ms, metrics.shed)
+    api = administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan)
     return Front(
         {
             decisions.ONE: HotRoute(hot.one, access, metrics.shed, intake),
             decisions.BATCH: HotRoute(hot.batch, access, metrics.shed, intake),
             check.PATH: CheckRoute(gateways, access, metrics.shed),
         },
-        administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan),
+        kept(api),
+        api,
         access,
     )
 
@@ -78,8 +71,10 @@ def administration(
     routers: Sequence[APIRouter], clock: Clock, sources: Sources, lifespan: Lifespan | None = None
 ) -> FastAPI:
     """Everything but the hot routes, which stand in its OpenAPI document all the same."""
-    api = FastAPI(**openapi.ABOUT, version=app.__version__, lifespan=lifespan, redirect_slashes=False)
-    for router in (*routers, console.router()):
+    api = FastAPI(
+        **openapi.ABOUT, version=app.__version__, lifespan=lifespan, redirect_slashes=False, openapi_url=None
+    )
+    for router in routers:
         api.include_router(router)
     api.add_exception_handler(Problem, _problem)
     api.add_exception_handler(HTTPException, _http_problem)
@@ -89,11 +84,25 @@ def administration(
     return api
 
 
-class Front:
-    """Sends each request to a hot route or to the rest, which, open paths apart, needs a key."""
+def kept(api: FastAPI) -> dict[str, Kept]:
+    """What is the same for everybody, by its path."""
+    document = json.dumps(api.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+    return {
+        documents.OPENAPI: Kept(document, "application/json"),
+        **documents.pages(),
+        console.PATH: console.kept(),
+        console.ENTRANCE: console.Entrance(),
+    }
 
-    def __init__(self, hot: Mapping[str, PlainRoute], rest: ASGIApp, access: Access) -> None:
+
+class Front:
+    """Sends each request to a hot route, to what is kept, or to the rest, which mostly needs a key."""
+
+    def __init__(
+        self, hot: Mapping[str, PlainRoute], same: Mapping[str, Kept], rest: ASGIApp, access: Access
+    ) -> None:
         self._hot = hot
+        self._same = same
         self._rest = rest
         self._access = access
 
@@ -107,7 +116,8 @@ class Front:
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["path"] in OPEN:
+            same = self._same.get(scope["path"])
+            if same is not None or scope["path"] in OPEN:
                 self._access.caller(scope)  # a key that is sent must be valid, also where none is needed
             elif scope["path"].startswith(ADMINISTERED):
                 self._access.require(scope, scope_of(scope["method"], scope["path"]))
@@ -115,6 +125,9 @@ class Front:
                 self._access.require_key(scope)
         except Problem as problem:
             await refuse(problem, scope, receive, send)
+            return
+        if same is not None:
+            await same(scope, receive, send)
             return
         if scope["method"] == "HEAD":  # is GET without a body, which the server leaves out
             scope = {**scope, "method": "GET"}

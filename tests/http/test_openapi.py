@@ -49,7 +49,7 @@ def test_hot_routes_have_their_refusals_and_an_example_of_each(
     document: dict[str, Any], path: str, decode: Any
 ):
     route = document["paths"][f"/v1/decisions{path}"]["post"]
-    assert set(route["responses"]) == {"200", "400", "401", "403", "413", "422"}
+    assert set(route["responses"]) == {"200", "400", "401", "403", "413", "422", "503"}
     for status, response in route["responses"].items():
         if status != "200":
             shown = response["content"]["application/problem+json"]["example"]

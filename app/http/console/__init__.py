@@ -1,18 +1,19 @@
-"""The console: one static page at ``/console``, which asks the routes that everybody has."""
+"""The console: one static page at ``/console``, over the routes that everybody has; ``/`` leads to it."""
 
 from __future__ import annotations
 
 import json
-from base64 import b64encode
-from hashlib import sha256
 from importlib.resources import files
 from typing import Final
 
-from fastapi import APIRouter
-from starlette.responses import HTMLResponse
+from starlette.types import Scope
 
 from app.domain.quota import KEYS
+from app.http.decisions import Answer
+from app.http.documents import HTML, OPENAPI, REDOC, SWAGGER, hash_of
+from app.http.kept import Kept
 
+ENTRANCE: Final = "/"
 PATH: Final = "/console"
 FOLDER: Final = files("app.http") / "console"
 
@@ -23,29 +24,36 @@ def page() -> tuple[str, str]:
     script = (FOLDER / "script.js").read_text().replace("{{keys}}", json.dumps(list(KEYS)))
     html = (FOLDER / "page.html").read_text().replace("{{style}}", style).replace("{{script}}", script)
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src 'self'; "
+        f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return html, policy
 
 
-def router() -> APIRouter:
-    """The route of the page, which holds nothing that is not known to everybody."""
+def kept() -> Kept:
+    """The page as bytes; it holds nothing that is not known to everybody."""
     html, policy = page()
     headers = {
         "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
+        # No page holds on to this one as a window, of this host neither: what is typed here stays here.
+        "Cross-Origin-Opener-Policy": "noopener-allow-popups",
+        "Cross-Origin-Resource-Policy": "same-origin",
     }
-    routes = APIRouter()
-
-    @routes.get(PATH, include_in_schema=False)
-    async def console() -> HTMLResponse:
-        return HTMLResponse(html, headers=headers)
-
-    return routes
+    return Kept(html.encode(), HTML, headers)
 
 
-def _hash(text: str) -> str:
-    return "sha256-" + b64encode(sha256(text.encode()).digest()).decode()
+class Entrance(Kept):
+    """Leads a browser to the console, and tells others what there is."""
+
+    def __init__(self) -> None:
+        places = {"console": PATH, "openapi": OPENAPI, "docs": [SWAGGER, REDOC], "ready": "/health/ready"}
+        super().__init__(json.dumps(places).encode(), "application/json", {"Vary": "Accept"})
+
+    def answer(self, scope: Scope) -> Answer:
+        """A redirect for who takes HTML, else the places as JSON."""
+        takes = b",".join(value for name, value in scope["headers"] if name == b"accept")
+        if b"text/html" not in takes.lower() or scope["method"] not in ("GET", "HEAD"):
+            return super().answer(scope)
+        there = [(b"location", PATH.encode()), (b"vary", b"Accept"), (b"cache-control", b"no-cache")]
+        return Answer(302, [*there, (b"content-length", b"0")], b"")

@@ -1,0 +1,101 @@
+"""Pages that show the OpenAPI document, with scripts that lie here, under a policy that allows nothing else.
+
+The scripts are Swagger UI and Redoc as the package fastapi-offline carries them; nothing else of it is used.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.resources import files
+from typing import Final
+
+from app.http.kept import Kept
+
+OPENAPI: Final = "/openapi.json"
+SWAGGER: Final = "/docs"
+REDOC: Final = "/redoc"
+
+HTML: Final = "text/html; charset=utf-8"
+FILES: Final[Mapping[str, tuple[str, str]]] = {
+    "/docs/swagger-ui.css": ("swagger-ui.css", "text/css; charset=utf-8"),
+    "/docs/swagger-ui-bundle.js": ("swagger-ui-bundle.js", "text/javascript; charset=utf-8"),
+    "/redoc/redoc.standalone.js": ("redoc.standalone.js", "text/javascript; charset=utf-8"),
+}
+
+FOREIGN_PICTURE: Final = b"https://cdn.redoc.ly/redoc/logo-mini.svg"
+"""Redoc's sign in a corner; the policy would refuse it, and say so in the browser's console."""
+
+_HEAD: Final = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+"""
+_SWAGGER_SCRIPT: Final = (
+    'SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLinking: true, validatorUrl: null})'
+)
+_REDOC_SCRIPT: Final = (
+    'Redoc.init("openapi.json", {disableSearch: true, hideDownloadButton: false}, '
+    'document.getElementById("page"))'
+)
+_REDOC_STYLE: Final = "body{margin:0}"
+_REDOC_SCROLLBARS: Final = "'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc='"
+"""A style that Redoc's script carries; with another version a browser names another hash."""
+
+
+def pages() -> dict[str, Kept]:
+    """Both pages and what they load, by their paths."""
+    found = {
+        path: Kept(_file(name), media_type, {"Cross-Origin-Resource-Policy": "same-origin"})
+        for path, (name, media_type) in FILES.items()
+    }
+    swagger = (
+        f"{_HEAD}<title>Quotagate: the API, to try</title>\n"
+        '<link rel="stylesheet" href="docs/swagger-ui.css">\n<div id="page"></div>\n'
+        f'<script src="docs/swagger-ui-bundle.js"></script>\n<script>{_SWAGGER_SCRIPT}</script>\n</html>\n'
+    )
+    redoc = (
+        f"{_HEAD}<title>Quotagate: the API, to read</title>\n<style>{_REDOC_STYLE}</style>\n"
+        '<div id="page"></div>\n'
+        f'<script src="redoc/redoc.standalone.js"></script>\n<script>{_REDOC_SCRIPT}</script>\n</html>\n'
+    )
+    found[SWAGGER] = Kept(swagger.encode(), HTML, _under(policy(_SWAGGER_SCRIPT)))
+    # Redoc puts an empty style element into the page and fills it by script: hence the hash of nothing.
+    styles = (hash_of(_REDOC_STYLE), hash_of(""), _REDOC_SCROLLBARS)
+    found[REDOC] = Kept(redoc.encode(), HTML, _under(policy(_REDOC_SCRIPT, *styles)))
+    return found
+
+
+def policy(script: str, *styles: str) -> str:
+    """A policy under which a page runs the scripts of this host and the one in it, and asks this host alone.
+
+    >>> "unsafe" in policy("start()"), "frame-ancestors 'none'" in policy("start()", hash_of(""))
+    (False, True)
+    """
+    hashes = "".join(f" {style}" for style in styles)
+    return (
+        f"default-src 'none'; script-src 'self' {hash_of(script)}; style-src 'self'{hashes}; "
+        "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+
+
+def hash_of(text: str) -> str:
+    """What a policy calls a script or a style that stands in the page."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _under(its_policy: str) -> dict[str, str]:
+    return {
+        "Content-Security-Policy": its_policy,
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }
+
+
+def _file(name: str) -> bytes:
+    text = (files("fastapi_offline") / "static" / name).read_bytes()
+    return text.replace(FOREIGN_PICTURE, b"data:,")
