@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct, field
@@ -14,6 +16,8 @@ SHOWN: Final = 1_000
 KEPT: Final = 4 * SHOWN
 """How many are kept before the least active are forgotten."""
 OTHER: Final = "other"
+SLICE: Final = 500
+"""Gauges that are copied at once, which takes about half a millisecond."""
 
 SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 ASKS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -42,7 +46,7 @@ class Histogram(Struct):
         self.total += other.total
 
 
-class Gauge(Struct):
+class Gauge(Struct, gc=False):
     """One label set: its newest value, and its throttle times.
 
     Attributes:
@@ -122,6 +126,11 @@ class Counts(Struct):
 
     def add(self, other: Counts) -> None:
         """Take in the counts of another process."""
+        for _ in self.added(other):
+            pass
+
+    def added(self, other: Counts) -> Iterator[None]:
+        """Take in the counts of a process that may go on counting, a slice at each step."""
         for name in ("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed"):
             mine: dict[Labels, float] = getattr(self, name)
             for labels, count in getattr(other, name).items():
@@ -141,7 +150,10 @@ class Counts(Struct):
         self.queue_seconds.add(other.queue_seconds)
         self.script_asks.add(other.script_asks)
         for known, its in zip(self.gauges, other.gauges, strict=True):
-            take_in(known, its)
+            labels = iter(list(its.items()))
+            while some := dict(islice(labels, SLICE)):
+                take_in(known, some)
+                yield
 
 
 def touch(gauges: Gauges, labels: Labels, now: float, value: float | None, throttled: float = 0.0) -> None:

@@ -89,7 +89,9 @@ class Exposition(Collector):
         yield _histogram("store_seconds", "Time of a call to the store.", c.store_seconds)
         yield _histogram("queue_seconds", "Time an ask waited in this node.", c.queue_seconds)
         yield _gauge("queue_asks", "Asks that wait in this node.", "", {(): c.queue_asks})
-        yield _counter("shed", "Requests that were not taken in, for want of time or room.", "cause", c.shed)
+        yield _counter(
+            "shed", "Requests and connections not taken in, for want of time or room.", "cause", c.shed
+        )
         yield _histogram("script_asks", "Asks that a call to the store carried.", c.script_asks)
         yield _values("rate", "The rate last measured, in the limit's unit.", "quota entity", c.rates, sum)
         yield _values(

@@ -93,6 +93,7 @@ class Metrics:
         self._logged = logged
         self._clock = clock
         self._halve_at = clock() + HALF_LIFE_S
+        self._page: asyncio.Task[bytes] | None = None
         self._file = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.counts"
 
     def decided(
@@ -159,7 +160,7 @@ class Metrics:
         self._counts.queue_seconds.observe(seconds, asks)
 
     def shed(self, cause: str) -> None:
-        """Count a request that was not taken in."""
+        """Count a request, or a connection, that was not taken in."""
         shed = self._counts.shed
         shed[cause,] = shed.get((cause,), 0) + 1
 
@@ -197,10 +198,24 @@ class Metrics:
         self._counts.forgiven += units
 
     async def text(self) -> bytes:
-        """Every metric, summed over the processes, as Prometheus reads it; put together beside the loop."""
+        """Every metric, summed over the processes, as Prometheus reads it.
+
+        Who asks while a page is being made is given that one: many scrapes at once cost as much as one.
+        """
+        if self._page is None:
+            self._page = asyncio.create_task(self._made(), name="make a page of metrics")
+            self._page.add_done_callback(self._finished)
+        return await asyncio.shield(self._page)
+
+    def _finished(self, _page: asyncio.Task[bytes]) -> None:
+        self._page = None
+
+    async def _made(self) -> bytes:
+        """A page: the counts are copied in slices, and put together beside the loop."""
         standing = self._look()
         total = Counts()
-        total.add(self._counts)
+        for _ in total.added(self._counts):
+            await asyncio.sleep(0)
         return await asyncio.to_thread(
             self._rendered, total, standing, self._logged.standing if self._logged else None
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.admission.counts import KEPT, SHOWN
+from app.admission.counts import KEPT, SHOWN, SLICE, Counts
 from app.admission.metrics import HALF_LIFE_S, QUIET_S, STANDING_S, Fill, Metrics
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Outcome, Verdict
@@ -354,3 +354,52 @@ async def test_counts_are_left_while_running_and_at_the_end(tmp_path: Path, cloc
 async def test_one_process_leaves_nothing():
     async with Metrics().written():
         pass
+
+
+async def test_scrapes_that_come_together_share_a_page(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    metrics = Metrics(clock=clock)
+    made = []
+    render = metrics._rendered
+
+    def counted(*arguments: Any) -> bytes:
+        made.append(arguments)
+        return render(*arguments)
+
+    monkeypatch.setattr(metrics, "_rendered", counted)
+    pages = await asyncio.gather(*(metrics.text() for _ in range(30)))
+    assert len(made) == 1
+    assert set(pages) == {pages[0]}
+    metrics.shed("connections")
+    assert b'quotagate_shed_total{cause="connections"} 1.0' in await metrics.text()
+    assert len(made) == 2
+
+
+async def test_a_scrape_that_is_given_up_takes_the_page_from_nobody(clock: Clock):
+    metrics = Metrics(clock=clock)
+    first, second = (asyncio.create_task(metrics.text()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert b"quotagate_decisions_total" in await second
+
+
+async def test_large_counts_are_copied_in_slices(clock: Clock):
+    metrics = Metrics(clock=clock)
+    for n in range(KEPT):
+        count(metrics, verdict(bucket=f"user=u{n}"))
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(take_turns())
+    copying = asyncio.create_task(metrics.text())
+    total = Counts()
+    slices = sum(1 for _ in total.added(metrics._counts))
+    await copying
+    others.cancel()
+    assert slices == KEPT / SLICE
+    assert turns >= slices
+    assert total.rates == metrics._counts.rates
