@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final, TypedDict, TypeGuard, TypeVar, cast
 
 from app.domain.entity import Entity
@@ -54,8 +55,14 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
 }
 
 
+MAX_ERRORS: Final = 100
+"""Errors that are named; looking for more would only cost time."""
+
+
 class ValueErrors(ValueError):
-    """Everything wrong with a value: (JSON pointer into it, what would be right), never empty."""
+    """What is wrong with a value: (JSON pointer into it, what would be right), never empty; all of it, or the
+    first errors.
+    """
 
     def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
         self.errors = tuple(errors)
@@ -91,7 +98,7 @@ def check(key: str, value: object, entity: Entity, defaults: Defaults) -> dict[s
         errors += wrong.errors
     found: dict[str, object] = {}
     if isinstance(value, Mapping):
-        errors += _read(KEYS[key], value, defaults, found)
+        errors += islice(_read(KEYS[key], value, defaults, found), MAX_ERRORS)
     elif _is_number(value):
         errors += [("", message) for _, message in _read(KEYS[key], {"limit": value}, defaults, found)]
     else:
@@ -264,7 +271,7 @@ class _WrongError(ValueError):
 
 
 def _each(reads: Mapping[str, Callable[[], V]]) -> dict[str, V]:
-    """Read every key, in the order of section 3, before any problem is raised."""
+    """Read every key, in the order of section 3, before any problem is raised, unless there are too many."""
     found: dict[str, V] = {}
     errors: list[tuple[str, str]] = []
     for key in sorted(reads, key=lambda key: _ORDER.get(key, len(_ORDER))):
@@ -272,6 +279,8 @@ def _each(reads: Mapping[str, Callable[[], V]]) -> dict[str, V]:
             found[key] = reads[key]()
         except ValueErrors as wrong:
             errors += [(pointer(key) + field, message) for field, message in wrong.errors]
+            if len(errors) >= MAX_ERRORS:
+                break
     if errors:
         raise ValueErrors(errors)
     return found

@@ -19,7 +19,7 @@ from app.http.check_question import Callers, Headers, Sources, read_query
 from app.http.decisions import Answer, Decider, PlainRoute, sender
 from app.http.problems import FieldError, Problem, retry_ms
 from app.http.ratelimit import rate_limits, retry_after_s
-from app.http.wire import MAX_ERRORS, encode_decision
+from app.http.wire import encode_decision
 
 PATH: Final = "/v1/check"
 WITHIN_S: Final = 0.3
@@ -71,7 +71,7 @@ class Check:
         errors = list(what.errors)
         who = self._callers.of(headers, errors)
         if errors:
-            raise not_understood(errors[:MAX_ERRORS])
+            raise not_understood(errors)
         at_ms = what.at_ms
         if at_ms is None and self._now_ms is not None:
             at_ms = self._now_ms()

@@ -11,11 +11,18 @@ from typing import Final
 
 from starlette.responses import Response
 
+from app.domain import quota_value
 from app.domain.quota_value import pointer
 
 PROBLEM_JSON: Final = "application/problem+json"
 _PHRASES: Final = {413: "Content Too Large", 422: "Unprocessable Content"}
 """RFC 9110's phrases, where older Pythons know older ones."""
+
+
+MAX_ERRORS: Final = quota_value.MAX_ERRORS
+"""Errors that one answer names; who sends more of them learns of the rest afterwards."""
+MAX_TEXT: Final = 512
+"""Bytes of a field and of a message; what was sent and is told back is cut there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,10 @@ class Problem(Exception):
     ) -> None:
         super().__init__(detail)
         self.status = status
-        self.detail = detail
-        self.errors = tuple(errors)
+        self.detail = shortened(detail)
+        self.errors = tuple(
+            FieldError(shortened(error.field), shortened(error.message)) for error in errors[:MAX_ERRORS]
+        )
         self.headers: Mapping[str, str] = headers or {}
         self.wait_s = wait_s
         self.type = type_
@@ -68,6 +77,18 @@ class Problem(Exception):
     def response(self) -> Response:
         """The problem as a Starlette response, which is also an ASGI application."""
         return Response(self.body(), self.status, dict(self.headers), PROBLEM_JSON)
+
+
+def shortened(text: str) -> str:
+    """A text within bounds, which ends in ``…`` where something was cut off.
+
+    >>> shortened("/principal"), len(shortened("x" * 1_000_000)), len(shortened("ü" * 1_000_000).encode())
+    ('/principal', 510, 511)
+    """
+    sent = text[: MAX_TEXT + 1].encode(errors="replace")
+    if len(sent) <= MAX_TEXT:
+        return text
+    return sent[: MAX_TEXT - 3].decode(errors="ignore") + "…"
 
 
 OVERLOADED: Final = "urn:quotagate:overloaded"

@@ -18,7 +18,7 @@ from app.domain.quota import Defaults
 from app.domain.quota_value import Definition, ValueErrors, pointer, replace
 from app.http import quotas_lists_schema as schema
 from app.http.access import Access
-from app.http.problems import FieldError, unknown, unprocessable
+from app.http.problems import MAX_ERRORS, FieldError, unknown, unprocessable
 from app.http.query import Query
 from app.http.quotas_lists_schema import MAX_ALTERED, MAX_APPLIED
 from app.http.quotas_wire import conditions_of, origin_of, refusals
@@ -55,7 +55,7 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
         Query.of(request.scope).check()
         alterations = await _read(sent, catalog.defaults)
         await change(request, [each for each in alterations if not each.errors], keep=not validate_only)
-        return answer({"results": [_result(each) for each in alterations]})
+        return answer({"results": _results(alterations)})
 
     @routes.post("/v1/quotas:apply", **schema.APPLY)
     async def apply_quotas(request: Request) -> Response:
@@ -138,11 +138,19 @@ def _alteration(spelled: str, quotas: dict[str, object], defaults: Defaults, *at
     return found
 
 
-def _result(alteration: Alteration) -> dict[str, object]:
-    spelled = alteration.sent if alteration.entity is None else str(alteration.entity)
-    if not alteration.errors:
-        return {"entity": spelled, "ok": True}
-    return {"entity": spelled, "ok": False, "problem": unprocessable(*alteration.errors).document()}
+def _results(alterations: list[Alteration]) -> list[dict[str, object]]:
+    """What became of each; of all errors as many as one answer names, and of each that failed the first."""
+    results: list[dict[str, object]] = []
+    left = MAX_ERRORS
+    for each in alterations:
+        spelled = each.sent if each.entity is None else str(each.entity)
+        result: dict[str, object] = {"entity": spelled, "ok": not each.errors}
+        if each.errors:
+            named = each.errors[: max(1, left)]
+            left -= len(named)
+            result["problem"] = unprocessable(*named).document()
+        results.append(result)
+    return results
 
 
 def _shown(change: QuotaChange) -> dict[str, object]:

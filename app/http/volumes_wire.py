@@ -7,7 +7,7 @@ from typing import Any, Final
 from app.domain.quota_value import pointer
 from app.domain.volumes import Observation, Volume
 from app.http.problems import FieldError, Problem, unknown, unprocessable
-from app.http.wire import MAX_ERRORS, wrong_name
+from app.http.wire import wrong_name
 
 MAX_VOLUMES: Final = 10_000
 MAX_SIZE: Final = 2**63 - 1
@@ -101,4 +101,4 @@ def _wrong_field(told: dict[str, Any], field: str) -> str | None:
 
 
 def _wrong(errors: list[FieldError]) -> Problem:
-    return unprocessable(*errors[:MAX_ERRORS])
+    return unprocessable(*errors)

@@ -24,7 +24,6 @@ Clock = Literal["store", "caller"]
 Body = TypeVar("Body", bound=Struct)
 
 MAX_BODY: Final = 1024 * 1024
-MAX_ERRORS: Final = 100
 """How many faults of one batch are named."""
 
 NAMES: Final = ("principal", "client_id", "broker", "listener")
@@ -90,7 +89,7 @@ def decode_batch(body: bytes, clock: Clock) -> Generator[None, None, list[Ask]]:
     if sum([len(ask.usage.producer_ids) for ask in sent.asks if ask.usage.producer_ids]) > MAX_IDS_IN_BATCH:
         errors.append(FieldError("/asks", f"must hold at most {MAX_IDS_IN_BATCH} producer ids together"))
     if errors:
-        raise unprocessable(*errors[:MAX_ERRORS])
+        raise unprocessable(*errors)
     return asks
 
 

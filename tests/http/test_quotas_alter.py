@@ -13,6 +13,7 @@ from app.catalog.catalog import Catalog
 from app.catalog.port import CatalogAway
 from app.catalog.sql import Origin
 from app.domain.entity import ANY, Entity
+from app.http.problems import MAX_ERRORS
 from tests.http.quota_app import fields
 
 ALICE, BOB, EVERYBODY = Entity.of(user="alice"), Entity.of(user="bob"), Entity.of(user=ANY)
@@ -312,3 +313,14 @@ async def test_changes_need_a_key_take_post_and_say_when_the_catalog_is_away(
     answer = await http.post(path, json=alterations(("user=alice", {"request_rate": 5})))
     assert fields(answer, 503) == []
     assert "secret-host" not in answer.text
+
+
+# Answers within bounds
+
+
+async def test_an_answer_to_many_wrong_alterations_is_bounded(http: AsyncClient):
+    wrong = [(f"user=u{n}", {f"k{m}": 1 for m in range(90)}) for n in range(1_000)]
+    results = await alter(http, *wrong)
+    assert all(each["problem"]["errors"] for each in results)
+    assert sum(len(each["problem"]["errors"]) for each in results) <= MAX_ERRORS + len(wrong)
+    assert len(json.dumps(results)) < 600_000

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from app.domain.ask import MODES, Ask
 from app.domain.decision import OUTCOMES, Decision, LimitedBy, Verdict
 from app.domain.quota_value import pointer
-from app.http.problems import Problem
-from app.http.wire import MAX_ERRORS, decode_ask, decode_batch, encode_decision, encode_decisions
+from app.http.problems import MAX_ERRORS, Problem
+from app.http.wire import decode_ask, decode_batch, encode_decision, encode_decisions
 from tests.steps import done
 
 ONE = '"usage": {"requests": 1}'
