@@ -37,6 +37,8 @@ QUIET_S: Final = 120.0
 STANDING_S: Final = 5.0
 """A process that has not left its counts for so long is gone: what was away from it says nothing any more."""
 WRITE_EVERY_S: Final = 1.0
+RESTS: Final = 3.0
+"""After a page of metrics none is made for so many times as long as it took."""
 
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
 
@@ -94,6 +96,7 @@ class Metrics:
         self._clock = clock
         self._halve_at = clock() + HALF_LIFE_S
         self._page: asyncio.Task[bytes] | None = None
+        self._rests_until = 0.0  # by the loop's clock
         self._file = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.counts"
 
     def decided(
@@ -200,7 +203,8 @@ class Metrics:
     async def text(self) -> bytes:
         """Every metric, summed over the processes, as Prometheus reads it.
 
-        Who asks while a page is being made is given that one: many scrapes at once cost as much as one.
+        Who asks while a page is being made is given that one: many scrapes at once cost as much as one. A
+        page is followed by a rest, so that scrapes without end take a part of a processor and no more.
         """
         if self._page is None:
             self._page = asyncio.create_task(self._made(), name="make a page of metrics")
@@ -212,6 +216,16 @@ class Metrics:
 
     async def _made(self) -> bytes:
         """A page: the counts are copied in slices, and put together beside the loop."""
+        loop = asyncio.get_running_loop()
+        if (rest_s := self._rests_until - loop.time()) > 0:
+            await asyncio.sleep(rest_s)
+        began = loop.time()
+        try:
+            return await self._put_together()
+        finally:
+            self._rests_until = loop.time() + RESTS * (loop.time() - began)
+
+    async def _put_together(self) -> bytes:
         standing = self._look()
         total = Counts()
         for _ in total.added(self._counts):

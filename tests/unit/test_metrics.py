@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.admission.counts import KEPT, SHOWN, SLICE, Counts
-from app.admission.metrics import HALF_LIFE_S, QUIET_S, STANDING_S, Fill, Metrics
+from app.admission.metrics import HALF_LIFE_S, QUIET_S, RESTS, STANDING_S, Fill, Metrics
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Outcome, Verdict
 from app.domain.ladder import Applied
@@ -372,6 +372,20 @@ async def test_scrapes_that_come_together_share_a_page(clock: Clock, monkeypatch
     metrics.shed("connections")
     assert b'quotagate_shed_total{cause="connections"} 1.0' in await metrics.text()
     assert len(made) == 2
+
+
+async def test_a_page_is_followed_by_a_rest(clock: Clock):
+    metrics = Metrics(clock=clock)
+    for n in range(500):
+        count(metrics, verdict(bucket=f"user=u{n}"))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await metrics.text()
+    took = loop.time() - began
+    assert loop.time() < metrics._rests_until <= loop.time() + RESTS * took
+    due = metrics._rests_until
+    await metrics.text()
+    assert loop.time() >= due
 
 
 async def test_a_scrape_that_is_given_up_takes_the_page_from_nobody(clock: Clock):
