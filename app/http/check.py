@@ -28,7 +28,7 @@ WITHIN_S: Final = 0.3
 MAX_REMEMBERED: Final = 1_024
 """Bytes of a query that is remembered; a gateway sends the same few."""
 
-_read_remembered: Final = lru_cache(256)(read_query)
+_read_remembered: Final = lru_cache(256)(read_query)  # at most a quarter of a megabyte of queries
 
 
 class Check:

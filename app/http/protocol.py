@@ -119,6 +119,8 @@ class Protocol(PeerProtocol):
         self._thrown_away = 0
         self._begun = 0
         self._is_amid_a_request = False
+        self._hosts: list[bytes] = [b""]
+        self._fields: list[tuple[bytes, bytes]] = []
         self._in_head = True
         self._arriving = 0
         self._head_size = 0
@@ -219,11 +221,6 @@ class Protocol(PeerProtocol):
             self._head_size = self._head_size_at_most = 0
             self._due = self.loop.time() + self.HEAD_S
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take in a field; a trailer is none."""
-        if self._in_head:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """Begin to answer."""
         if not self._head_is_made_up:
@@ -233,13 +230,25 @@ class Protocol(PeerProtocol):
                 )
                 if self._head_size > MAX_HEAD:
                     self._refuse(TOO_LARGE)
-            hosts = [value for name, value in self.headers if name == b"host"]
-            if host.is_wrong(hosts, version=self.parser.get_http_version()):
-                self._refuse(WRONG_HOST)
+            hosts, announced = [], 0
+            for name, value in self.headers:
+                if name == b"host":
+                    hosts.append(value)
+                elif name == b"content-length":
+                    announced = int(value)
+            if not hosts or hosts != self._hosts:  # which were right
+                if host.is_wrong(hosts, version=self.parser.get_http_version()):
+                    self._refuse(WRONG_HOST)
+                self._hosts = hosts
             self._in_head = False
             super().on_headers_complete()
             self._newest = self.cycle
-            self._begin_body()
+            self._fields = self.headers
+            self.headers = []  # for trailers, which are no headers
+            self._announced_size = announced
+            self._body_size = self._framed_size = self._thrown_away = 0
+            in_time = announced / BODY_RATE if announced <= THROWN_AWAY else 0
+            self._due = self.loop.time() + self.BODY_S + in_time
 
     def on_body(self, body: bytes) -> None:
         """Take in a part of a body, or throw it away if it was answered already."""
@@ -257,13 +266,6 @@ class Protocol(PeerProtocol):
         if not self.parser.should_upgrade():
             super().on_message_complete()
             self._is_amid_a_request = False
-
-    def _begin_body(self) -> None:
-        announced = next((value for name, value in self.headers if name == b"content-length"), b"0")
-        self._announced_size = int(announced)
-        self._body_size = self._framed_size = self._thrown_away = 0
-        wanted = self._announced_size if self._announced_size <= THROWN_AWAY else 0
-        self._due = self.loop.time() + self.BODY_S + wanted / BODY_RATE
 
     def _refuse(self, problem: Problem | None) -> None:
         """End the parsing, and the connection; None if everything was answered."""
@@ -312,19 +314,24 @@ class Protocol(PeerProtocol):
 
     def _parse(self) -> None:
         """As much of what came as there is room for; the rest waits, and nothing more is read."""
-        data, at = memoryview(self._unparsed), 0
+        data, at = self._unparsed, 0
         self._refusal = NOT_HTTP
         try:
             while at < len(data) and len(self.pipeline) < WAITING and not self.flow.write_paused:
-                piece = data[at : at + self._piece_size()]
-                at += len(piece)
-                self._read(piece)
-                if self._is_ending():
+                size = self._piece_size()
+                if at or size < len(data):
+                    piece = memoryview(data)[at : at + size]
+                    at += len(piece)
+                    self._read(piece)
+                else:  # as it mostly is
+                    at = len(data)
+                    self._read(data)
+                if self._last_word is not None:
                     return
         except httptools.HttpParserError:
             self._end(TOO_LARGE if self._head_size > MAX_HEAD else self._refusal)
             return
-        self._unparsed = bytes(data[at:])
+        self._unparsed = data[at:]
         if self._unparsed:
             self.flow.hold()
         elif self.flow.is_held and not self.flow.write_paused:
@@ -332,16 +339,17 @@ class Protocol(PeerProtocol):
 
     def _piece_size(self) -> int:
         """The rest of a body is one piece."""
-        return PIECE if self._in_head else max(PIECE, self._announced_size - self._body_size)
+        left = self._announced_size - self._body_size
+        return PIECE if self._in_head or left < PIECE else left
 
-    def _read(self, data: memoryview) -> None:
+    def _read(self, data: bytes | memoryview) -> None:
         while data:
             begun = self._begun
             self._arriving = len(data)
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
+                data = memoryview(data)[upgrade.args[0] :]
                 self._decline_upgrade()
                 continue
             if self._in_head:
@@ -360,7 +368,7 @@ class Protocol(PeerProtocol):
         """Parse what follows as the body that was announced, by a parser that knows of no upgrade."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        fields = [name + b": " + value for name, value in self.headers if name in _BODY_FIELDS]
+        fields = [name + b": " + value for name, value in self._fields if name in _BODY_FIELDS]
         self._head_is_made_up = True
         try:
             self.parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *fields, b"", b""]))
