@@ -11,7 +11,7 @@ def test_who_has_waited_is_not_passed_by_ever_new_ones():
     turns.of("waits").extend(range(10))
     for n in range(8):
         turns.of(f"new {n}").append(n)
-    served = []
+    served: list[str] = []
     while "waits" in turns._waiting and len(served) < 1_000:
         who, waiting = turns.first()
         served.append(who)
