@@ -220,8 +220,40 @@ class Machine(RuleBasedStateMachine):
         self._fill(full=True)
         self._decide(several)
         self.flood(first=self.now % len(IDS), many=50)
+        retried = replace(several[0], id=f"ask-{next(self.names)}", mode="record")
+        self._decide([retried, retried])
         self._fill(full=False)
         self._decide(several)
+
+    @rule(data=st.data())
+    def refuse_newcomers(self, data: Any) -> None:
+        """A newcomer whose own quota throttles in a full store charges nothing to the address it shares."""
+        for entity, policy in ((ENTITIES["user"][1], "throttle"), (ENTITIES["ip"][1], "admit")):
+            quota = replace(data.draw(quotas("request_rate", self.max_ids)), shadow=False)
+            self._set("request_rate", entity, replace(quota, on_store_failure=policy))
+        ask = Ask({"requests": 1}, None, f"n{next(self.names)}", None, "10.0.0.7", "1", detail=True)
+        self._fill(full=False)
+        self._decide([ask])
+        self._fill(full=True)
+        self._decide([replace(ask, principal=f"n{next(self.names)}"), ask])
+        self._fill(full=False)
+        self._decide([ask])
+
+    @rule(first=st.integers(0, len(IDS) - 61))
+    def crowd(self, first: int) -> None:
+        """Ids of two layers that one segment cannot hold in one layer come back while the store is full."""
+        everybody = self.quotas["producer_ids_rate"].get(ENTITIES["user"][1])
+        if everybody is None:
+            return
+        ask = Ask({}, tuple(IDS[first : first + 30]), f"n{next(self.names)}", mode="record", detail=True)
+        self._fill(full=False)
+        self._decide([ask])
+        self.now += everybody.layers.interval_ms
+        self._decide([replace(ask, producer_ids=tuple(IDS[first + 30 : first + 60]))])
+        self._fill(full=True)
+        self._decide([ask, replace(ask, mode="peek"), replace(ask, mode="admit")])
+        self._fill(full=False)
+        self._decide([ask])
 
     def _fill(self, *, full: bool) -> None:
         """Have the store full: whatever it uses is then more than it may."""

@@ -27,7 +27,7 @@ FAULTS = {
         "if alive + unseen > part.limit + 1 then",
     ),
     "a TTL left out": (
-        "call('SET', part.key, head .. table.concat(packed), 'PX', ttl(lasts))",
+        "set(part.key, head .. table.concat(packed), ttl(lasts))",
         "call('SET', part.key, head .. table.concat(packed))",
     ),
     "charging before every quota was looked at": (
@@ -59,6 +59,28 @@ FAULTS = {
     ),
     "a debt that is over coming back": ("if not part.over then return end", "do return end"),
     "a block not scrubbed": ("keep = keep * 17", "keep = 255"),
+    "a new bucket in a full store": (
+        "if is_full() then\n    part.outcome",
+        "if false then\n    part.outcome",
+    ),
+    "an answer kept in a full store": ("charged and not is_full()", "charged"),
+    "a larger filter in a full store": (
+        "return part.newest and is_short(part, 1) and is_full()",
+        "return false",
+    ),
+    "more charges in a full store": (
+        "if alive + n > part.capacity and part.newest and is_full()",
+        "if false",
+    ),
+    "new ids that pass in a full store": ("part.mode == ADMIT_MODE and is_full() then", "false then"),
+    "a refresh that grows a full store": (
+        "if is_stale and not (is_short(part, 1) and is_full()) then",
+        "if is_stale then",
+    ),
+    "charges beside a quota that refuses in a full store": (
+        "band(part.flags, CLOSED) > 0 and THROTTLE or ADMIT",
+        "ADMIT",
+    ),
     "a retry charged again": ("if kept and now - unpack_('<d', kept) < RETRY_MS then", "if false then"),
 }
 
