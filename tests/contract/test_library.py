@@ -40,6 +40,7 @@ def plan(user: str, limit: float = 2) -> Plan:
 
 
 async def outcomes(store: RedisStore, plans: list[Plan]) -> list[str]:
+    await store.connect()
     return [answer.said[0].outcome for answer in await store.decide(plans)]
 
 
@@ -57,6 +58,8 @@ async def test_a_library_that_is_lost_is_loaded_again_and_nothing_is_charged_twi
 async def test_what_belongs_to_one_call_does_not_reach_the_next(url: str):
     """Calls of other stores of other ways, and one that failed amid its asks, leave nothing behind."""
     store, by_caller = RedisStore(url, logged=True), RedisStore(url, caller_clock=True, max_ids=40)
+    await store.connect()
+    await by_caller.connect()
     with redis.Redis.from_url(url) as client:
         (early,) = await by_caller.decide([Plan("admit", plan("b").charges, at_ms=1_000)])
         assert early.at_ms == 0
@@ -75,10 +78,11 @@ async def test_what_belongs_to_one_call_does_not_reach_the_next(url: str):
 
 
 async def test_a_fault_of_the_script_is_one_asks_own_trouble(url: str):
-    right = "part.tokens, part.at = tokens_now(part) - part.usage, part.t"
+    right = "part.tokens, part.at = forgive(part, tokens_now(part) - part.usage), part.t"
     wrong = f"if part.limit == 3 then part.nothing.there = 1 end {right}"
     assert SCRIPT.count(right) == 1
     store = RedisStore(url, script=SCRIPT.replace(right, wrong))
+    await store.connect()
     first, broken, last = await store.decide([plan("a"), plan("b", limit=3), plan("c")])
     assert broken.error is not None
     assert [first.said[0].outcome, last.said[0].outcome] == ["admit", "admit"]

@@ -48,6 +48,19 @@ def test_a_store_that_evicts_is_named_until_it_is_mended(kind):
         assert not exposed(node, "quotagate_store_faults")
 
 
+def test_a_store_without_a_bound_on_its_memory_is_named_until_it_has_one():
+    with (
+        stores.server("valkey", "--maxmemory", "0") as server,
+        running(store_url=server.url) as node,
+        redis.Redis.from_url(server.url) as store,
+    ):
+        assert store_of(node) == "maxmemory"
+        assert exposed(node, "quotagate_store_faults") == '{fault="maxmemory"} 1.0'
+        assert "it has no maxmemory" in node.said()
+        store.config_set("maxmemory", stores.MAXMEMORY)
+        eventually(lambda: store_of(node) == "ok")
+
+
 def test_a_store_that_allows_no_info_decides_and_is_named():
     with stores.server("valkey") as server, redis.Redis.from_url(server.url) as store:
         store.execute_command("ACL", "SETUSER", "node", "on", ">secret", "~*", "+@all", "-info")

@@ -169,6 +169,18 @@ def test_the_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
     assert again.key()["Authorization"].endswith(key)
 
 
+def test_the_store_has_a_bound_by_default_or_as_it_is_set(start):
+    """Without one it would be a fault, which readiness says."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for settings, most in (({}, machine // 4), ({"QUOTAGATE_STORE_MEMORY": "33554432"}, 33_554_432)):
+        running = start(**settings).ready()
+        assert httpx.get(f"{running.url}/health/ready").json()["store"] == "ok"
+        lines = httpx.get(f"{running.url}/metrics").text.splitlines()
+        bound = [line.split()[1] for line in lines if line.startswith("quotagate_store_memory_max_bytes ")]
+        assert [float(bytes_) for bytes_ in bound] == [most]
+        running.end()
+
+
 def open_to_others(home: Path) -> dict[str, str]:
     """What in a home somebody else may read, write or enter, and its mode."""
     found = {path: stat.S_IMODE(path.lstat().st_mode) for path in (home, *home.rglob("*"))}
