@@ -166,24 +166,27 @@ class Access:
         if ask.principal is None and caller.principal is not None:
             ask = replace(ask, principal=caller.principal)
         if not caller.covers(ask):
-            if caller.name is None:
-                self._failed("bound")
-            else:
-                self._refused("bound", key=caller.name)
+            self._is_bound(caller)
             outside = FieldError(field, "is for an entity that the caller is not bound to")
             holder = "key is bound" if caller.name else "certificate names another principal"
             raise Problem(403, f"The {holder}, and may not ask for this.", [outside])
         return ask
 
-    def shared(self, outside: OutOfBounds, field: str = "") -> Problem:
+    def shared(self, caller: Grant, outside: OutOfBounds, field: str = "") -> Problem:
         """403 for an ask of a bound caller that would record in a bucket of others too, or give back to one.
 
         Args:
             field: of the ask that is the whole body; of one in a batch, of its place.
         """
-        self._failed("bound")
+        self._is_bound(caller)
         why = FieldError(f"{field}/{outside.field}", f"leads to {outside.bucket}, which others share")
         return Problem(403, "The caller is bound, and may not record or give back for others.", [why])
+
+    def _is_bound(self, caller: Grant) -> None:
+        if caller.name is None:  # a certificate binds it
+            self._failed("bound")
+        else:
+            self._refused("bound", key=caller.name)
 
     def require_key(self, scope: Scope) -> Grant:
         """Let a request pass that has a valid key, whatever its scopes.

@@ -96,7 +96,7 @@ class Decisions:
         try:
             (decision,) = await self._admission.decide((self._allowed(ask, grant, ""),), caller)
         except OutOfBounds as outside:
-            raise self._access.shared(outside) from None
+            raise self._access.shared(grant, outside) from None
         return encode_decision(decision)
 
     async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
@@ -105,7 +105,7 @@ class Decisions:
         try:
             decisions = await self._admission.decide(asks, caller)
         except OutOfBounds as outside:
-            raise self._access.shared(outside, f"/asks/{outside.place}") from None
+            raise self._access.shared(grant, outside, f"/asks/{outside.place}") from None
         return await self._slices.run(caller.turn, encode_decisions(decisions))
 
     def _allowed_batch(self, body: bytes, grant: Grant) -> Work[list[Ask]]:
