@@ -11,6 +11,7 @@ import contextlib
 from asyncio import sleep
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Final, Literal, NamedTuple, Protocol
 
 import structlog
@@ -20,6 +21,7 @@ from app.admission.log_rows import Changed, Decided, Entry, IdsAlone, Packing, s
 from app.admission.plan import Match
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
+from app.store.decision_log import Sibling
 from app.store.decision_log_standing import LogStanding
 from app.store.port import Answer, StoreError
 
@@ -38,6 +40,9 @@ BATCH_BYTES: Final = 64 * 1024
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 """What may wait to be sent, as estimated: a second or two of a node that is as busy as it can be."""
 
+MOST_SIBLINGS: Final = 256
+"""So many other nodes a batch names, those that were there last: some 60 bytes each."""
+
 CLOSE_WITHIN_S: Final = 2.0
 
 log: Final = structlog.get_logger("quotagate.log")
@@ -46,17 +51,18 @@ log: Final = structlog.get_logger("quotagate.log")
 class Stream(Protocol):
     """Where batches go; ``app.store.log_stream`` has it."""
 
-    async def append(self, batch: bytes, rows: int) -> bool:
-        """Leave a batch; False if there is no room; raises ``StoreError``."""
+    async def append(self, batch: bytes, rows: int, node: str, number: int) -> bool:
+        """Leave a node's batch of a number; False if there is no room; raises ``StoreError``."""
 
     async def standing(self) -> LogStanding:
         """How the log stands, and what its writer has left about itself; raises ``StoreError``."""
 
 
 class Leaving(NamedTuple):
-    """A batch under way, its rows, and of those how many were dropped before as it tells, and why."""
+    """A batch under way: its number, its rows, and how many dropped before it tells of, by why."""
 
     batch: bytes
+    number: int
     rows: int
     told: Counter[str]
 
@@ -257,7 +263,14 @@ class DecisionLog:
         if not packing.rows:
             return self._next_batch()  # which tells of that
         self._number += 1
-        return Leaving(packing.batch(self._node, self._number, self._now_ms()), packing.rows, told)
+        batch = packing.batch(self._node, self._number, self._now_ms(), self._siblings())
+        return Leaving(batch, self._number, packing.rows, told)
+
+    def _siblings(self) -> list[Sibling]:
+        """The other nodes, as the log's heartbeat had them when it was looked at last."""
+        nodes = self.standing.nodes if self.standing is not None else ()
+        others = sorted((each for each in nodes if each[0] != self._node), key=itemgetter(2), reverse=True)
+        return others[:MOST_SIBLINGS]
 
     async def _deliver(self, leaving: Leaving) -> bool:
         """Send a batch until the store has it, or has no room: twice is no harm, as it is known by its id."""
@@ -266,7 +279,7 @@ class DecisionLog:
                 await sleep(SEND_EVERY_S)
                 continue
             try:
-                took = await self._stream.append(leaving.batch, leaving.rows)
+                took = await self._stream.append(leaving.batch, leaving.rows, self._node, leaving.number)
             except StoreError as error:
                 self._say(f"the store does not take it: {error.reason}")
                 await sleep(SEND_EVERY_S)

@@ -16,7 +16,7 @@ from app.domain.decision import Decision, Verdict
 from app.domain.digest import digest, fingerprint
 from app.domain.quota import Quota
 from app.domain.usage import ids_of, usage_of
-from app.store.decision_log import SEEN, VERSION, QuotaThen, Row, VerdictThen, batch_id
+from app.store.decision_log import SEEN, VERSION, QuotaThen, Row, Sibling, VerdictThen, batch_id
 from app.store.port import Answer
 
 ROW_BYTES: Final = 1_000
@@ -109,10 +109,10 @@ class Packing:
         self._packed.append(self._raw(self._row(entry)))
         self.rows += 1
 
-    def batch(self, node: str, number: int, sent_ms: int) -> bytes:
+    def batch(self, node: str, number: int, sent_ms: int, siblings: Sequence[Sibling] = ()) -> bytes:
         """The batch; its fields are those of ``app.store.decision_log.Batch``."""
-        name = batch_id(node, number)
-        fields = (VERSION, name, node, sent_ms, self._quotas, self._packed, fingerprint(self._secret))
+        name, made_by = batch_id(node, number), fingerprint(self._secret)
+        fields = (VERSION, name, node, sent_ms, self._quotas, self._packed, made_by, siblings)
         return _encode(fields)
 
     def _raw(self, part: Row | QuotaThen) -> Raw:

@@ -63,5 +63,5 @@ class LoadLog:
             LogFull: there is no room.
             StoreError: the store did not answer; it may have been taken.
         """
-        if not await self._stream.append(batch, rows):
+        if not await self._stream.append(batch, rows, self._node, self._number):
             raise LogFull(FULL)

@@ -15,6 +15,10 @@ from app.store.keys import PREFIX
 STREAM: Final = f"{PREFIX}:log"
 """The stream of batches: each entry has ``batch``, msgpack of a ``Batch``, and ``rows``, how many."""
 
+NODES: Final = f"{PREFIX}:log:nodes"
+"""The log's heartbeat, a hash: by the name of each node the number of its newest batch in the stream, and
+when that came, ``NUMBER:AT_MS``. A node that has left none for ten minutes is taken out."""
+
 VERSION: Final = 1
 """Of the layout of a batch; a writer that meets a newer one leaves it for a newer writer."""
 
@@ -127,12 +131,18 @@ def batch_id(node: str, number: int) -> str:
     return f"{node}-{number:012d}"
 
 
+Sibling = tuple[str, int, int]
+"""Another node in the log's heartbeat: its name, the number of its newest batch, and when it left that."""
+
+
 class Batch(Struct, array_like=True, frozen=True):
     """Rows of one node; ``id`` is unique, so that a row is known by it and its place.
 
     Attributes:
         id: the node, and a number that grows by one, so that a batch which is missing shows.
         secret: the fingerprint of the secret that made the digests.
+        siblings: the other nodes that stand in the log's heartbeat, so that one which is missing as a whole
+            shows. An older node says none.
     """
 
     version: int
@@ -142,3 +152,4 @@ class Batch(Struct, array_like=True, frozen=True):
     quotas: list[QuotaThen]
     rows: list[Row]
     secret: str | None = None
+    siblings: list[Sibling] = []

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from redis.asyncio import Redis
 
-from app.store.decision_log import STREAM
+from app.store.decision_log import NODES, STREAM, Sibling
 from app.store.keys import PREFIX
 from app.store.redis import run
 
@@ -44,14 +44,28 @@ redis.call('HSET', KEYS[1], 'error', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 """
 
+ALIVE_MS: Final = 600_000
+"""So long a node that leaves nothing stands in the log's heartbeat."""
+
 STANDING: Final = """
--- KEYS: the stream, the standing. Returns {now in ms, entries unread, id of the oldest or '', seen_ms,
--- written, unreadable, failures, error}; of an entry only its id leaves the store.
+-- KEYS: the stream, the standing, the heartbeat. ARGV: ms a node stands there. Returns {now in ms, entries
+-- unread, id of the oldest or '', seen_ms, written, unreadable, failures, error, {node, NUMBER:AT_MS, ...}};
+-- of an entry only its id leaves the store.
 local time = redis.call('TIME')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]
 local left = redis.call('HMGET', KEYS[2], 'seen_ms', 'written', 'unreadable', 'failures', 'error')
 for at = 1, 5 do left[at] = left[at] or '' end
+local nodes, alive = redis.call('HGETALL', KEYS[3]), {}
+for at = 1, #nodes, 2 do
+  if now - tonumber(string.match(nodes[at + 1], ':(.*)$')) > tonumber(ARGV[1]) then
+    redis.call('HDEL', KEYS[3], nodes[at])
+  else
+    alive[#alive + 1] = nodes[at]
+    alive[#alive + 1] = nodes[at + 1]
+  end
+end
+left[6] = alive
 return { now, redis.call('XLEN', KEYS[1]), oldest and oldest[1] or '', unpack(left) }
 """
 
@@ -68,6 +82,7 @@ class LogStanding(NamedTuple):
         failures: how often files could not be written, or looked after.
         error: why files cannot be written now, in one word; empty if they can.
         seen_ms: when a writer was last there, by the store's clock; 0 if it was long ago.
+        nodes: those that stand in the log's heartbeat.
     """
 
     now_ms: int
@@ -78,6 +93,7 @@ class LogStanding(NamedTuple):
     failures: int
     error: str
     seen_ms: int
+    nodes: tuple[Sibling, ...] = ()
 
 
 async def read(client: Redis) -> LogStanding:
@@ -86,8 +102,8 @@ async def read(client: Redis) -> LogStanding:
     Raises:
         StoreError: the store did not answer.
     """
-    reply = await run(client, "EVAL", STANDING, 2, STREAM, KEY)
-    now, waiting, oldest, seen, written, unreadable, failures, error = reply
+    reply = await run(client, "EVAL", STANDING, 3, STREAM, KEY, NODES, ALIVE_MS)
+    now, waiting, oldest, seen, written, unreadable, failures, error, nodes = reply
     lag_ms = max(int(now) - int(oldest.partition(b"-")[0]), 0) if oldest else 0
     return LogStanding(
         now_ms=int(now),
@@ -98,7 +114,13 @@ async def read(client: Redis) -> LogStanding:
         failures=int(failures or 0),
         error=error.decode(),
         seen_ms=int(seen or 0),
+        nodes=tuple(_sibling(*pair) for pair in zip(nodes[::2], nodes[1::2], strict=True)),
     )
+
+
+def _sibling(node: bytes, said: bytes) -> Sibling:
+    number, _, at_ms = said.partition(b":")
+    return node.decode(), int(number), int(at_ms)
 
 
 async def took(client: Redis, entries: Iterable[tuple[bytes, int, int]]) -> None:

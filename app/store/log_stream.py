@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from redis.asyncio import Redis
 
-from app.store.decision_log import STREAM
+from app.store.decision_log import NODES, STREAM
 from app.store.decision_log_standing import LogStanding, read
 from app.store.keys import LONGEST_TTL_MS
 from app.store.redis import client_of, run
@@ -16,11 +16,16 @@ MAX_BATCHES: Final = 4_096
 Only rows of hundreds of plain ids, each of the longest kind, can make them more."""
 
 APPEND: Final = """
--- KEYS: the stream. ARGV: how many batches it may hold, rows, batch, ms it is kept. What was read is deleted,
--- so the length is what is unread: none of that is given up for something newer.
+-- KEYS: the stream, the heartbeat. ARGV: how many batches it may hold, rows, batch, ms both are kept, the
+-- node, its batch's number. What was read is deleted, so the length is what is unread: none of that is given
+-- up for something newer.
 if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
 redis.call('XADD', KEYS[1], '*', 'rows', ARGV[2], 'batch', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
+local time = redis.call('TIME')
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+redis.call('HSET', KEYS[2], ARGV[5], ARGV[6] .. ':' .. now)
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
 return 1
 """
 
@@ -36,14 +41,14 @@ class LogStream:
         """The stream in a store, with connections of its own, so that no decision waits for it."""
         return cls(client_of(url, timeout_s))
 
-    async def append(self, batch: bytes, rows: int) -> bool:
-        """Leave a batch; False if there is no room.
+    async def append(self, batch: bytes, rows: int, node: str, number: int) -> bool:
+        """Leave a batch, and say in the heartbeat that its node left it; False if there is no room.
 
         Raises:
             StoreError: the store did not answer; it may have been taken.
         """
-        arguments = (MAX_BATCHES, rows, batch, LONGEST_TTL_MS)
-        return bool(await run(self._client, "EVAL", APPEND, 1, STREAM, *arguments))
+        arguments = (MAX_BATCHES, rows, batch, LONGEST_TTL_MS, node, number)
+        return bool(await run(self._client, "EVAL", APPEND, 2, STREAM, NODES, *arguments))
 
     async def standing(self) -> LogStanding:
         """How the log stands, and what its writer has left about itself.

@@ -20,7 +20,8 @@ from app.domain.digest import digest
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import Rules
 from app.domain.quota import Quota
-from app.store.decision_log import CHARGED, STREAM, Batch, Row
+from app.store.decision_log import CHARGED, NODES, STREAM, Batch, Row
+from app.store.decision_log_standing import ALIVE_MS
 from app.store.log_stream import LogStream
 from app.store.redis import RedisStore
 from tests import stores
@@ -95,3 +96,22 @@ async def test_what_a_store_that_hung_charged_in_the_end_is_logged(kind: str, wh
     assert late.verdicts[1].usage == 3
     assert (seen.kind, seen.verdicts[0].ids) == ("decision", bytes(2))
     assert (late.order or 0) < (seen.order or 0)
+
+
+@pytest.mark.parametrize("kind", stores.KINDS)
+async def test_batches_in_the_stream_stand_in_the_heartbeat(kind: str):
+    with stores.running(kind) as url:
+        stream = LogStream.at(url)
+        try:
+            assert (await stream.standing()).nodes == ()
+            for node, number in (("a", 1), ("b", 1), ("a", 2)):
+                assert await stream.append(b"", 0, node, number)
+            standing = await stream.standing()
+            assert sorted(each[:2] for each in standing.nodes) == [("a", 2), ("b", 1)]
+            assert all(0 <= standing.now_ms - at_ms < 60_000 for _, _, at_ms in standing.nodes)
+            async with redis.asyncio.from_url(url) as raw:
+                await raw.hset(NODES, "b", f"1:{standing.now_ms - ALIVE_MS - 1}")
+                assert [each[0] for each in (await stream.standing()).nodes] == ["a"]
+                assert await raw.hkeys(NODES) == [b"a"], "it is taken out for good"
+        finally:
+            await stream.close()

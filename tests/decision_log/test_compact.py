@@ -164,7 +164,7 @@ def test_what_is_none_of_ours_is_named_once_and_left(folder):
     hour = folder / HOUR
     (hour / "corrupt.parquet").write_bytes(b"PAR1 and then nothing of the kind")
     pq.write_table(
-        SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"2"}), hour / "newer.parquet"
+        SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"3"}), hour / "newer.parquet"
     )
     pq.write_table(pa.table({"a": [1]}), hour / "other.parquet")
     damaged = hour / f"{batches[1].id}.parquet"

@@ -46,8 +46,8 @@ def test_a_period_is_read_without_the_hours_around_it(folder):
         (SCHEMA.empty_table().drop_columns(["ids"]), "column ids: is missing"),
         (SCHEMA.empty_table().replace_schema_metadata({}), "metadata quotagate.schema: must be the version"),
         (
-            SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"2"}),
-            "metadata quotagate.schema: 2 is newer than 1; read it with a newer Quotagate",
+            SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"3"}),
+            "metadata quotagate.schema: 3 is newer than 2; read it with a newer Quotagate",
         ),
         (
             SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"0"}),

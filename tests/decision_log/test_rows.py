@@ -30,6 +30,7 @@ def _row(batch: Batch, place: int, row: Row) -> dict[str, Any]:
         if row.limited_by
         else None
     )
+    siblings = [dict(zip(("node", "number", "at_ms"), each, strict=True)) for each in batch.siblings]
     return known | {
         "batch": batch.id,
         "place": place,
@@ -39,6 +40,8 @@ def _row(batch: Batch, place: int, row: Row) -> dict[str, Any]:
         "limited_by": limited,
         "verdicts": [_verdict(batch, verdict, ids) for verdict in row.verdicts],
         "change": change if row.what is not None else None,
+        "batch_rows": len(batch.rows),
+        "siblings": siblings if place == 0 and siblings else None,
     }
 
 
@@ -61,6 +64,7 @@ def _verdict(batch: Batch, verdict: VerdictThen, ids: list[int]) -> dict[str, An
 
 def test_every_field_arrives():
     batches = [*Node("a", seed=3).batches(5), *Node("b", seed=4).batches(5, rows=1), Node("c").batch(rows=0)]
+    batches[1] = replace(batches[1], siblings=[("b", 5, 17), ("c", 1, 19)])
     found = table([decode(packed(batch)) for batch in batches])
     assert found.schema.equals(SCHEMA, check_metadata=True)
     found.validate(full=True)
@@ -68,6 +72,7 @@ def test_every_field_arrives():
     assert found.to_pylist() == expected
     assert {row["kind"] for row in expected} == {"decision", "ids", "quota"}
     assert any(verdict["charged_ids"] for row in expected for verdict in row["verdicts"])
+    assert sum(row["siblings"] is not None for row in expected) == 1
     assert any(verdict["refreshed_ids"] for row in expected for verdict in row["verdicts"])
 
 

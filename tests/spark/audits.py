@@ -29,7 +29,7 @@ class Audited:
         self.held: bool = report["held"]
         self.overall: dict[str, Any] = self.rows("overall")[0]
         self.principals = {row["principal"]: row for row in self.rows("principals")}
-        self.cases = sorted(self.rows("cases"), key=lambda row: (row["order"], row["bucket"] or ""))
+        self.cases = sorted(self.rows("cases"), key=lambda row: (row["order"] or 0, row["bucket"] or ""))
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = pq.read_table(self.folder / table).to_pylist()

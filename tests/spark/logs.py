@@ -249,11 +249,12 @@ class Logged:
         }
 
     def _empty(self) -> Row:
+        batch, place = divmod(self.batch, ROWS_OF_A_BATCH)
         self.batch += 1
         return {
             **dict.fromkeys(SCHEMA.names),
-            "batch": f"n-{self.batch // ROWS_OF_A_BATCH:012d}",
-            "place": self.batch % ROWS_OF_A_BATCH,
+            "batch": f"n-{batch:012d}",
+            "place": place,
             "node": "n",
             "at_ms": self.now_ms,
             "deny": False,

@@ -16,7 +16,7 @@ from app.domain.oracle import Oracle
 from tests.spark import faults
 from tests.spark.audits import Audited, audit
 from tests.spark.logs import SECRET, START_MS, Logged, asks
-from workers.spark.audit import held, job
+from workers.spark.audit import held, terminal
 from workers.spark.log import spelled
 
 QUICK = (0, 1, 5, 20, 50, -3)
@@ -167,7 +167,7 @@ def test_a_log_that_was_switched_on_over_a_store_in_use(spark: SparkSession, tmp
     folder = log.write(tmp_path / "log")
     found = audit(spark, folder)
     assert found.not_held == {"a": {held.FALSELY_SEEN}}
-    assert "say --older" in job.said(found.report, "report", 1.0)
+    assert "say --older" in terminal.said(found.report, "report", 1.0)
     assert audit(spark, folder, "--older").held
 
 

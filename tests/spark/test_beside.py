@@ -17,12 +17,18 @@ from tests.spark.audits import audit
 from tests.spark.logs import SECRET, Logged, asks
 from tests.spark.test_frames import found, log, verdict
 from workers.decision_log.schema import HOUR_MS
-from workers.spark.audit import held, job, missing, stale
+from workers.spark.audit import held, missing, stale, terminal
+from workers.spark.audit.batches import Inside, seen
 from workers.spark.audit.limits import Factor, Times
 from workers.spark.audit.missing import Lacking, Missing
 from workers.spark.log import spelled
 
-GAPS = "node string, first long, last long, missing long"
+GAPS = "node string, first long, last long, missing long, begins long"
+
+
+def lacking(rows: DataFrame) -> Missing:
+    """What is missing from rows."""
+    return missing.of(rows, seen(rows))
 
 
 def batches(spark: SparkSession, *names: str) -> DataFrame:
@@ -31,12 +37,12 @@ def batches(spark: SparkSession, *names: str) -> DataFrame:
 
 def test_gaps_between_the_numbers_of_each_node(spark: SparkSession):
     names = ["n-1-000000000003", "n-1-000000000005", "n-1-000000000005", "n-1-000000000009", "m-000000000001"]
-    expected = spark.createDataFrame([("n-1", 3, 9, 4), ("m", 1, 1, 0)], GAPS)
+    expected = spark.createDataFrame([("n-1", 3, 9, 4, 3), ("m", 1, 1, 0, 1)], GAPS)
     found = missing.gaps(missing.numbers(batches(spark, *names)))
     assert_df_equality(found, expected, ignore_row_order=True, ignore_nullable=True)
     beside = missing.numbers(batches(spark, "n-1-000000000004", "n-1-000000000010", "m-000000000009"))
     found = missing.gaps(missing.numbers(batches(spark, *names)), beside)
-    expected = spark.createDataFrame([("n-1", 3, 9, 3), ("m", 1, 1, 0)], GAPS)
+    expected = spark.createDataFrame([("n-1", 3, 9, 3, 3), ("m", 1, 1, 0, 1)], GAPS)
     assert_df_equality(found, expected, ignore_row_order=True, ignore_nullable=True)
 
 
@@ -50,9 +56,9 @@ def test_names_that_are_none_of_a_batch_break_nothing(spark: SparkSession):
         "n-١٢٣٤٥٦٧٨٩٠١٢",
         "n-000000000001x",
     ]
-    assert missing.of(batches(spark, *names)) == Missing(0, 0, False, ())
+    assert lacking(batches(spark, *names)) == Missing(0, 0, False, ())
     odd = ["<b>\n-000000000001", "<b>\n-999999999999", "-000000000002", "a-000000000002\n"]
-    lacks = missing.of(batches(spark, *odd))
+    lacks = lacking(batches(spark, *odd))
     assert lacks.batches == 999_999_999_997
     assert lacks.nodes == (Lacking("<b>\n", 1, 999_999_999_999, 999_999_999_997),)
     assert lacks.beginning, "the nameless node begins with 2"
@@ -78,7 +84,7 @@ def test_rows_that_nodes_dropped(spark: SparkSession, said: str | None, rows: in
         "version": None,
     }
     told = {"kind": "dropped", "order": None, "change": tuple(change.values()), "decision": None}
-    assert missing.of(log(spark, {}, told, told)).rows == 2 * rows
+    assert lacking(log(spark, {}, told, told)).rows == 2 * rows
 
 
 def test_charges_that_no_decision_without_the_store_explains(spark: SparkSession):
@@ -137,7 +143,7 @@ def test_over_all(spark: SparkSession, lacks: Missing, judged: int, allowed: boo
     total = spark.createDataFrame(
         [(7, judged, [held.LOST])], "verdicts long, judged long, not_held array<string>"
     )
-    [row] = missing.judged(total, lacks, allow_missing=allowed).collect()
+    [row] = missing.judged(total, lacks, Inside(0, 0, ()), 0, allow_missing=allowed).collect()
     assert row["not_held"] == [held.LOST, *says]
     assert (row["missing_batches"], row["dropped_rows"]) == (lacks.batches, lacks.rows)
 
@@ -207,7 +213,7 @@ def test_a_node_that_goes_on_with_an_old_limit(spark: SparkSession, tmp_path: Pa
     assert not old.held
     assert old.not_held == {name: {held.STALE} for name in ("a", "b", None)}
     assert set(old.overall["not_held"]) == {held.STALE}
-    said = job.said(old.report, "out", 1)
+    said = terminal.said(old.report, "out", 1)
     assert "  a: limits that did not stand" in said
     cases = [case for case in old.cases if case["case"] == "stale"]
     assert {(case["quota"], case["exact"]) for case in cases} == {("connection_creation_rate", "limit 2")}
@@ -224,14 +230,15 @@ def test_a_log_that_lacks_rows(spark: SparkSession, tmp_path: Path):
     change = dict.fromkeys(("what", "before", "after", "who", "version"))
     log.add(kind="dropped", change=change | {"what": "the stream is full", "after": '{"rows": 250}'})
     whole = [
-        row | {"node": "<b>", "batch": f"<b>-{1 + place // 20:012d}"} for place, row in enumerate(log.rows)
+        row | {"node": "<b>", "batch": f"<b>-{1 + at // 20:012d}", "place": at % 20}
+        for at, row in enumerate(log.rows)
     ]
     folder = log.write(tmp_path / "log", whole)
     lacking = audit(spark, folder)
     assert (lacking.held, lacking.not_held) == (False, {})
     assert lacking.overall["not_held"] == [held.MISSING]
     assert (lacking.overall["missing_batches"], lacking.overall["dropped_rows"]) == (0, 250)
-    said = job.said(lacking.report, "out", 1)
+    said = terminal.said(lacking.report, "out", 1)
     assert said.startswith("Not all bounds held:\n  over all: rows are missing from the log\n60 decisions, ")
     assert ", 0 batches missing, 250 rows dropped; the report is out/report.html" in said
     rest = [row for row in whole if row["batch"] != "<b>-000000000002" and row["kind"] != "dropped"]
@@ -244,14 +251,14 @@ def test_a_log_that_lacks_rows(spark: SparkSession, tmp_path: Path):
     assert "<td>&lt;b&gt;</td>" in page
     allowed = audit(spark, folder, "--allow-missing")
     assert allowed.held
-    assert job.said(allowed.report, "out", 1).startswith("All bounds held: 60 decisions, ")
+    assert terminal.said(allowed.report, "out", 1).startswith("All bounds held: 60 decisions, ")
 
 
 def test_a_batch_that_lies_beside_the_period_is_not_missing(spark: SparkSession, tmp_path: Path):
     """Callers whose clocks differ: a batch between others may have rows of another hour alone."""
     log = Logged(Oracle(SECRET))
     log.run(asks(1, ["a"]), 60, (0, 10))
-    rows = [row | {"batch": f"n-{1 + place // 20:012d}"} for place, row in enumerate(log.rows)]
+    rows = [row | {"batch": f"n-{1 + at // 20:012d}", "place": at % 20} for at, row in enumerate(log.rows)]
     for row in rows[20:40]:
         row["at_ms"] -= 5 * HOUR_MS
     folder = log.write(tmp_path / "log", rows)

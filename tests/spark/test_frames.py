@@ -14,7 +14,7 @@ from workers.spark.audit import frames, held
 from workers.spark.audit.decisions import SCHEMA as COMBINED
 from workers.spark.audit.decisions import combining, to_combine
 from workers.spark.audit.found import SCHEMA as FOUND
-from workers.spark.log import each_once
+from workers.spark.log import each_once, standing_twice
 
 
 def log(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
@@ -87,7 +87,7 @@ def test_each_row_once(spark: SparkSession):
     rows = log(spark, {}, {"place": 0}, {"place": 0, "batch": "c"}, {"place": 7, "batch": "c"})
     columns = ("batch", "place")
     expected = spark.createDataFrame([("b", 0), ("c", 0), ("c", 7)], "batch string, place int")
-    once = each_once(rows).select(*columns)
+    once = each_once(rows, standing_twice(rows)).select(*columns)
     assert_df_equality(once, expected, ignore_row_order=True, ignore_nullable=True)
 
 
@@ -116,22 +116,36 @@ def test_principals_have_what_was_counted_and_what_was_found(spark: SparkSession
     assert_df_equality(total, expected, ignore_nullable=True)
 
 
+COUNTED = (
+    *("falsely_seen", "lookups", "over", "differs", "lost", "charged_again", "untold", "stale", "unlikely"),
+    *("altered", "contradicts", "clock", "same_order"),
+)
+"""The counts by which something does not hold."""
+
+
+def counted(principal: str, **counts: int) -> tuple[Any, ...]:
+    return (principal, *(counts.get(name, 0) for name in COUNTED))
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_what_did_not_hold_is_named(spark: SparkSession, allowed: bool):
-    counts = ("falsely_seen", "lookups", "over", "differs", "lost", "charged_again", "untold", "stale")
-    columns = ", ".join(["principal string", *(f"{count} long" for count in counts)])
     table = spark.createDataFrame(
         [
-            ("good", 0, 0, 0, 0, 0, 0, 0, 0),
-            ("lucky", 1, 10, 0, 0, 0, 0, 0, 0),
-            ("gullible", 9, 100, 0, 0, 0, 0, 0, 0),
-            ("over", 0, 0, 2, 1, 0, 0, 0, 0),
-            ("lost", 0, 0, 0, 0, 1, 0, 0, 0),
-            ("again", 0, 0, 0, 0, 0, 3, 0, 0),
-            ("untold", 0, 0, 0, 0, 0, 0, 1, 0),
-            ("stale", 0, 0, 0, 0, 0, 0, 0, 2),
+            counted("good"),
+            counted("lucky", falsely_seen=1, lookups=10),
+            counted("gullible", falsely_seen=9, lookups=100),
+            counted("at once", unlikely=1),
+            counted("over", over=2, differs=1),
+            counted("lost", lost=1),
+            counted("again", charged_again=3),
+            counted("altered", altered=1),
+            counted("untold", untold=1),
+            counted("stale", stale=2),
+            counted("contradicts", contradicts=1),
+            counted("clock", clock=1),
+            counted("copied", same_order=1),
         ],
-        columns,
+        ", ".join(["principal string", *(f"{count} long" for count in COUNTED)]),
     )
     lost = [] if allowed else [held.LOST]
     expected = spark.createDataFrame(
@@ -142,12 +156,17 @@ def test_what_did_not_hold_is_named(spark: SparkSession, allowed: bool):
             ("over", [held.OVER, held.DIFFERS]),
             ("lost", lost),
             ("again", lost),
+            ("altered", [] if allowed else [held.ALTERED]),
             ("untold", [] if allowed else [held.UNTOLD]),
             ("stale", [held.STALE]),
+            ("at once", [held.UNLIKELY]),
+            ("contradicts", [held.CONTRADICTS]),
+            ("clock", [] if allowed else [held.CLOCK]),
+            ("copied", [held.SAME_ORDER]),
         ],
         "principal string, not_held array<string>",
     )
-    judged = frames.judged(table, allow_lost=allowed, allow_missing=allowed)
+    judged = frames.judged(table, allow_lost=allowed, allow_missing=allowed, allow_clock=allowed)
     named = judged.select("principal", "not_held")
     assert_df_equality(named, expected, ignore_row_order=True, ignore_nullable=True)
 
@@ -172,10 +191,16 @@ def test_ids_that_a_fallback_named_before_are_not_taken_for_seen(spark: SparkSes
         {**without_store, "ids": [5], "at_ms": 100_010, "principal": "b"},
     )
     tally = {**bucket, "case": "tally", "falsely_seen": 7}
-    strangers = [{**bucket, "case": "falsely_seen", "digest": each} for each in range(1, 8)]
-    less = frames.named_before(found(spark, tally, *strangers), rows)
+    a_case = {**bucket, "case": "falsely_seen", "amount": 1.0, "order": 128, "among": 7}
+    met = found(spark, tally, *({**a_case, "digest": each} for each in range(1, 8)))
+    told = frames.named_before(met, rows)
+    less = frames.taken_back(told)
     expected = spark.createDataFrame([("tally", "a", -2)], "case string, principal string, falsely_seen long")
     assert_df_equality(less.select("case", "principal", "falsely_seen"), expected, ignore_nullable=True)
+    columns = ["case", "principal", "unlikely"]
+    expected = spark.createDataFrame([("tally", "a", 1)], "case string, principal string, unlikely long")
+    assert_df_equality(frames.unlikely(met, told, 10).select(*columns), expected, ignore_nullable=True)
+    assert not frames.unlikely(met.where("digest <= 3"), told, 10).count(), "one of them is chance"
 
 
 def test_buckets_and_cases_are_told_apart(spark: SparkSession):
@@ -251,10 +276,10 @@ def test_a_decision_that_its_verdicts_do_not_make(spark: SparkSession):
     cases = looked.mapInArrow(combining(sequential=False), from_arrow_schema(COMBINED))
     expected = spark.createDataFrame(
         [
-            (5 + 128, "the decision: delay 70 ms by producer_byte_rate of user=a"),
-            (6 + 128, "the decision: throttle 9 ms by consumer_byte_rate of user=a"),
+            (5 + 128, "the decision: delay 70 ms by producer_byte_rate of user=a, set on user=*"),
+            (6 + 128, "the decision: throttle 9 ms by consumer_byte_rate of user=a, set on user=*"),
             (7 + 128, "the decision: admit"),
-            (8 + 128, "the decision: throttle 9 ms by consumer_byte_rate of user=a"),
+            (8 + 128, "the decision: throttle 9 ms by consumer_byte_rate of user=a, set on user=*"),
         ],
         "order long, exact string",
     )

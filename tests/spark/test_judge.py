@@ -246,7 +246,8 @@ def test_tokens_whose_first_row_gives_some_back():
     for mode, mutations in (("admit", 12), ("refund", 3), ("admit", 1), ("admit", 1)):
         log.now_ms += 100
         log.ask(Ask({"mutations": mutations}, None, "a", mode=mode, detail=True))  # type: ignore[arg-type]
-    assert clean(judge(log.rows[1:]))
+    assert clean(judge(log.rows[1:], Rules(is_whole=False)))
+    assert judge(log.rows[1:]).total("unlogged") == 1, "a bucket of a whole log held nothing before its rows"
 
 
 @pytest.mark.parametrize("size", [1_000, 0])

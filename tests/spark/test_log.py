@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from app.domain.oracle import Oracle
 from tests.spark.audits import asked_of
 from tests.spark.logs import SECRET, START_MS, Logged, asks
-from workers.decision_log.schema import HOUR_MS, SCHEMA, VERSION, VERSION_KEY
+from workers.decision_log.schema import HOUR_MS, OLDEST, SCHEMA, VERSION, VERSION_KEY
 from workers.spark import log
 from workers.spark.__main__ import explained
 from workers.spark.buckets import asked, by_bucket
@@ -121,7 +121,7 @@ def of_version(table: pa.Table, version: int | None) -> pa.Table:
         (lambda table: without(table, "verdicts"), "column verdicts: is missing"),
         (narrower_verdicts, "column verdicts: "),
         (lambda table: of_version(table, VERSION + 1), "metadata quotagate.schema: .*newer"),
-        (lambda table: of_version(table, VERSION - 1), "metadata quotagate.schema: .*older"),
+        (lambda table: of_version(table, OLDEST - 1), "metadata quotagate.schema: .*older"),
         (lambda table: of_version(table, None), "metadata quotagate.schema: "),
     ],
     ids=["column", "verdicts", "field of a struct", "newer", "older", "no version"],

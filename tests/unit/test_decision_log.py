@@ -18,7 +18,7 @@ from app.domain.digest import digest, fingerprint
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import Rules
 from app.domain.quota import PRODUCER_IDS_RATE, REQUEST_RATE, Quota
-from app.store.decision_log import CHARGED, REFRESHED, SEEN, Batch, Row
+from app.store.decision_log import CHARGED, REFRESHED, SEEN, Batch, Row, Sibling, batch_id
 from app.store.decision_log_standing import LogStanding
 from app.store.port import Answer, Said, StoreError
 
@@ -41,8 +41,10 @@ class Stream:
     taken: list[Batch] = field(default_factory=list)
     offered: list[bytes] = field(default_factory=list)
     was_offered: asyncio.Event = field(default_factory=asyncio.Event)
+    nodes: tuple[Sibling, ...] = ()
 
-    async def append(self, batch: bytes, rows: int) -> bool:
+    async def append(self, batch: bytes, rows: int, node: str, number: int) -> bool:
+        assert batch_id(node, number) == msgpack.decode(batch, type=Batch).id
         self.offered.append(batch)
         self.was_offered.set()
         took = self.does()
@@ -52,7 +54,7 @@ class Stream:
         return took
 
     async def standing(self) -> LogStanding:
-        return LogStanding(5_000, 0, 0, 0, 0, 0, "", 0)
+        return LogStanding(5_000, 0, 0, 0, 0, 0, "", 0, self.nodes)
 
     @property
     def rows(self) -> list[Row]:
@@ -109,6 +111,17 @@ async def test_a_decision_is_a_row_with_all_that_made_it():
     assert (rate.observed, rate.remaining, rate.correction) == (1.0, 2.0, 1)
     assert (batch.id, batch.node, batch.sent_ms) == ("n-000000000001", "n", 5_000)
     assert batch.secret == fingerprint(SECRET)
+
+
+async def test_a_batch_names_the_other_nodes_that_stand_in_the_heartbeat():
+    stream = Stream(nodes=(("m", 7, 4_900), ("n", 3, 4_999)))
+    log = log_to(stream)
+    take(log, found=answer())
+    await log._send()
+    log.standing = await stream.standing()
+    take(log, found=answer())
+    await log._send()
+    assert [batch.siblings for batch in stream.taken] == [[], [("m", 7, 4_900)]]
 
 
 async def test_each_quota_stands_once_in_a_batch():

@@ -25,7 +25,9 @@ from workers.decision_log.schema import (
     SCHEMA,
     SUFFIX,
     BadFile,
+    as_now,
     blaming,
+    columns_of,
     footer,
     partition,
     readable,
@@ -218,5 +220,5 @@ class _Taken:
 def _rows(folder: Folder, path: str) -> Iterator[pa.RecordBatch]:
     """The rows of a file, some at a time, in our columns alone."""
     with blaming(path), pq.ParquetFile(path, filesystem=folder.filesystem) as file:
-        for rows in file.iter_batches(ROWS_OF_A_GROUP, columns=SCHEMA.names):
-            yield rows.select(SCHEMA.names).cast(SCHEMA)
+        for rows in file.iter_batches(ROWS_OF_A_GROUP, columns=columns_of(file.schema_arrow)):
+            yield from as_now(rows).to_batches()

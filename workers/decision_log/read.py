@@ -10,7 +10,16 @@ from pyarrow import compute, fs
 from pyarrow import parquet as pq
 
 from workers.decision_log.folder import Folder
-from workers.decision_log.schema import HOUR_MS, IDENTITY, SCHEMA, blaming, footer, hour_of
+from workers.decision_log.schema import (
+    HOUR_MS,
+    IDENTITY,
+    SCHEMA,
+    as_now,
+    blaming,
+    columns_of,
+    footer,
+    hour_of,
+)
 
 TRIES: Final = 3
 """Of listing the files: those of a past hour may be merged while they are read."""
@@ -58,9 +67,8 @@ def _within(file: fs.FileInfo, since_ms: int | None, until_ms: int | None) -> bo
 
 
 def _table(folder: Folder, file: fs.FileInfo) -> pa.Table:
-    footer(file.path, folder.filesystem)
+    columns = columns_of(footer(file.path, folder.filesystem).schema.to_arrow_schema())
     with blaming(file.path):
-        found = pq.read_table(
-            file.path, filesystem=folder.filesystem, columns=SCHEMA.names, partitioning=None
+        return as_now(
+            pq.read_table(file.path, filesystem=folder.filesystem, columns=columns, partitioning=None)
         )
-        return found.select(SCHEMA.names).cast(SCHEMA)

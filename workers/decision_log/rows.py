@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from app.domain.quota import PRODUCER_IDS_RATE
 from app.store.decision_log import CHARGED, REFRESHED, VERSION, Batch, QuotaThen, Row, VerdictThen
-from workers.decision_log.schema import CHANGE, LIMITED_BY, SCHEMA, VERDICT
+from workers.decision_log.schema import CHANGE, LIMITED_BY, SCHEMA, SIBLING, VERDICT
 
 _DECODER: Final = msgspec.msgpack.Decoder(Batch)
 _DIGESTS: Final = pa.list_(pa.int64())
@@ -73,6 +73,8 @@ def _columns(batches: Sequence[Batch], rows: Sequence[Row]) -> Iterator[pa.Array
         "batch": _repeated((batch.id for batch in batches), sizes),
         "node": _repeated((batch.node for batch in batches), sizes),
         "place": pa.array(chain.from_iterable(map(range, sizes)), pa.int32()),
+        "batch_rows": pa.array(chain.from_iterable([size] * size for size in sizes), pa.int32()),
+        "siblings": _siblings(batches),
         "usage": _usage(of_all("usage")),
         "ids": _ids(joined, digests),
         "limited_by": _struct(LIMITED_BY, of_all("limited_by")),
@@ -88,6 +90,15 @@ def _repeated(values: Iterable[str], sizes: Sequence[int]) -> pa.Array:
     """A value for each batch, as a value for each row."""
     places = array("i", chain.from_iterable([place] * size for place, size in enumerate(sizes)))
     return pa.array(values, pa.string()).take(_numbers(places, pa.int32()))
+
+
+def _siblings(batches: Sequence[Batch]) -> pa.Array:
+    """What each batch says of the other nodes, in its first row."""
+    told: list[list[dict[str, Any]] | None] = []
+    for batch in batches:
+        said = [dict(zip(SIBLING.names, each, strict=True)) for each in batch.siblings]
+        told += [said or None, *(None,) * (len(batch.rows) - 1)] if batch.rows else []
+    return pa.array(told, pa.list_(SIBLING))
 
 
 def _usage(usages: Sequence[dict[str, float]]) -> pa.Array:

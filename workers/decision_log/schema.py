@@ -20,9 +20,16 @@ import pyarrow as pa
 from pyarrow import fs
 from pyarrow import parquet as pq
 
-VERSION: Final = 1
+VERSION: Final = 2
+OLDEST: Final = 1
+"""Files of these versions and of all between are read; what one lacks that came later is null in it."""
+
 VERSION_KEY: Final = b"quotagate.schema"
 """Under this key of a file's metadata stands the version of its columns."""
+
+ADDED: Final = {"batch_rows": 2, "siblings": 2, "verdicts.max_debt": 2}
+"""The version that a column came with, or a field of a struct as ``verdicts.NAME``; all others are as old as
+``OLDEST``. What is added can be null."""
 
 VERDICT: Final = pa.struct(
     [
@@ -73,6 +80,14 @@ CHANGE: Final = pa.struct(
     ]
 )
 
+SIBLING: Final = pa.struct(
+    [
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("number", pa.int64(), nullable=False),  # of its newest batch in the stream
+        pa.field("at_ms", pa.int64(), nullable=False),  # when it left that one there
+    ]
+)
+
 SCHEMA: Final = pa.schema(
     [
         pa.field("kind", pa.string(), nullable=False),  # app/store/decision_log.py says which there are
@@ -103,6 +118,8 @@ SCHEMA: Final = pa.schema(
         pa.field("limited_by", LIMITED_BY),
         pa.field("verdicts", pa.list_(VERDICT)),
         pa.field("change", CHANGE),
+        pa.field("batch_rows", pa.int32()),  # how many rows the batch has, so that one which is missing shows
+        pa.field("siblings", pa.list_(SIBLING)),  # the other nodes, as this one knew them; in place 0 alone
     ],
     metadata={VERSION_KEY: str(VERSION).encode()},
 )
@@ -200,22 +217,50 @@ def blaming(path: str, why: str = "cannot be read") -> Iterator[None]:
 
 
 def check(path: str, schema: pa.Schema) -> None:
-    """Refuse a file whose columns are not those of this version.
+    """Refuse a file whose columns are not those of its version, or whose version is not read.
 
     Raises:
-        BadFile: a newer or an older version, none, or a column that is missing or of another type.
+        BadFile: a newer or too old a version, none, or a column that is missing or of another type.
     """
     said = (schema.metadata or {}).get(VERSION_KEY)
     field = f"metadata {VERSION_KEY.decode()}"
     if said is None or not re.fullmatch(rb"[0-9]{1,9}", said):
         raise BadFile(path, f"{field}: must be the version, so this is no file of the decision log")
-    if int(said) > VERSION:
-        raise BadFile(path, f"{field}: {int(said)} is newer than {VERSION}; read it with a newer Quotagate")
-    if int(said) < VERSION:
-        raise BadFile(path, f"{field}: {int(said)} is older than {VERSION}, and not read any more")
+    version = int(said)
+    if version > VERSION:
+        raise BadFile(path, f"{field}: {version} is newer than {VERSION}; read it with a newer Quotagate")
+    if version < OLDEST:
+        raise BadFile(path, f"{field}: {version} is older than {OLDEST}, and not read any more")
     for column in SCHEMA:
         place = schema.get_field_index(column.name)
         if place < 0:
+            if ADDED.get(column.name, OLDEST) > version:
+                continue
             raise BadFile(path, f"column {column.name}: is missing")
-        if not schema.field(place).type.equals(column.type):
-            raise BadFile(path, f"column {column.name}: is {schema.field(place).type}, must be {column.type}")
+        found = schema.field(place).type
+        if not found.equals(_then(column, version)) and not found.equals(column.type):
+            raise BadFile(path, f"column {column.name}: is {found}, must be {column.type}")
+
+
+def columns_of(schema: pa.Schema) -> list[str]:
+    """The columns of ours that a file has, in our order; one of an older version lacks some."""
+    return [name for name in SCHEMA.names if name in schema.names]
+
+
+def as_now(rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Rows of a version that is read, with the columns of this one: what they lack is null."""
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    for column in SCHEMA:
+        if column.name not in table.schema.names:
+            table = table.append_column(column, pa.nulls(table.num_rows, column.type))
+    return table.select(SCHEMA.names).cast(SCHEMA)
+
+
+def _then(column: pa.Field, version: int) -> pa.DataType:
+    """The type that a column had in a version: of a struct, or a list of them, what was added is left out."""
+    type_ = column.type
+    if pa.types.is_list(type_) and pa.types.is_struct(type_.value_type):
+        return pa.list_(_then(column.with_type(type_.value_type), version))
+    if not pa.types.is_struct(type_):
+        return type_
+    return pa.struct([each for each in type_ if ADDED.get(f"{column.name}.{each.name}", OLDEST) <= version])

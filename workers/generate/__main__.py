@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
@@ -67,6 +67,10 @@ def log(
             help="When the traffic begins, in UTC.",
         ),
     ] = datetime(2026, 1, 1, tzinfo=UTC),
+    until_now: Annotated[
+        bool,
+        typer.Option("--until-now", help="Let the traffic end now instead: then a store may yet take it up."),
+    ] = False,
     principals: Principals = 1_000,
     zipf: Zipf = 1.1,
     programs: Annotated[
@@ -77,7 +81,8 @@ def log(
     """Write a decision log of any size, as nodes with QUOTAGATE_LOG=all would have, and its ground truth.
 
     The log is a folder of Parquet, decided exactly. The truth has uses-*.parquet, a row for each id that an
-    ask names, and totals.json. Ids are hashed with QUOTAGATE_HASH_SECRET, or by the seed if it is not set.
+    ask names, and totals.json. Ids are hashed with the deployment's secret (QUOTAGATE_HASH_SECRET, else what
+    its catalog keeps), or by the seed if there is none.
 
     \b
     Examples:
@@ -92,7 +97,7 @@ def log(
     traffic = Traffic(seed, events, rate, principals, zipf)
     order = Order(
         traffic=traffic,
-        start_ms=_start_ms(begin, traffic),
+        start_ms=_start_ms(_begun(traffic) if until_now else begin, traffic),
         secret=_secret(seed),
         programs=programs or min(len(os.sched_getaffinity(0)), 256),
     )
@@ -170,6 +175,11 @@ def drive(
 def _must_be_new(option: str, folder: Path) -> None:
     if folder.exists():
         raise typer.BadParameter(f"{folder} is there already; name a new folder", param_hint=option)
+
+
+def _begun(traffic: Traffic) -> datetime:
+    """When traffic begins that ends now."""
+    return datetime.now(UTC) - timedelta(milliseconds=traffic.length_ms + 1_000)
 
 
 def _start_ms(begin: datetime, traffic: Traffic) -> int:

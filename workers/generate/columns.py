@@ -105,6 +105,7 @@ class Columns:
     def _clear(self) -> None:
         self.batch = array("q")
         self.place = array("i")
+        self.batch_rows = array("i")
         self.at_ms = array("q")
         self.order = array("q")
         self.principal = array("i")
@@ -166,6 +167,7 @@ class Columns:
             "kind": pa.repeat("decision", rows),
             "batch": pc.binary_join_element_wise(self.node, stamps, "-"),
             "place": column(self.place),
+            "batch_rows": column(self.batch_rows),
             "node": pa.repeat(self.node, rows),
             "at_ms": column(self.at_ms),
             "order": column(self.order),

@@ -148,6 +148,7 @@ class _Part:
         self._truth = Truth(truth / f"uses-{part}.parquet")
         self._files = _Files(log, self._columns.node, order.secret)
         self._rows = 0
+        self._batch = self._place = 0
 
     def write(self, done: Callable[[int], None]) -> dict[str, dict[str, int]]:
         """Write every event that is this program's; gives the sums."""
@@ -172,8 +173,11 @@ class _Part:
 
     def _log(self, event: Event, now_ms: int) -> None:
         columns = self._columns
-        columns.batch.append(self._rows // ROWS_OF_A_BATCH)
-        columns.place.append(self._rows % ROWS_OF_A_BATCH)
+        if self._place == ROWS_OF_A_BATCH:
+            self._end_batch()
+        columns.batch.append(self._batch)
+        columns.place.append(self._place)
+        self._place += 1
         call, within = divmod(event.number, EVENTS_OF_A_CALL)
         columns.order.append((call + 1) * ORDER_OF_A_CALL + within)
         self._rows += 1
@@ -195,8 +199,13 @@ class _Part:
                 charged=digest in said.charged,
             )
 
+    def _end_batch(self) -> None:
+        self._columns.batch_rows.extend([self._place] * self._place)
+        self._batch, self._place = self._batch + 1, 0
+
     def _flush(self, hour: int) -> None:
         if self._columns:
+            self._end_batch()
             self._files.write(hour, self._columns.taken())
             self._truth.flush()
 
@@ -247,6 +256,7 @@ def _write_quotas(order: Order, log: Path) -> None:
             "charged": False,
             "applied": 0,
             "replayed": False,
+            "batch_rows": len(quotas.DEFINITIONS),
             "change": {
                 "what": entity,
                 "before": None,

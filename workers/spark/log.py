@@ -105,7 +105,8 @@ def read(spark: SparkSession, url: str, period: Period, look: Look | None = None
     Raises:
         Refused: there are none, or a file is not what it should be; the message names it, and the field.
     """
-    return each_once(rows(spark, url, period, look))
+    found = rows(spark, url, period, look)
+    return each_once(found, standing_twice(found))
 
 
 def rows(spark: SparkSession, url: str, period: Period, look: Look | None = None) -> DataFrame:
@@ -124,11 +125,11 @@ def rows(spark: SparkSession, url: str, period: Period, look: Look | None = None
     return found
 
 
-def each_once(found: DataFrame) -> DataFrame:
-    """Drop rows that stand twice.
+def standing_twice(found: DataFrame) -> list[str] | None:
+    """The batches of which rows stand twice; None if they are too many to name.
 
-    The writer writes a batch again only after a crash, so batches that stand twice are few. They are looked
-    for by two narrow columns, and only their rows are compared with each other.
+    The writer writes a batch again only after a crash, so they are few. They are looked for by two narrow
+    columns.
     """
     batch, place = IDENTITY
     twice = (
@@ -139,11 +140,16 @@ def each_once(found: DataFrame) -> DataFrame:
         .limit(MANY_BATCHES + 1)
         .collect()
     )
+    return None if len(twice) > MANY_BATCHES else [row[0] for row in twice]
+
+
+def each_once(found: DataFrame, twice: list[str] | None) -> DataFrame:
+    """Drop rows that stand twice; only those of the batches that ``standing_twice`` found are compared."""
+    if twice is None:
+        return found.dropDuplicates(list(IDENTITY))
     if not twice:
         return found
-    if len(twice) > MANY_BATCHES:
-        return found.dropDuplicates(list(IDENTITY))
-    among = f.col(batch).isin([row[0] for row in twice])
+    among = f.col(IDENTITY[0]).isin(twice)
     return found.where(~among).unionByName(found.where(among).dropDuplicates(list(IDENTITY)))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from app.run.commands import child
+from app.run.commands.secret import secret_of
 from app.run.errors import CannotRun
 
 if TYPE_CHECKING:
@@ -61,39 +62,10 @@ def _settings(given: Settings, job: str | None) -> dict[str, str]:
         "LOG_URL": given.log_url or str(given.home.resolve() / "log"),
         "MAX_IDS_PER_PRINCIPAL": str(given.max_ids_per_principal),
         "COMBINE_DELAYS": given.combine_delays,
+        "CLOCK": given.clock,
         "PRODUCER_ID_WINDOW_MS": str(given.producer_id_window_ms),
         "PRODUCER_ID_LAYERS": given.producer_id_layers,
     }
-    if job in NEEDS_SECRET and (secret := _secret(given)):
+    if job in NEEDS_SECRET and (secret := secret_of(given)):
         settings["HASH_SECRET"] = secret.hex()
     return {PREFIX + name: value for name, value in settings.items()}
-
-
-def _secret(given: Settings) -> bytes | None:
-    """The deployment's secret: the setting, else what the catalog keeps; None if there is no catalog yet."""
-    if given.hash_secret is not None:
-        return given.hash_secret
-    import asyncio  # noqa: PLC0415
-    import logging  # noqa: PLC0415
-
-    from app.catalog.catalog import Catalog  # noqa: PLC0415  SQLAlchemy, only where it is needed
-    from app.catalog.deployment import DeploymentRefused  # noqa: PLC0415
-    from app.catalog.port import CatalogAway  # noqa: PLC0415
-    from app.catalog.schema import SchemaRefused  # noqa: PLC0415
-    from app.run import logs  # noqa: PLC0415
-    from app.run.wiring import defaults  # noqa: PLC0415
-
-    logs.configure(logging.WARNING)  # that the catalog was read is no news here
-
-    async def kept() -> bytes:
-        catalog = Catalog(given.catalog_url, defaults(given))
-        await catalog.open()
-        await catalog.close()
-        return catalog.hash_secret
-
-    try:
-        return asyncio.run(kept())
-    except DeploymentRefused as refused:
-        raise CannotRun(str(refused)) from None
-    except (CatalogAway, SchemaRefused):
-        return None

@@ -36,7 +36,7 @@ def to_combine(rows: DataFrame) -> DataFrame:
     """
     is_plain = (f.col("decision") == "admit") & f.forall("verdicts", lambda one: one["outcome"] == "admit")
     decided = (
-        (f.col("kind") == "decision")
+        f.col("kind").isin("decision", "late")
         & f.col("order").isNotNull()
         & ~f.col("replayed")
         & (f.col("source") == "store")
@@ -50,6 +50,8 @@ def to_combine(rows: DataFrame) -> DataFrame:
         "throttle_ms",
         f.col("limited_by.quota").alias("by_quota"),
         f.col("limited_by.bucket").alias("by_bucket"),
+        f.col("limited_by.entity").alias("by_entity"),
+        f.col("limited_by.reason").alias("by_reason"),
         verdicts.alias("verdicts"),
     )
 
@@ -82,8 +84,9 @@ SCHEMA: Final = pa.schema(
 def _wrong(row: dict[str, Any], *, sequential: bool) -> dict[str, Any] | None:
     verdicts = tuple(tuple(one[name] for name in TAKEN) for one in row["verdicts"] or ())
     outcome, throttle_ms, by = _combined(verdicts, sequential=sequential)
-    exact = _words(outcome, throttle_ms, *(by or (None, None)))
-    logged = _words(row["decision"], row["throttle_ms"], row["by_quota"], row["by_bucket"])
+    exact = _words(outcome, throttle_ms, *(by or (None, None, None, None)))
+    by_whom = (row["by_quota"], row["by_bucket"], row["by_entity"], row["by_reason"])
+    logged = _words(row["decision"], row["throttle_ms"], *by_whom)
     if exact == logged:
         return None
     taken = {name: row[name] for name in ("principal", "at_ms", "order")}
@@ -93,15 +96,23 @@ def _wrong(row: dict[str, Any], *, sequential: bool) -> dict[str, Any] | None:
 @lru_cache(_MANY)
 def _combined(
     verdicts: tuple[tuple[Any, ...], ...], *, sequential: bool
-) -> tuple[str, int, tuple[str, str | None] | None]:
+) -> tuple[str, int, tuple[str | None, ...] | None]:
     said = [
         Verdict(quota, entity, bucket, limit, enforcement, shadow, outcome, throttle_ms, reason=reason)
         for quota, entity, bucket, limit, enforcement, shadow, outcome, throttle_ms, reason in verdicts
     ]
     decided, throttle_ms, by = combine(said, sequential=sequential)
-    return decided, throttle_ms, (by.quota, by.bucket) if by else None
+    return decided, throttle_ms, (by.quota, by.bucket, by.entity, by.reason) if by else None
 
 
-def _words(decision: str, throttle_ms: int, quota: str | None, bucket: str | None) -> str:
+def _words(
+    decision: str,
+    throttle_ms: int,
+    quota: str | None,
+    bucket: str | None,
+    entity: str | None,
+    reason: str | None,
+) -> str:
     by = f" by {quota} of {bucket}" if quota else ""
-    return f"the decision: {spelled(decision, throttle_ms, None)}{by}"
+    entity = f", set on {entity}" if entity else ""
+    return f"the decision: {spelled(decision, throttle_ms, reason)}{by}{entity}"

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from workers.spark.buckets import Asked
 
-Kind = Literal["falsely_seen", "charged_again", "differs", "lost", "unlogged"]
+Kind = Literal["falsely_seen", "charged_again", "differs", "lost", "altered", "unlogged", "same_order"]
 """An id taken as seen though it was new; one charged though it was known; a verdict that is not the exact
-one; charges that the store has no more; charges it has that no row tells of."""
+one; charges that the store has no more; one that is smaller than its row says; more of them than rows tell
+of; two rows in one place of the store's order."""
 
 MANY_PRINCIPALS: Final = 10_000
 """A shared bucket's counts are handed on once it has so many principals, and summed later; cases too."""
@@ -33,8 +34,11 @@ class Tally:
         judged: of them recomputed and compared.
         unjudged: not compared, since the bucket's state was not known from the log.
         lookups: ids that were new when they were asked for.
+        believed: ids taken as seen on the store's word, as the log does not reach back far enough.
         lost, lost_units: how often charges were missing that the log tells of, and how much.
-        unlogged: how often there were charges that the log does not tell of.
+        altered: how often the bucket was charged less, or given back less, than the row says.
+        unlogged: how often there was more charged than the log tells of.
+        same_order: rows in a place of the store's order that another one has.
         worst: the most that was admitted in any span of the bound's window, over what the limit allows.
         bound: what ``worst`` may be at most; None if nothing is bounded.
         over: how many of the asks were admitted above the bound.
@@ -48,9 +52,12 @@ class Tally:
     charged_ids: int = 0
     falsely_seen: int = 0
     charged_again: int = 0
+    believed: int = 0
     lost: int = 0
     lost_units: float = 0.0
+    altered: int = 0
     unlogged: int = 0
+    same_order: int = 0
     corrections: int = 0
     worst: float = 0.0
     bound: float | None = None
@@ -58,7 +65,7 @@ class Tally:
 
 
 class Case(NamedTuple):
-    """One case; ``exact`` says what should have been."""
+    """One case; ``exact`` says what should have been, ``among`` how many new ids its ask had named."""
 
     case: Kind
     principal: str | None
@@ -68,6 +75,7 @@ class Case(NamedTuple):
     amount: float
     logged: str
     exact: str
+    among: int | None = None
 
 
 class Found:
@@ -88,7 +96,14 @@ class Found:
         return tally
 
     def note(
-        self, case: Kind, row: Asked, exact: str, *, digest: int | None = None, amount: float = 1.0
+        self,
+        case: Kind,
+        row: Asked,
+        exact: str,
+        *,
+        digest: int | None = None,
+        amount: float = 1.0,
+        among: int | None = None,
     ) -> None:
         """Keep a case, if there are not enough of its kind."""
         self._shown[case] += 1
@@ -96,7 +111,8 @@ class Found:
             logged = spelled(row.outcome, row.throttle_ms, row.reason)
             if row.observed is not None:
                 logged += f", observed {row.observed:.12g}"
-            self.cases.append(Case(case, row.principal, row.at_ms, row.order, digest, amount, logged, exact))
+            which = case, row.principal, row.at_ms, row.order
+            self.cases.append(Case(*which, digest, amount, logged, exact, among))
 
     def taken(self) -> Iterator[dict[str, object]]:
         """The rows of all this, which is then forgotten."""
@@ -132,9 +148,14 @@ COUNTS: Final = (
     *(name for name, type_ in Tally.__annotations__.items() if type_ == "int"),
     "untold",
     "stale",
+    "unlikely",
+    "contradicts",
+    "clock",
 )
-"""What is counted of principals and buckets; the last two are found beside the buckets: by ``missing``, more
-charges that no row tells of than there may be; by ``stale``, verdicts whose limit did not stand."""
+"""What is counted of principals and buckets; the last ones are found beside the buckets. By ``missing``: more
+charged than rows tell of, and than there may be; by ``stale``: verdicts whose limit did not stand; by
+``frames``: asks with more new ids taken as seen than chance explains; by ``contradictions``: rows that
+contradict themselves, or whose time is not that of their place in the store's order."""
 SCHEMA: Final = pa.schema(
     [
         ("case", pa.string()),
@@ -147,6 +168,7 @@ SCHEMA: Final = pa.schema(
         ("amount", pa.float64()),
         ("logged", pa.string()),
         ("exact", pa.string()),
+        ("among", pa.int64()),
         *((name, pa.int64()) for name in COUNTS),
         ("lost_units", pa.float64()),
         ("worst", pa.float64()),

@@ -64,12 +64,12 @@ def principals(asked: DataFrame, found: DataFrame) -> DataFrame:
 
 
 def named_before(found: DataFrame, rows: DataFrame) -> DataFrame:
-    """Takes back new ids taken as seen that an ask had named which was answered without the store.
+    """The cases of new ids taken as seen that an ask had named which was answered without the store.
 
     Its call may have charged them all the same, a layer's life ago at most: longer ago than a bucket shows.
-    Gives rows of what is found, with counts below 0.
     """
-    without_store = (f.col("kind") == "decision") & (f.col("source") == "fallback")
+    unanswered = f.col("order").isNull()
+    without_store = (f.col("kind") == "decision") & (f.col("source") == "fallback") & unanswered
     lives_ms = f.array_max("verdicts.ttl_ms")
     named = rows.where(without_store & f.col("mode").isin("admit", "record")).select(
         f.col("principal").alias("by"),
@@ -80,8 +80,31 @@ def named_before(found: DataFrame, rows: DataFrame) -> DataFrame:
     strangers = found.where((f.col("case") == "falsely_seen") & f.col("digest").isNotNull())
     same = f.col("principal").eqNullSafe(f.col("by")) & (f.col("digest") == f.col("named"))
     then = f.col("at_ms").between(f.col("named_ms"), f.col("over_ms"))
-    told = strangers.join(named, same & then, "left_semi")
+    return strangers.join(named, same & then, "left_semi")
+
+
+def taken_back(told: DataFrame) -> DataFrame:
+    """Rows of what is found, with counts below 0, for what ``named_before`` found."""
     counted = told.groupBy("quota", "bucket", "principal").agg((-f.count("*")).alias("falsely_seen"))
+    return counted.select(f.lit("tally").alias("case"), "*")
+
+
+def unlikely(found: DataFrame, told: DataFrame, asks: int) -> DataFrame:
+    """The asks of whose new ids so many were taken as seen that chance does not explain it, by principal.
+
+    Args:
+        told: cases that another ask explains.
+        asks: how many were decided.
+    """
+    improbable = f.udf(held.unlikely, BooleanType(), useArrow=False)
+    which = ["quota", "bucket", "order", "digest"]
+    strangers = found.where(f.col("case") == "falsely_seen")
+    left = strangers.join(told.select(*which), which, "left_anti")
+    of_ask = left.groupBy("quota", "bucket", "principal", "order").agg(
+        f.sum("amount").cast("long").alias("taken"), f.max("among").alias("among")
+    )
+    broken = of_ask.where(improbable("taken", "among", f.lit(asks)))
+    counted = broken.groupBy("quota", "bucket", "principal").agg(f.count("*").alias("unlikely"))
     return counted.select(f.lit("tally").alias("case"), "*")
 
 
@@ -104,21 +127,29 @@ def overall(table: DataFrame) -> DataFrame:
     )
 
 
-def judged(table: DataFrame, *, allow_lost: bool, allow_missing: bool, lacks: bool = False) -> DataFrame:
+def judged(
+    table: DataFrame, *, allow_lost: bool, allow_missing: bool, allow_clock: bool = False, lacks: bool = False
+) -> DataFrame:
     """The table with, for each row, what did not hold: an empty list is all that is wanted.
 
     Args:
         lacks: rows are missing that may have charged ids, which then only seem to be new.
     """
+    excused = f.lit(allow_missing and lacks)
     improbable = f.udf(held.improbable, BooleanType(), useArrow=False)
     lost = (f.col("lost") > 0) | (f.col("charged_again") > 0)
     failed = {
-        held.FALSELY_SEEN: f.lit(False) if allow_missing and lacks else improbable("falsely_seen", "lookups"),
+        held.FALSELY_SEEN: ~excused & improbable("falsely_seen", "lookups"),
+        held.UNLIKELY: ~excused & (f.col("unlikely") > 0),
         held.OVER: f.col("over") > 0,
         held.DIFFERS: f.col("differs") > 0,
-        held.LOST: f.lit(False) if allow_lost else lost,
-        held.UNTOLD: f.lit(False) if allow_missing else f.col("untold") > 0,
+        held.LOST: f.lit(not allow_lost) & lost,
+        held.ALTERED: f.lit(not allow_lost) & (f.col("altered") > 0),
+        held.UNTOLD: f.lit(not allow_missing) & (f.col("untold") > 0),
         held.STALE: f.col("stale") > 0,
+        held.CONTRADICTS: f.col("contradicts") > 0,
+        held.CLOCK: f.lit(not allow_clock) & (f.col("clock") > 0),
+        held.SAME_ORDER: f.col("same_order") > 0,
     }
     named = f.array(*(f.when(wrong, f.lit(name)) for name, wrong in failed.items()))
     return table.withColumn("not_held", f.array_compact(named))

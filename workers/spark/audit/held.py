@@ -14,11 +14,20 @@ FALSELY_SEEN: Final = "more new ids taken as seen than 1 in 10,000"
 OVER: Final = "more admitted than the bound"
 DIFFERS: Final = "verdicts that are not the exact ones"
 LOST: Final = "charges lost"
-UNTOLD: Final = "charges that no row tells of"
+UNLIKELY: Final = "new ids of one ask taken as seen, as chance does not"
+ALTERED: Final = "charges that are not those of their rows"
+UNTOLD: Final = "more charged than the rows tell of"
 STALE: Final = "limits that did not stand"
+CONTRADICTS: Final = "rows that contradict themselves"
+CLOCK: Final = "a clock that was shifted"
+SAME_ORDER: Final = "two rows in one place of the store's order"
 MISSING: Final = "rows are missing from the log"
+ABSENT: Final = "a node is missing from the log"
+GAPS: Final = "rows are missing inside of batches"
+ADDED: Final = "rows that their batch did not have"
+TWICE: Final = "two different rows for one identity"
 NOTHING: Final = "nothing was judged"
-OLDER: Final = frozenset({FALSELY_SEEN, UNTOLD})
+OLDER: Final = frozenset({FALSELY_SEEN, UNLIKELY, UNTOLD})
 """What buckets seem to have done that are older than a log which is taken for whole."""
 
 
@@ -34,6 +43,18 @@ def improbable(falsely_seen: int, lookups: int) -> bool:
     if falsely_seen <= expected:
         return False
     return at_least(falsely_seen, expected) < IMPROBABLE
+
+
+def unlikely(falsely_seen: int, lookups: int, asks: int) -> bool:
+    """Whether so many of one ask's new ids taken as seen speak against the design's chance of 1e-4 each.
+
+    Args:
+        asks: how many there are, as each is a chance for it.
+
+    >>> unlikely(1, 1, 10), unlikely(2, 2, 10), unlikely(2, 2, 1_000), unlikely(4, 5, 10**6)
+    (False, True, False, True)
+    """
+    return falsely_seen > 1 and at_least(falsely_seen, FALSE_SEEN * lookups) * asks < IMPROBABLE
 
 
 def at_least(times: int, expected: float) -> float:

@@ -191,9 +191,11 @@ class Ids:
         tally.charged_ids += len(charged)
         if refreshed or not row.is_refused:
             self.wrote_ms = now
+        strangers = []
+        lookups = 0
         for each in charge.spreads:
             is_held, is_new = self._known(each, charge)
-            tally.lookups += is_new
+            lookups += is_new
             if each in charged:
                 if is_held:
                     tally.charged_again += 1
@@ -201,9 +203,9 @@ class Ids:
                     self._begin_anew(charge)
                 self.exact.forget(each)
             elif each in refreshed or not row.is_refused:
+                tally.believed += not (is_held or is_new)
                 if is_new:
-                    tally.falsely_seen += 1
-                    found.note("falsely_seen", row, "new", digest=_signed(each))
+                    strangers.append(each)
                 elif self.held is None and each not in refreshed and self.exact.stale(each, now, layers):
                     self._doubt(now, layers)  # it is in a layer that began by a write that no row tells of
                 self._adopt(each, charge)
@@ -211,6 +213,10 @@ class Ids:
                 self._adopt(each, charge)
             elif is_new:
                 self.exact.forget(each)
+        tally.lookups += lookups
+        tally.falsely_seen += len(strangers)
+        for each in strangers:
+            found.note("falsely_seen", row, "new", digest=_signed(each), among=lookups)
         if self.held is not None:
             self._hold(refreshed if row.is_refused else charge.spreads, charge)
 
@@ -333,7 +339,7 @@ class Ids:
                     found.of(row).falsely_seen += passed
                     name = _signed(unseen[0]) if passed == len(unseen) == 1 else None
                     exact = f"{passed} of {len(unseen)} new ids"
-                    found.note("falsely_seen", row, exact, digest=name, amount=passed)
+                    found.note("falsely_seen", row, exact, digest=name, amount=passed, among=len(unseen))
                     return
             for gone in range(1, len(seen) + 1):
                 if self._gives((*unseen, *seen[gone:], *(each + b"?" for each in seen[:gone])), charge, row):

@@ -13,16 +13,16 @@ from workers.spark.refused import WrongUse
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from workers.spark.audit import batches
     from workers.spark.audit.judge import Rules
     from workers.spark.audit.limits import Times
     from workers.spark.audit.missing import Missing
     from workers.spark.log import Period
 
 COMBINATIONS: Final = ("max", "sequential")
+CLOCKS: Final = ("store", "caller")
 LEAD_IN_HOURS: Final = 3.0
 GRACE_S: Final = 2.0
-NAMED: Final = 10
-"""So many principals of those that did not hold are named on the terminal; all of them in the report."""
 LARGEST: Final = 20
 IN_PAGE: Final = 200
 """Rows of a table in the page; the Parquet files have all."""
@@ -68,8 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-missing",
         action="store_true",
-        help="rows that are known to be missing do not count, nor charges that no row tells of, nor, where "
-        "rows are missing, new ids taken as seen",
+        help="rows that are known to be missing do not count, nor more charged than the rows tell of, nor, "
+        "where rows are missing, new ids taken as seen",
+    )
+    parser.add_argument(
+        "--allow-clock",
+        action="store_true",
+        help="rows whose time is not that of their place in the store's order do not count: the store's "
+        "clock is known to have been set back",
     )
     parser.add_argument(
         "--grace",
@@ -84,11 +90,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("QUOTAGATE_COMBINE_DELAYS", "max"),
         help="how the nodes join delays; default: QUOTAGATE_COMBINE_DELAYS, %(default)s",
     )
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default=os.environ.get("QUOTAGATE_CLOCK", "store"),
+        help="whose time counts; by the caller's, which may be any, no clock is found to be shifted; "
+        "default: QUOTAGATE_CLOCK, %(default)s",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit; 0 if all held, 1 if not."""
     from workers.spark import progress  # noqa: PLC0415  Spark takes a while to import, and --help does without
+    from workers.spark.audit.terminal import said  # noqa: PLC0415
     from workers.spark.folder import Folder  # noqa: PLC0415
     from workers.spark.log import Period  # noqa: PLC0415
     from workers.spark.session import started  # noqa: PLC0415
@@ -99,6 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise WrongUse("--grace and --lead-in: must be 0 or more")
     if arguments.combine_delays not in COMBINATIONS:  # argparse does not look at what the environment says
         raise WrongUse(f"--combine-delays: must be {' or '.join(COMBINATIONS)}")
+    if arguments.clock not in CLOCKS:
+        raise WrongUse(f"--clock: must be {' or '.join(CLOCKS)}")
     period = Period.of(arguments.from_, arguments.to)
     began = time.monotonic()
     with started("quotagate audit", arguments.master, arguments.memory, arguments.java) as spark:
@@ -115,17 +131,23 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     from workers.spark import log  # noqa: PLC0415
-    from workers.spark.audit import frames, limits, missing, page  # noqa: PLC0415
+    from workers.spark.audit import batches, frames, limits, missing, page  # noqa: PLC0415
 
     led_in = period.begun_earlier(arguments.lead_in)
-    everything = log.read(spark, arguments.log, led_in)
+    as_they_lie = log.rows(spark, arguments.log, led_in)
+    twice = log.standing_twice(as_they_lie)
+    everything = log.each_once(as_they_lie, twice)
+    told_twice = batches.twice(as_they_lie, twice)
     rows = everything if period.from_ms is None else everything.where(f.col("at_ms") >= period.from_ms)
     name = log.place_of(arguments.log).name
     about = _checked(rows, everything, name, period)
-    lacks = _missing(spark, arguments.log, everything, period)
+    there = batches.seen(everything).persist(StorageLevel.DISK_ONLY)
+    lacks = _missing(spark, arguments.log, everything, there, period)
     is_whole = period.from_ms is None and not lacks.beginning
+    inside = _inside(spark, arguments.log, there, period, lacks)
     rules = _rules(arguments, everything, period.from_ms, is_whole=is_whole and not arguments.older)
-    found = judged(everything, rows, rules).persist(StorageLevel.DISK_ONLY)
+    by_store = arguments.clock == "store"
+    found = judged(everything, rows, rules, by_store=by_store).persist(StorageLevel.DISK_ONLY)
     grace_ms = round(arguments.grace * 1000)
     # A change just after the period may have been followed within it already.
     after_ms = None if period.to_ms is None else period.to_ms + grace_ms + 1
@@ -136,13 +158,18 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     )
     first_ms, last_ms = _ends(around)
     times = limits.Times(-math.inf if is_whole else first_ms + grace_ms, last_ms - grace_ms, grace_ms)
-    for beside in (_named_before(found, everything), _untold(found, everything), _stale(rows, around, times)):
+    for beside in (
+        *_strangers(found, everything, about["asks"]),
+        _untold(found, everything),
+        _stale(rows, around, times),
+    ):
         if beside is not None:
             found = found.unionByName(beside.persist(StorageLevel.DISK_ONLY), allowMissingColumns=True)
     allowed = {
         "allow_lost": arguments.allow_lost,
         "allow_missing": arguments.allow_missing,
-        "lacks": lacks.rows_or_batches,
+        "allow_clock": arguments.allow_clock,
+        "lacks": lacks.rows_or_batches or inside.missing > 0,
     }
     table = frames.judged(frames.principals(frames.asks(rows), found), **allowed)
     table = table.persist(StorageLevel.DISK_ONLY)
@@ -150,8 +177,10 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     folder.table("principals", table)
     folder.table("buckets", frames.buckets(found))
     folder.table("cases", frames.cases(found))
-    folder.table("overall", missing.judged(total, lacks, allow_missing=arguments.allow_missing))
-    report = _report(spark, folder, about | {"lacking": lacks.nodes, "grace_s": arguments.grace})
+    total = missing.judged(total, lacks, inside, len(told_twice), allow_missing=arguments.allow_missing)
+    folder.table("overall", total)
+    about |= {"lacking": lacks.nodes, "absent": lacks.absent, "inside": inside.batches, "twice": told_twice}
+    report = _report(spark, folder, about | {"grace_s": arguments.grace})
     slice_ms = next(
         (one for one in SLICES if (about["to_ms"] - about["from_ms"]) / one <= IN_PLOT), SLICES[-1]
     )
@@ -160,6 +189,8 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     report |= {
         "log": name,
         "is_whole": rules.is_whole,
+        "has_beginning": not lacks.beginning,
+        "older": arguments.older and is_whole,
         "max_ids": rules.max_ids,
         "combine_delays": arguments.combine_delays,
     }
@@ -167,18 +198,26 @@ def audit(spark: SparkSession, arguments: argparse.Namespace, period: Period, fo
     return report
 
 
-def judged(everything: DataFrame, rows: DataFrame, rules: Rules) -> DataFrame:
-    """What is found in every bucket, and in the decisions of a period."""
+def judged(everything: DataFrame, rows: DataFrame, rules: Rules, *, by_store: bool = True) -> DataFrame:
+    """What is found in every bucket, and in the decisions of a period.
+
+    Args:
+        by_store: times are the store's, not the callers'.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
-    from workers.spark.audit import decisions, found  # noqa: PLC0415
+    from workers.spark.audit import contradictions, decisions, found  # noqa: PLC0415
     from workers.spark.audit.judge import judging  # noqa: PLC0415
     from workers.spark.buckets import by_bucket  # noqa: PLC0415
 
     verdicts = by_bucket(everything).mapInArrow(judging(rules), from_arrow_schema(found.SCHEMA))
     combine = decisions.combining(sequential=rules.sequential)
     combined = decisions.to_combine(rows).mapInArrow(combine, from_arrow_schema(decisions.SCHEMA))
-    return verdicts.unionByName(combined, allowMissingColumns=True)
+    look = contradictions.contradicting(by_store=by_store)
+    columns = [*contradictions.Row._fields]
+    contradicting = rows.select(*columns).mapInArrow(look, from_arrow_schema(contradictions.SCHEMA))
+    found_so_far = verdicts.unionByName(combined, allowMissingColumns=True)
+    return found_so_far.unionByName(contradicting, allowMissingColumns=True)
 
 
 def _checked(rows: DataFrame, everything: DataFrame, name: str, period: Period) -> dict[str, Any]:
@@ -223,24 +262,47 @@ def _leaves_out(everything: DataFrame) -> bool:
     return not seen[0] and seen[1] > 0
 
 
-def _missing(spark: SparkSession, url: str, everything: DataFrame, period: Period) -> Missing:
+def _missing(
+    spark: SparkSession, url: str, everything: DataFrame, there: DataFrame, period: Period
+) -> Missing:
     """What is missing from the rows read; a batch that no row of the period is of may lie beside it."""
     from workers.spark import log  # noqa: PLC0415
     from workers.spark.audit import missing  # noqa: PLC0415
 
-    found = missing.of(everything)
+    found = missing.of(everything, there)
     if found.batches and period != log.Period():
-        found = missing.of(everything, log.rows(spark, url, log.Period()))
+        found = missing.of(everything, there, log.rows(spark, url, log.Period()))
     return found
 
 
-def _named_before(found: DataFrame, everything: DataFrame) -> DataFrame | None:
+def _inside(
+    spark: SparkSession, url: str, there: DataFrame, period: Period, lacks: Missing
+) -> batches.Inside:
+    """What is wrong inside of the batches of the rows read; those of a period may have others beside it."""
+    from pyspark.sql import functions as f  # noqa: PLC0415
+
+    from workers.spark import log  # noqa: PLC0415
+    from workers.spark.audit import batches  # noqa: PLC0415
+
+    all_rows = None if period == log.Period() else log.rows(spark, url, log.Period())
+    begins_ms = None
+    if lacks.beginning:
+        first = there.agg(f.min("from_ms")).first() if all_rows is None else _ends(all_rows)
+        begins_ms = first[0] if first else None
+    return batches.inside(there, all_rows, begins_ms)
+
+
+def _strangers(found: DataFrame, everything: DataFrame, asks: int) -> list[DataFrame]:
+    """What becomes of new ids taken as seen, by asks without the store, and by how many are of one ask."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     from workers.spark.audit import frames  # noqa: PLC0415
 
     strangers = found.agg(f.sum("falsely_seen")).first()
-    return frames.named_before(found, everything) if strangers and strangers[0] else None
+    if not strangers or not strangers[0]:
+        return []
+    told = frames.named_before(found, everything)
+    return [frames.taken_back(told), frames.unlikely(found, told, asks)]
 
 
 def _untold(found: DataFrame, everything: DataFrame) -> DataFrame | None:
@@ -316,34 +378,3 @@ def _report(spark: SparkSession, folder: Any, about: dict[str, Any]) -> dict[str
         "cases_count": cases.count(),
         "falsely_seen": first(strangers, IN_PAGE, "order", "digest") if total["falsely_seen"] else [],
     }
-
-
-def said(report: dict[str, Any], out: str, took_s: float) -> str:
-    """What the terminal is told: the verdict, and who it concerns."""
-    from workers.spark.audit import held  # noqa: PLC0415
-
-    total = report["overall"]
-    unjudged = f", {total['unjudged']:,} not judged" if total["unjudged"] else ""
-    counted = f"{total['asks']:,} decisions, {total['judged']:,} verdicts judged{unjudged} in {took_s:.0f} s"
-    if total["missing_batches"] or total["dropped_rows"]:
-        counted += f", {total['missing_batches']:,} batches missing, {total['dropped_rows']:,} rows dropped"
-    end = f"{counted}; the report is {out}/report.html"
-    if report["held"]:
-        return f"All bounds held: {end}"
-    who = f", for {total['failed']:,} principals" if total["failed"] else ""
-    lines = [f"Not all bounds held{who}:"]
-    lines += [
-        f"  {named(row['principal'])}: {'; '.join(row['not_held'])}" for row in report["failed"][:NAMED]
-    ]
-    if total["failed"] > NAMED:
-        lines.append("  ... and others, who are in the report")
-    if total["not_held"]:
-        lines.append(f"  over all: {'; '.join(total['not_held'])}")
-    if report["is_whole"] and any(held.OLDER.intersection(row["not_held"]) for row in report["failed"]):
-        lines.append("  If the log was switched on over a store in use, say --older.")
-    return "\n".join([*lines, end])
-
-
-def named(principal: str | None) -> str:
-    """A principal as it is shown."""
-    return "(asks without a principal)" if principal is None else principal.encode("unicode_escape").decode()

@@ -69,14 +69,19 @@ def _judged(rows: Iterable[Asked], rules: Rules) -> Iterator[dict[str, Any]]:
         judge = _judge_of(first, rules)
         events = _events(rules, first)
         found, before = Found(first.quota, first.bucket), Found(first.quota, first.bucket)
+        before_this = -1
         for row in chain((first,), mine):
             while events and events[0][0] < row.order:
                 events.popleft()[1](judge)
             if rules.judge_from_ms is None or row.at_ms >= rules.judge_from_ms:
                 judge.see(row, found)
+                if row.order == before_this:
+                    found.of(row).same_order += 1
+                    found.note("same_order", row, "the only row in its place of the store's order")
             else:
                 judge.see(row, before)
                 before.forget()
+            before_this = row.order
             if found.is_large:
                 yield from found.taken()
         yield from found.taken()
@@ -101,7 +106,7 @@ def _load(judge: Judge) -> None:
 def _judge_of(row: Asked, rules: Rules) -> Judge:
     if row.algorithm == "producer_ids":
         return Ids(rules.max_ids, -math.inf if rules.is_whole else rules.log_from_ms)
-    return Levels(rules.sequential)
+    return Levels(rules.sequential, rules.is_whole)
 
 
 def _in_batches(rows: Iterable[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

@@ -47,6 +47,7 @@ class Levels:
 
     Attributes:
         sequential: request delays are measured after byte delays (``QUOTAGATE_COMBINE_DELAYS``).
+        is_whole: it held nothing before its first row.
         state: as the logged charges leave it; None is an absent bucket.
         before: the state without the last charge, in case the store lost it.
         unsure: while the state is not known, what is. A rate alone can be so: a bucket of tokens shows all.
@@ -58,6 +59,7 @@ class Levels:
     """
 
     sequential: bool = False
+    is_whole: bool = False
     state: State = None
     before: State = None
     rows: int = 0
@@ -164,6 +166,12 @@ class Levels:
         held = _held(step, row)
         forgotten = (other for other in self._forgotten(row) if fits(other, row))
         explains = next((other for other in forgotten if exceeds(held, _held(other, row))), None)
+        if explains is None and (other := self._altered(step, row)) is not None:
+            tally = found.of(row)
+            tally.altered += 1
+            amount = abs(_held(other, row) - held)
+            found.note("altered", row, f"observed {step.shown[0]:.12g}", amount=amount)
+            return other
         lost = explains is not None or self._misses(step, row)
         if explains is None and row.algorithm == "token_bucket":
             explains = self._with_tokens(step, row)
@@ -240,9 +248,24 @@ class Levels:
 
     def _unlogged(self, step: Step | None, row: Asked, found: Found) -> None:
         """Count a charge that no row tells of, unless it may be older than the log, or a load."""
-        if self.rows and row.at_ms >= self.excused_until_ms:
+        if (self.rows or self.is_whole) and row.at_ms >= self.excused_until_ms:
             found.of(row).unlogged += 1
             found.note("unlogged", row, f"observed {step.shown[0]:.12g}" if step else "less")
+
+    def _altered(self, step: Step, row: Asked) -> Step | None:
+        """The ask with the usage that the bucket shows, if that is less than its row says."""
+        shown = shows(row)
+        if not (self.rows or self.is_whole):
+            return None
+        theirs = row.observed if row.algorithm == "token_bucket" else shown.units if shown else None
+        if theirs is None or not (charges(row) or row.mode == "refund"):
+            return None
+        held = _held(step, row)
+        usage = row.usage - (theirs - held if row.mode == "refund" else held - theirs)
+        if usage < 0 or not exceeds(row.usage, usage):
+            return None
+        other = self._step(self.state, row._replace(usage=usage))
+        return other if fits(other, row) else None
 
     def _forgotten(self, row: Asked) -> Iterator[Step]:
         """What the store may have lost: this charge, or the last one, or all of them."""

@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from workers.spark.audit import held
+from workers.spark.audit.batches import Inside
 
 NUMBERED: Final = r"(?s)^(.*)-([0-9]{12})$"
 """How a batch is named: the node, and a number that grows by one."""
@@ -36,16 +37,18 @@ class Missing:
     """What is missing from the rows that were read.
 
     Attributes:
-        batches: whose numbers are missing between those of others of their node.
+        batches: whose numbers are missing between those of others of their node, or of what others say of it.
         rows: that nodes had to drop, by their own account.
         beginning: the first batches of a node are not there: they may have been removed with their hours.
         nodes: of those that miss most batches: name, first and last number, how many are missing.
+        absent: nodes of which others say that they left batches, and of which not one is there.
     """
 
     batches: int
     rows: int
     beginning: bool
     nodes: tuple[Lacking, ...]
+    absent: tuple[str, ...] = ()
 
     @property
     def rows_or_batches(self) -> bool:
@@ -53,19 +56,25 @@ class Missing:
         return bool(self.batches or self.rows)
 
 
-def of(rows: DataFrame, everywhere: DataFrame | None = None) -> Missing:
+def of(rows: DataFrame, there: DataFrame, everywhere: DataFrame | None = None) -> Missing:
     """What is missing from rows.
 
     Args:
+        there: what ``batches.seen`` saw of their batches.
         everywhere: rows that are there, too, if only some of all were read.
     """
-    found = gaps(numbers(rows), None if everywhere is None else numbers(everywhere))
-    found = found.persist(StorageLevel.DISK_ONLY)
-    total = found.agg(f.sum("missing"), f.max("first")).first()
+    beside = None if everywhere is None else numbers(everywhere)
+    found = gaps(numbers(there), beside, said_of_others(there)).persist(StorageLevel.DISK_ONLY)
+    total = found.agg(f.sum("missing"), f.max("begins")).first()
     assert total is not None
-    lacking = found.where(f.col("missing") > 0).orderBy(f.desc("missing"), "node").limit(SHOWN)
-    nodes = tuple(Lacking(*row) for row in lacking.collect()) if total[0] else ()
-    return Missing(total[0] or 0, dropped(rows), (total[1] or 0) > FIRST, nodes)
+    nodes: tuple[Lacking, ...] = ()
+    absent: tuple[str, ...] = ()
+    if total[0]:
+        lacking = found.where(f.col("missing") > 0).orderBy(f.desc("missing"), "node").limit(SHOWN)
+        nodes = tuple(Lacking(*row) for row in lacking.select(*Lacking._fields).collect())
+        none = found.where(f.col("begins").isNull()).orderBy("node").limit(SHOWN)
+        absent = tuple(row["node"] for row in none.collect())
+    return Missing(total[0] or 0, dropped(rows), (total[1] or 0) > FIRST, nodes, absent)
 
 
 def numbers(rows: DataFrame) -> DataFrame:
@@ -75,18 +84,41 @@ def numbers(rows: DataFrame) -> DataFrame:
     return batches.select(part[0].alias("node"), part[1].cast("long").alias("number"))
 
 
-def gaps(numbered: DataFrame, everywhere: DataFrame | None = None) -> DataFrame:
-    """How many numbers each node lacks between its first and its last.
+def said_of_others(there: DataFrame) -> DataFrame:
+    """The numbers of batches that nodes say others had left: of each the smallest and the largest.
+
+    What was left before the first row is not looked for: it may have been removed with its hour.
+    """
+    begins = there.agg(f.min("from_ms").alias("begins_ms"))
+    told = there.where(f.col("siblings").isNotNull()).select(f.explode("siblings").alias("one"))
+    within = told.crossJoin(f.broadcast(begins)).where(f.col("one.at_ms") >= f.col("begins_ms"))
+    ends = within.groupBy("one.node").agg(f.array(f.min("one.number"), f.max("one.number")).alias("ends"))
+    return ends.select("node", f.explode("ends").alias("number"))
+
+
+def gaps(
+    numbered: DataFrame, everywhere: DataFrame | None = None, said: DataFrame | None = None
+) -> DataFrame:
+    """How many numbers each node lacks between its first and its last; ``begins`` is the first that is there.
 
     Args:
         everywhere: numbers that count as there, too; which are between which others is another matter.
+        said: numbers that must be there, as others say so.
     """
-    ends = numbered.groupBy("node").agg(f.min("number").alias("first"), f.max("number").alias("last"))
+    wanted = numbered if said is None else numbered.unionByName(said)
+    ends = wanted.groupBy("node").agg(f.min("number").alias("first"), f.max("number").alias("last"))
     there = numbered if everywhere is None else everywhere.unionByName(numbered).distinct()
-    between = there.join(ends, "node").where(f.col("number").between(f.col("first"), f.col("last")))
-    counted = between.groupBy("node", "first", "last").agg(f.count("*").alias("there"))
+    is_between = (f.col("t.node") == f.col("e.node")) & f.col("t.number").between(
+        f.col("e.first"), f.col("e.last")
+    )
+    counted = (
+        ends.alias("e")
+        .join(there.alias("t"), is_between, "left")
+        .groupBy("e.node", "e.first", "e.last")
+        .agg(f.count("t.number").alias("there"), f.min("t.number").alias("begins"))
+    )
     missing = f.col("last") - f.col("first") + 1 - f.col("there")
-    return counted.select("node", "first", "last", missing.alias("missing"))
+    return counted.select("node", "first", "last", missing.alias("missing"), "begins")
 
 
 def dropped(rows: DataFrame) -> int:
@@ -104,7 +136,8 @@ def untold(found: DataFrame, rows: DataFrame) -> DataFrame:
     the store decided late are told of. Gives rows of what is found, for every principal that met them.
     """
     may = f.when(f.col("kind") == "late", -1).otherwise(1)
-    without_store = (f.col("kind") == "decision") & (f.col("source") == "fallback")
+    unanswered = f.col("order").isNull()  # of a full store's answers it is known what they charged
+    without_store = (f.col("kind") == "decision") & (f.col("source") == "fallback") & unanswered
     charging = f.col("mode").isin("admit", "record")
     allowed = (
         rows.where((without_store | (f.col("kind") == "late")) & charging)
@@ -130,16 +163,29 @@ def untold(found: DataFrame, rows: DataFrame) -> DataFrame:
     )
 
 
-def judged(total: DataFrame, missing: Missing, *, allow_missing: bool) -> DataFrame:
-    """The row over all, with what is missing and what did not hold because of that or of nothing judged."""
-    lacks = missing.rows_or_batches and not allow_missing
+def judged(
+    total: DataFrame, missing: Missing, inside: Inside, twice: int, *, allow_missing: bool
+) -> DataFrame:
+    """The row over all, with what is missing and what did not hold because of that or of nothing judged.
+
+    Args:
+        inside: what is wrong inside of batches.
+        twice: how many identities have two rows that differ.
+    """
     failed: dict[str, Column] = {
-        held.MISSING: f.lit(lacks),
+        held.MISSING: f.lit(missing.rows_or_batches and not allow_missing),
+        held.ABSENT: f.lit(bool(missing.absent) and not allow_missing),
+        held.GAPS: f.lit(inside.missing > 0 and not allow_missing),
+        held.ADDED: f.lit(inside.added > 0),
+        held.TWICE: f.lit(twice > 0),
         held.NOTHING: (f.col("verdicts") > 0) & (f.col("judged") == 0),
     }
     named = f.array(*(f.when(wrong, f.lit(name)) for name, wrong in failed.items()))
     return (
         total.withColumn("missing_batches", f.lit(missing.batches).cast("long"))
         .withColumn("dropped_rows", f.lit(missing.rows).cast("long"))
+        .withColumn("missing_rows", f.lit(inside.missing).cast("long"))
+        .withColumn("added_rows", f.lit(inside.added).cast("long"))
+        .withColumn("told_twice", f.lit(twice).cast("long"))
         .withColumn("not_held", f.array_compact(f.concat("not_held", named)))
     )

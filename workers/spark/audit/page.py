@@ -55,6 +55,9 @@ HEAD: Final = """<!doctype html>
 <title>Quotagate audit</title><style>{style}</style></head><body>
 """
 
+SHOWN: Final = 20
+"""Of rows with the same identity the page names so many; all are counted."""
+
 COUNTS: Final = (
     ("asks", "decisions"),
     *((outcome, outcome) for outcome in OUTCOMES),
@@ -69,15 +72,24 @@ COUNTS: Final = (
     ("falsely_seen", "of them taken as seen"),
     ("charged_ids", "ids charged"),
     ("charged_again", "ids charged although they were known"),
+    ("unlikely", "asks of whose new ids more were taken as seen than chance explains"),
+    ("believed", "ids taken as seen on the store's word: the log does not reach back far enough"),
     ("lost", "times that a bucket had lost charges"),
     ("lost_units", "units lost with them"),
-    ("unlogged", "times that a bucket held charges no row tells of"),
+    ("altered", "times that a bucket was charged less than the row says"),
+    ("unlogged", "times that a bucket held more charges than rows tell of"),
     ("untold", "of them more than decisions without the store may have made"),
     ("stale", "verdicts by a limit that did not stand"),
     ("corrections", "clock corrections"),
     ("over", "asks admitted above a bound"),
+    ("contradicts", "rows that contradict themselves"),
+    ("clock", "rows whose time is not that of their place in the store's order"),
+    ("same_order", "rows in a place of the store's order that another one has"),
     ("missing_batches", "batches missing from the log, by their numbers"),
     ("dropped_rows", "rows that nodes had to drop"),
+    ("missing_rows", "rows missing inside of batches"),
+    ("added_rows", "rows that their batch did not have"),
+    ("told_twice", "identities that two different rows have"),
 )
 
 
@@ -115,9 +127,13 @@ def _verdict(report: Mapping[str, Any], total: Mapping[str, Any]) -> Iterable[st
     yield f"{report['changes']:,} changes of quotas and {report['factors']:,} of the throttle factor. "
     yield "Each verdict was judged by the limit that its node applied, and that limit by these changes, with "
     yield f"{report['grace_s']:g} s around each in which either side is right.</p>"
+    if report["older"]:
+        yield "<p>Judged with --older, though the log has its beginning, the first batch of every node: "
+        yield f"{total['believed']:,} ids taken as seen were believed.</p>"
 
 
 def _lacking(report: Mapping[str, Any]) -> Iterable[str]:
+    yield from _inside(report)
     if not report["lacking"]:
         return
     yield "<h2>Missing from the log</h2><p>Batches whose numbers are missing between those of others: "
@@ -126,6 +142,25 @@ def _lacking(report: Mapping[str, Any]) -> Iterable[str]:
         [("node", ""), ("first number", "n"), ("last number", "n"), ("missing", "n")],
         [(one.node, *(_number(each) for each in one[1:])) for one in report["lacking"]],
     )
+
+
+def _inside(report: Mapping[str, Any]) -> Iterable[str]:
+    if report["absent"]:
+        yield "<h2>Nodes that are missing</h2><p>Others say that they left batches; none is there: "
+        yield f"{escape(', '.join(report['absent']))}.</p>"
+    if report["inside"]:
+        yield "<h2>Batches that are not as they were left</h2>"
+        yield _table(
+            [("batch", ""), ("rows missing", "n"), ("rows it did not have", "n"), ("when (UTC)", "")],
+            [
+                (one.batch, _number(one.missing), _number(one.added), charts.clock(one.from_ms))
+                for one in report["inside"]
+            ],
+        )
+    if report["twice"]:
+        yield "<h2>Two different rows for one identity</h2>"
+        first = report["twice"][:SHOWN]
+        yield _table([("batch", ""), ("place", "n")], [(batch, _number(place)) for batch, place in first])
 
 
 def _decisions(report: Mapping[str, Any]) -> Iterable[str]:

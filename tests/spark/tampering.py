@@ -1,0 +1,474 @@
+"""What somebody may do to a log, kind by kind, and what an audit has to call it.
+
+The table stands in docs/pipeline.md too; each kind is a change of the rows of a log that was honest.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from app.domain.ask import Ask
+from app.domain.entity import Entity
+from app.domain.oracle import Oracle
+from tests.spark.logs import SECRET, START_MS, Logged, Row, asks
+from workers.spark.audit import held
+
+ROWS_OF_A_BATCH: Final = 20
+APART_MS: Final = 300_000
+"""So long after each other copies of the traffic come: by then every bucket has rested."""
+ASKS: Final = 100
+
+Rows = list[Row]
+
+
+@dataclass
+class Traffic(Logged):
+    """Honest traffic of one name after another, with all that happens to a deployment.
+
+    Attributes:
+        changes: rows of quotas, which a node of their own left.
+    """
+
+    changes: Rows = field(default_factory=list)
+    version: int = 0
+
+    def ask(self, ask: Ask, **changed: Any) -> Any:
+        """Its place in the store's order is the store's time, as it is where a store numbers."""
+        self.order = max(self.now_ms * 128_000, self.order)
+        return super().ask(ask, **changed)
+
+    def set_quotas(self) -> None:
+        """Tell of every quota as it stands, as a change."""
+        entities = {entity for its in self.quotas.values() for entity in its}
+        for entity in sorted(entities, key=str):
+            self.tell_of(entity, None)
+
+    def limit(self, key: str, entity: Entity, limit: float) -> None:
+        """Change a limit, and tell of it."""
+        before = self._of(entity)
+        self.quotas[key][entity] = replace(self.quotas[key][entity], limit=limit)
+        self.tell_of(entity, before)
+
+    def tell_of(self, entity: Entity, before: dict[str, Any] | None) -> None:
+        self.version += 1
+        change: dict[str, Any] = {"what": str(entity), "after": json.dumps(self._of(entity)), "who": "admin"}
+        change |= {"before": None if before is None else json.dumps(before), "version": self.version}
+        self.changes.append(self._empty() | {"kind": "quota", "change": change})
+
+    def run_as(self, name: str) -> Rows:
+        """The rows of some traffic: asks of every kind, and what happens when the store is held."""
+        began = len(self.rows)
+        people = [f"{name}-a", f"{name}-b"]
+        source = asks(hash_of(name), people)
+        self.run(source, ASKS, (0, 5, 40, 120), hash_of(name))
+        self.fall_back(Ask({"requests": 1}, (7, 8), people[0], detail=True), is_late=True)
+        self.fall_back(Ask({"requests": 1}, (9,), people[0], detail=True), is_late=False)
+        self.hold(Ask({"produce_bytes": 10}, None, people[1], detail=True))
+        self.replay(people[0])
+        self.reset(f"user={people[0]}")
+        self.now_ms += 3_000
+        for step in range(8):
+            self.now_ms += 100
+            ids = tuple(range(1_000 + step, 1_006 + step)) if step == 3 else (1_000,)
+            self.ask(Ask({"requests": 1, "produce_bytes": 900}, ids, people[0], "etl", detail=True))
+        for _ in range(3):
+            self.now_ms += 10
+            self.ask(Ask({"mutations": 2}, None, people[1], detail=True))
+        self.now_ms += 3_000
+        self.ask(Ask({"connections": 1}, None, people[1], None, None, "1", "CLIENT", detail=True))
+        return self.rows[began:]
+
+    def fall_back(self, ask: Ask, *, is_late: bool) -> None:
+        """An ask answered without the store, which decided it all the same; late, it says so."""
+        self.now_ms += 60
+        self.ask(ask)
+        late = self.rows.pop()
+        verdicts = [
+            said
+            | {"outcome": "admit", "throttle_ms": 0, "reason": None, "observed": None, "remaining": None}
+            | {"charged_ids": said["charged_ids"] and [], "refreshed_ids": said["refreshed_ids"] and []}
+            for said in late["verdicts"]
+        ]
+        without = {"order": None, "source": "fallback", "failure": "budget", "charged": False}
+        plain = {"decision": "admit", "throttle_ms": 0, "limited_by": None, "verdicts": verdicts}
+        self.rows.append(late | without | plain)
+        if is_late:
+            self.rows.append(late | {"kind": "late"})
+
+    def hold(self, ask: Ask) -> None:
+        """A drill: the throttle factor is 0 for a moment, and holds who produces."""
+        for before, after in ((1.0, 0.0), (0.0, 1.0)):
+            self.now_ms += 10
+            said = {"what": "throttle_factor", "before": json.dumps(before), "after": json.dumps(after)}
+            self.add(kind="factor", change=said | {"who": None, "version": None})
+            if not after:
+                by = {"quota": "throttle_factor", "entity": None, "bucket": None, "reason": None}
+                self.now_ms += 5
+                self.rows.append(
+                    self._empty()
+                    | {"kind": "decision", "principal": ask.principal, "mode": "admit", "source": "local"}
+                    | {"usage": dict(ask.usage), "decision": "throttle", "throttle_ms": 1_000}
+                    | {"limited_by": by, "verdicts": []}
+                )
+
+    def replay(self, principal: str) -> None:
+        """An answer that is given again."""
+        self.now_ms += 5
+        ask = Ask({"requests": 1}, None, principal, detail=True)
+        self.ask(ask)
+        self.now_ms += 5
+        self.order = max(self.now_ms * 128_000, self.order)
+        self.rows.append(
+            copy.deepcopy(self.rows[-1])
+            | {"order": self.order, "at_ms": self.now_ms, "replayed": True, "verdicts": []}
+        )
+        self.order += 128
+
+    def reset(self, bucket: str) -> None:
+        """A bucket is emptied."""
+        self.now_ms += 20
+        self.order = max(self.now_ms * 128_000, self.order)
+        mine = {key[0] for key in self.oracle.buckets if key[1] == bucket}
+        said = {"what": bucket, "before": json.dumps({"quotas": sorted(map(str, mine))}), "after": None}
+        self.add(kind="reset", order=self.order, change=said | {"who": "admin", "version": None})
+        self.order += 128
+        self.oracle.buckets = {key: each for key, each in self.oracle.buckets.items() if key[1] != bucket}
+
+    def _of(self, entity: Entity) -> dict[str, Any]:
+        return {key: {"limit": its[entity].limit} for key, its in self.quotas.items() if entity in its}
+
+
+def traffic(names: Sequence[str]) -> tuple[Traffic, dict[str, Rows]]:
+    """Honest traffic of each name, as its nodes left it, and of the quotas' own node (``admin``)."""
+    made = Traffic(Oracle(SECRET))
+    made.now_ms = START_MS - 60_000
+    made.set_quotas()
+    parts: dict[str, Rows] = {}
+    for number, name in enumerate(names):
+        made.now_ms = START_MS + number * APART_MS
+        parts[name] = left_by(made.run_as(name), (f"{name}-1", f"{name}-2"))
+    made.now_ms += APART_MS
+    made.limit("producer_byte_rate", Entity.parse("user=*"), 30_000)
+    made.now_ms += 5_000
+    parts["last"] = left_by(made.run_as("last"), ("last-1", "last-2"))
+    parts["admin"] = left_by(made.changes, ("admin",))
+    return made, parts
+
+
+def left_by(rows: Rows, nodes: Sequence[str]) -> Rows:
+    """Rows in batches, which the nodes left in turn, each saying of the others what they had left."""
+    numbers = dict.fromkeys(nodes, 0)
+    left: dict[str, tuple[int, int]] = {}
+    for turn, first in enumerate(range(0, len(rows), ROWS_OF_A_BATCH)):
+        mine = rows[first : first + ROWS_OF_A_BATCH]
+        node = nodes[turn % len(nodes)]
+        numbers[node] += 1
+        siblings = [{"node": other, "number": left[other][0], "at_ms": left[other][1]} for other in left]
+        for place, row in enumerate(mine):
+            row |= {"batch": f"{node}-{numbers[node]:012d}", "place": place, "node": node}
+            row |= {"batch_rows": len(mine)}
+            row["siblings"] = [one for one in siblings if one["node"] != node] if place == 0 else None
+        left[node] = (numbers[node], mine[-1]["at_ms"])
+    return rows
+
+
+def hash_of(name: str) -> int:
+    """A number of its own for each name, the same in every program."""
+    return zlib.crc32(name.encode()) % 100_003
+
+
+class Kind(NamedTuple):
+    """One kind of tampering.
+
+    Attributes:
+        does: what is done to the rows; gives those that are left.
+        named: what the audit calls it, of ``held``.
+        by_spark: only the job itself can find it, as it takes the whole log.
+        of: whose rows are changed, if not those of the traffic in question.
+    """
+
+    name: str
+    does: Callable[[Rows], Rows]
+    named: str
+    by_spark: bool = False
+    of: str = ""
+
+
+def first(rows: Rows, wanted: Callable[[Row], Any], at: int = 0) -> Row:
+    """The first row that is wanted, from the given one on."""
+    return next(row for row in rows[at:] if row["kind"] == "decision" and wanted(row))
+
+
+def charged(row: Row) -> bool:
+    """Whether the store charged somebody's buckets for a row."""
+    return bool(
+        row["charged"] and row["order"] and not row["replayed"] and row["mode"] == "admit" and row["verdicts"]
+    )
+
+
+def verdict(row: Row, key: str) -> Row | None:
+    """What the row's quota of a key said."""
+    found = (said for said in row["verdicts"] or () if said["quota"] == key and not said["shadow"])
+    return next(found, None)
+
+
+def bytes_of(row: Row) -> Row | None:
+    """What a row charged a principal's byte rate."""
+    said = verdict(row, "producer_byte_rate")
+    return said if charged(row) and said and said["usage"] > 800 else None
+
+
+def changes(wanted: Callable[[Row], Any], change: Callable[[Row], Any]) -> Callable[[Rows], Rows]:
+    """Change the first row that is wanted."""
+
+    def does(rows: Rows) -> Rows:
+        change(first(rows, wanted, 20))
+        return rows
+
+    return does
+
+
+def without(wanted: Callable[[Row], Any]) -> Callable[[Rows], Rows]:
+    """Take rows out."""
+    return lambda rows: [row for row in rows if not wanted(row)]
+
+
+def use(row: Row, more: float) -> None:
+    """Let a row say another usage, in its ask and in its verdict."""
+    said = bytes_of(row)
+    assert said is not None
+    said["usage"] += more
+    row["usage"] = dict(row["usage"]) | {"produce_bytes": said["usage"]}
+
+
+def add_to(rows: Rows, row: Row) -> Rows:
+    """Put a row in at the end of the first batch."""
+    batch = rows[0]["batch"]
+    return [
+        *rows,
+        row | {"batch": batch, "place": rows[0]["batch_rows"], "batch_rows": rows[0]["batch_rows"]},
+    ]
+
+
+def tell_twice(rows: Rows) -> Rows:
+    row = first(rows, lambda row: row["decision"] == "throttle")
+    return [*rows, copy.deepcopy(row) | {"decision": "admit", "throttle_ms": 0}]
+
+
+def overwrite(rows: Rows) -> Rows:
+    """A row takes the place of another one, which is then told of no more."""
+    one = first(rows, bytes_of, 20)
+    other = first(
+        rows, lambda row: bytes_of(row) and row["principal"] == one["principal"] and row is not one, 30
+    )
+    kept = {name: other[name] for name in ("batch", "place", "node", "batch_rows", "siblings")}
+    other.clear()
+    other.update(copy.deepcopy(one) | kept)
+    return rows
+
+
+def shift(rows: Rows) -> Rows:
+    """A node's rows say that they came an hour later."""
+    for row in rows:
+        if row["node"] == rows[0]["node"] and row["kind"] == "decision":
+            row["at_ms"] += 3_600_000
+    return rows
+
+
+def last_batch_of(rows: Rows) -> str:
+    """The last batch of the node that is not the last one: others have named it."""
+    node = next(row["node"] for row in reversed(rows) if row["node"] != rows[-1]["node"])
+    found: str = max(row["batch"] for row in rows if row["node"] == node)
+    return found
+
+
+def forget_ids(rows: Rows) -> Rows:
+    """Ids that were charged are told of as seen, and what the bucket shows is made to fit."""
+    row = first(
+        rows, lambda row: len((verdict(row, "producer_ids_rate") or {}).get("charged_ids") or ()) >= 5
+    )
+    for each in rows[rows.index(row) :]:
+        said = verdict(each, "producer_ids_rate")
+        if said and each["principal"] == row["principal"] and said["observed"] is not None:
+            gone = len(verdict(row, "producer_ids_rate")["charged_ids"])  # type: ignore[index]
+            said["observed"] -= gone
+            said["remaining"] += gone
+        if each["kind"] == "reset":
+            break
+    verdict(row, "producer_ids_rate")["charged_ids"] = []  # type: ignore[index]
+    return rows
+
+
+def _set(**columns: Any) -> Callable[[Row], None]:
+    return lambda row: row.update(columns)
+
+
+def _said(key: str, **fields: Any) -> Callable[[Row], None]:
+    def change(row: Row) -> None:
+        said = verdict(row, key)
+        assert said is not None
+        said.update(fields)
+
+    return change
+
+
+def _longer(row: Row) -> None:
+    for said in row["verdicts"]:
+        if said["throttle_ms"] == row["throttle_ms"]:
+            said["throttle_ms"] += 7
+    row["throttle_ms"] += 7
+
+
+def _less(row: Row) -> None:
+    said = bytes_of(row)
+    assert said is not None
+    said["observed"] *= 0.5
+
+
+def _swap_orders(rows: Rows) -> Rows:
+    one, other = first(rows, charged), first(rows, charged, 80)
+    one["order"], other["order"] = other["order"], one["order"]
+    return rows
+
+
+def _raise_limit(rows: Rows) -> Rows:
+    for row in rows:
+        if row["order"] and (said := verdict(row, "producer_byte_rate")):
+            said["limit"] *= 2
+    return rows
+
+
+def _other_limit(rows: Rows) -> Rows:
+    rows[-1]["change"]["after"] = rows[-1]["change"]["after"].replace("30000", "90000")
+    return rows
+
+
+def _without_one(rows: Rows, wanted: Callable[[Row], Any]) -> Rows:
+    found = first(rows, wanted)
+    return [row for row in rows if row is not found]
+
+
+def _without_last(rows: Rows) -> Rows:
+    return [
+        row for row in rows if (row["batch"], row["place"]) != (rows[0]["batch"], rows[0]["batch_rows"] - 1)
+    ]
+
+
+def _without_batch(rows: Rows, batch: str) -> Rows:
+    return [row for row in rows if row["batch"] != batch]
+
+
+def _a_reset(rows: Rows) -> Row:
+    return copy.deepcopy(next(row for row in rows if row["kind"] == "reset"))
+
+
+def _refused(row: Row) -> bool:
+    said: tuple[Any, ...] = (row["decision"], row["source"], row["mode"])
+    return said == ("throttle", "store", "admit")
+
+
+def _of_ids(row: Row) -> Any:
+    return charged(row) and (verdict(row, "producer_ids_rate") or {}).get("charged_ids")
+
+
+KINDS: Final[tuple[Kind, ...]] = (
+    Kind("a refusal is taken out", lambda rows: _without_one(rows, _refused), held.GAPS),
+    Kind("the last row of a batch is taken out", _without_last, held.GAPS),
+    Kind(
+        "a change of quotas, a drill or a reset is taken out",
+        without(lambda row: row["kind"] == "reset"),
+        held.GAPS,
+    ),
+    Kind("a batch is taken out", lambda rows: _without_batch(rows, rows[45]["batch"]), held.MISSING, True),
+    Kind(
+        "a node's last batch is taken out",
+        lambda rows: _without_batch(rows, last_batch_of(rows)),
+        held.MISSING,
+        True,
+    ),
+    Kind("a whole node is taken out", without(lambda row: row["node"].endswith("-2")), held.ABSENT, True),
+    Kind("a row is put in", lambda rows: add_to(rows, copy.deepcopy(first(rows, charged))), held.ADDED),
+    Kind("a reset that never was is put in", lambda rows: add_to(rows, _a_reset(rows)), held.ADDED),
+    Kind("a row stands there a second time, with another decision", tell_twice, held.TWICE),
+    Kind("a row takes the place of another", overwrite, held.SAME_ORDER),
+    Kind(
+        "`applied` is another number",
+        changes(charged, lambda row: row.update(applied=row["applied"] + 1)),
+        held.CONTRADICTS,
+    ),
+    Kind("a verdict is taken out", changes(charged, lambda row: row["verdicts"].pop()), held.CONTRADICTS),
+    Kind("`charged` is denied", changes(charged, _set(charged=False)), held.CONTRADICTS),
+    Kind(
+        "the bucket is another's",
+        changes(bytes_of, _said("producer_byte_rate", bucket="user=somebody")),
+        held.CONTRADICTS,
+    ),
+    Kind("the principal is another", changes(bytes_of, _set(principal="somebody")), held.CONTRADICTS),
+    Kind(
+        "the entity is another's",
+        changes(bytes_of, _said("producer_byte_rate", entity="user=somebody")),
+        held.CONTRADICTS,
+    ),
+    Kind(
+        "the broker is another",
+        changes(
+            lambda row: (
+                charged(row) and row["broker"] == "1" and verdict(row, "max_connection_creation_rate")
+            ),
+            _set(broker="9"),
+        ),
+        held.CONTRADICTS,
+    ),
+    Kind(
+        "a verdict's usage is lowered",
+        changes(bytes_of, _said("producer_byte_rate", usage=1.0)),
+        held.CONTRADICTS,
+    ),
+    Kind("a row's usage is raised throughout", changes(bytes_of, lambda row: use(row, 5_000)), held.ALTERED),
+    Kind("a row's usage is lowered throughout", changes(bytes_of, lambda row: use(row, -500)), held.UNTOLD),
+    Kind("what was refused is told as recorded", changes(_refused, _set(mode="record")), held.CONTRADICTS),
+    Kind("what was charged is told as a look", changes(charged, _set(mode="peek")), held.CONTRADICTS),
+    Kind(
+        "a refusal is told as an answer given again",
+        changes(_refused, _set(replayed=True, verdicts=[])),
+        held.CONTRADICTS,
+    ),
+    Kind(
+        "a charge is told as an answer given again",
+        changes(bytes_of, _set(replayed=True, verdicts=[])),
+        held.UNTOLD,
+    ),
+    Kind(
+        "a refusal is told as admitted",
+        changes(_refused, _set(decision="admit", throttle_ms=0, limited_by=None)),
+        held.DIFFERS,
+    ),
+    Kind("a wait is longer, in the verdict too", changes(_refused, _longer), held.DIFFERS),
+    Kind(
+        "another quota is blamed",
+        changes(_refused, lambda row: row["limited_by"].update(entity="user=somebody")),
+        held.DIFFERS,
+    ),
+    Kind("the limit is another", _raise_limit, held.STALE, True),
+    Kind("a change of quotas says another limit", _other_limit, held.STALE, True, "admin"),
+    Kind(
+        "the place in the store's order is taken away", changes(charged, _set(order=None)), held.CONTRADICTS
+    ),
+    Kind("two rows change places in the store's order", _swap_orders, held.CLOCK),
+    Kind("a node's clock is shifted", shift, held.CLOCK),
+    Kind("a bucket is told to hold less", changes(bytes_of, _less), held.LOST),
+    Kind("charged ids are told as seen, and the counts with them", forget_ids, held.UNLIKELY),
+    Kind(
+        "ids are charged that nobody asked for",
+        changes(_of_ids, _said("producer_ids_rate", charged_ids=[1])),
+        held.CONTRADICTS,
+    ),
+    Kind(
+        "a late charge is taken out", lambda rows: [row for row in rows if row["kind"] != "late"], held.GAPS
+    ),
+)
