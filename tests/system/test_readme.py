@@ -16,7 +16,7 @@ import pytest
 from tests.system.test_up import Running
 from tests.tools import need
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(420)
 
 README: Final = Path(__file__).parents[2] / "README.md"
 PORT: Final = 8080
@@ -74,7 +74,7 @@ def test_the_commands_answer_what_the_readme_says(service: Running) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,  # a reader sees both
         text=True,
-        timeout=240,  # Spark takes a while to start
+        timeout=360,  # Spark takes a while to start, twice
         check=False,
     )
     outputs = shell.stdout.split(f"\n{END}\n")[:-1]
