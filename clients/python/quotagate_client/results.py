@@ -18,7 +18,8 @@ class LimitedBy:
     """The quota that decided, or ``throttle_factor``.
 
     Attributes:
-        reason: why, when it was not the rate itself: ``capacity``, ``too_large``, ``store_failure``.
+        reason: why, when it was not the rate itself: ``capacity``, ``too_large``,
+            ``store_failure``, ``store_full``.
         largest: with ``too_large``, the largest usage that could ever pass.
     """
 
