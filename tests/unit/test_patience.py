@@ -34,3 +34,18 @@ def test_without_the_kernels_account_the_time_of_the_thread_counts(monkeypatch):
     judged = Patience(0.05)
     before = time.thread_time()
     assert before <= judged.now(0.0).busy_s <= time.thread_time()
+
+
+def test_a_crowded_machine_is_as_a_busy_loop():
+    """The loop is idle while it waits for a store that waits for a processor."""
+    judged = Patience(0.05)
+    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.5)) == 0.05
+    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.501)) == BUSY_PATIENCE_S
+    judged.close()
+
+
+def test_where_the_kernel_tells_no_pressure_the_loop_alone_counts(monkeypatch):
+    monkeypatch.setattr(patience, "PRESSURE", "/nowhere/pressure")
+    judged = Patience(0.05)
+    assert judged.now(0.0).crowded_s == 0
+    judged.close()
