@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+import structlog
+
 from app.admission.ending import finish
 from app.admission.patience import Moment, Patience
 from app.admission.queue import QUANTUM, CallerGoneError, Group, Late, OverloadedError, Queue
 from app.domain.caller import ANYONE, Caller
 from app.store.port import Answer, Plan, StoreError
+
+log = structlog.get_logger("quotagate.store")
 
 MAX_ASKS: Final = 100
 MAX_IDS: Final = 200
@@ -165,7 +169,7 @@ class Gatherer:
 
     async def _call(self, parts: list[Part], loop: asyncio.AbstractEventLoop) -> None:
         self._in_call = parts
-        began = self._patience.now(loop.time())
+        began = self._patience.began(loop.time())
         self._look_in(self._patience.budget_s, began, loop)
         try:
             answers = await self._store.decide(
@@ -228,6 +232,8 @@ class Gatherer:
         if silent_s >= max(self._timeout_s, patience_s):
             self._store.give_up()
         elif silent_s >= patience_s:
+            said = {"silent_ms": round(silent_s * 1000), "patience_ms": round(patience_s * 1000)}
+            log.warning("the store is silent; quotas answer by on_store_failure until it replies", **said)
             self._answer_all_without_store()
             self._look_in(self._timeout_s - silent_s, began, loop)
         else:

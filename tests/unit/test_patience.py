@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from app.admission import patience
 from app.admission.patience import BUSY_PATIENCE_S, Moment, Patience
 
@@ -49,3 +51,17 @@ def test_where_the_kernel_tells_no_pressure_the_loop_alone_counts(monkeypatch):
     judged = Patience(0.05)
     assert judged.now(0.0).crowded_s == 0
     judged.close()
+
+
+def test_a_node_that_was_busy_before_the_call_is_busy(monkeypatch: pytest.MonkeyPatch):
+    judged = Patience(0.05)
+    busy_s = [0.0]
+    monkeypatch.setattr(judged, "now", lambda at: Moment(at, busy_s[0]))
+    for n in range(30):  # 100 ms apart, busy for 60 of them
+        began = judged.began(n / 10)
+        busy_s[0] += 0.06
+    busy_s[0] -= 0.06
+    assert judged.lasts_s(began, Moment(began.at + 0.06, began.busy_s)) == BUSY_PATIENCE_S
+    for n in range(30, 60):  # and quiet again
+        began = judged.began(n / 10)
+    assert judged.lasts_s(began, Moment(began.at + 0.06, began.busy_s)) == 0.05
