@@ -20,6 +20,10 @@ MAX_ASKS: Final = 100
 MAX_IDS: Final = 200
 """What one script call takes at most, so that no caller holds the store for long; a larger ask goes alone."""
 
+MAX_PARTS: Final = 20
+"""Of so many requests at most one call has asks: their answers are all written in one turn of the event loop,
+and who waits for the next turn waits for that. A batch may have a hundred asks in it all the same."""
+
 CLOSE_WITHIN_S: Final = 1.0
 
 LOOK_AGAIN_S: Final = 0.005
@@ -137,7 +141,7 @@ class Gatherer:
         """What leaves now: those whose turn it is, up to the bounds of a call."""
         parts: list[Part] = []
         asks, ids = MAX_ASKS, MAX_IDS
-        while self._queue and asks > 0:
+        while self._queue and asks > 0 and len(parts) < MAX_PARTS:
             group = self._queue.first()
             if self._is_dropped(group, now):
                 self._queue.drop()

@@ -15,7 +15,8 @@ Work = Generator[None, None, T]
 """Work that can be left at each ``yield`` and gone on with later; its return value is the result."""
 
 SLICE_S: Final = 0.002
-"""What all such work together may take of one turn of the event loop; more only by the last step of it."""
+"""What the work that waits may take of one turn of the event loop, and as much again what has just come from
+callers that have nothing waiting; more only by the last step of it."""
 
 
 def step(make: Callable[[], T]) -> Work[T]:
@@ -59,10 +60,13 @@ class Slices:
             turn: whose work it is, for fair turns.
         """
         loop = asyncio.get_running_loop()
-        if not self._turns and self._used_s < self._slice_s:
+        if (
+            self._used_s < (2 * self._slice_s if self._turns else self._slice_s)
+            and self._turns.waiting(turn) is None
+        ):
             self._count(loop)
             began = self._clock()
-            until = began + self._slice_s - self._used_s
+            until = began + self._slice_s
             try:
                 while True:
                     next(work)

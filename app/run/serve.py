@@ -27,6 +27,9 @@ from app.run.errors import CannotListen, CannotStart, SettingsRefused
 from app.run.settings import PREFIX, Settings
 
 BACKLOG: Final = 2048
+ACCEPTED_AT_ONCE: Final = 16
+"""New connections that a turn of the event loop takes in. libuv takes one for each listening socket, so the
+socket stands there so often: behind 512 connections that come at once others waited for four seconds."""
 THREADS_SWITCH_S: Final = 0.0005
 """How long a thread beside the loop runs before the loop's turn, such as one that makes a page of metrics."""
 SENT_AND_UNREAD: Final = 65_536
@@ -106,7 +109,7 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> No
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        server.run(sockets=[listener])
+        server.run(sockets=[listener, *(listener.dup() for _ in range(1, ACCEPTED_AT_ONCE))])
     except SystemExit:
         raise CannotStart("the API could not start; the log says why") from None
 

@@ -10,6 +10,7 @@ import itertools
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -276,11 +277,12 @@ class Running:
 
     def __init__(self, load: Load) -> None:
         self._ends_within_s = STARTS_WITHIN_S + load.seconds + LAST_ANSWER_WITHIN_S
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  a pipe holds 64 KiB; it ends with this object
         self.program = subprocess.Popen(
             [sys.executable, "-m", "tests.load.generator"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=self._said,
         )
         assert self.program.stdin is not None
         self.program.stdin.write(msgspec.json.encode(load))
@@ -289,9 +291,15 @@ class Running:
 
     def outcome(self) -> Outcome:
         """What came of it, once it is over."""
-        said, _ = self.program.communicate(timeout=self._ends_within_s)
-        assert self.program.returncode == 0
-        return msgspec.json.decode(said, type=Outcome)
+        assert self.program.wait(self._ends_within_s) == 0
+        self._said.seek(0)
+        return msgspec.json.decode(self._said.read(), type=Outcome)
+
+    def end(self) -> None:
+        """End it, if it has not ended."""
+        self.program.kill()
+        self.program.wait()
+        self._said.close()
 
 
 @contextmanager
@@ -303,8 +311,7 @@ def loading(*loads: Load) -> Iterator[list[Running]]:
         yield running
     finally:
         for each in running:
-            each.program.kill()
-            each.program.communicate()
+            each.end()
 
 
 def outcomes(*loads: Load) -> list[Outcome]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.admission.gather import MAX_ASKS, MAX_IDS, Gatherer
+from app.admission.gather import MAX_ASKS, MAX_IDS, MAX_PARTS, Gatherer
 from app.admission.patience import BUSY_PATIENCE_S, Moment
 from app.admission.queue import CallerGoneError, OverloadedError
 from app.domain.ask import Mode
@@ -244,7 +244,7 @@ async def test_beside_a_flood_each_other_caller_is_in_the_next_call() -> None:
     store = SlowStore()
     gathering = gatherer(store)
     flood = [
-        asyncio.create_task(gathering.decide([plan(f"f{n}", 0)], caller=caller("flood"))) for n in range(500)
+        asyncio.create_task(gathering.decide([plan(f"f{n}", 0)], caller=caller("flood"))) for n in range(90)
     ]
     await store.until_called(1)
     others = [
@@ -254,10 +254,11 @@ async def test_beside_a_flood_each_other_caller_is_in_the_next_call() -> None:
     store.gates[0].set_result(None)
     await store.until_called(2)
     assert {"a", "b"} < set(store.calls[1])
-    for call in range(1, 6):
+    for call in range(1, 5):
         await store.until_called(call + 1)
         store.gates[call].set_result(None)
     await asyncio.gather(*flood, *others)
+    assert [len(call) for call in store.calls] == [*[MAX_PARTS] * 4, 12]
 
 
 async def test_within_a_caller_those_it_asks_for_take_turns() -> None:
