@@ -26,8 +26,13 @@ demo: .venv/.service ## see it at work: nginx before a site, traffic, quotas, an
 ##@ Work on it
 
 .PHONY: test
-test: check .tools/debian/.done ## check, then the tests, two files at once (T=path[::test] narrows them)
-	$(BIN)/pytest $(or $(T),--numprocesses 2)
+test: check .tools/debian/.done ## check, the floods, then the other tests, two files at once (T=path narrows)
+ifeq ($(T),)
+	$(BIN)/pytest tests/load
+	$(BIN)/pytest --numprocesses 2 --ignore tests/load
+else
+	$(BIN)/pytest $(T)
+endif
 
 .PHONY: check
 check: .venv/.dev .venv/.spark ## formatting, lints, types and import contracts: exactly what CI runs

@@ -30,6 +30,7 @@ LOOK_AGAIN_S: Final = 0.005
 """When a reply was there to be read, or the node had not sent the call yet: the loop gets so long."""
 
 QUEUE_S: Final = 2.0
+"""How long an ask may wait in this node, unless the settings say otherwise."""
 
 
 class Calls(Protocol):
