@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +20,10 @@ from tests.service import Service, eventually, running
 
 DASHBOARD: Final = ROOT / "examples/grafana/quotagate.json"
 ALERTS: Final = ROOT / "examples/prometheus/alerts.yml"
+
+CROWD: Final = "127.0.0.14"
+PER_ADDRESS: Final = 32
+BOUND: Final = {"QUOTAGATE_MAX_CONNECTIONS_PER_ADDRESS": str(PER_ADDRESS)}
 
 ADDED_BY_PROMETHEUS: Final = {"job", "instance"}
 
@@ -48,6 +53,14 @@ class Watched:
         refused = self.node.http.get("/v1/keys", headers={"Authorization": "Bearer none"})
         assert refused.status_code == 401
 
+    def crowd(self) -> None:
+        """Connect from one address until a connection is one too many."""
+        with ExitStack() as stack:
+            for _ in range(PER_ADDRESS + 1):
+                address = self.node.address
+                stack.enter_context(socket.create_connection(address, source_address=(CROWD, 0)))
+            eventually(lambda: any(s.name == "quotagate_shed_total" for s in samples(self.text())))
+
     def load_without_the_store(self) -> None:
         """Ask while the store hangs, until the circuit opens; then let it go on."""
         self.store.hold()
@@ -74,7 +87,7 @@ def watched() -> Iterator[Watched]:
     """A node that has counted some of everything; its store may evict, so that this fault is shown too."""
     with (
         stores.server("valkey", "--maxmemory-policy", "allkeys-lru") as store,
-        running(store_url=store.url, environment=RULES) as node,
+        running(store_url=store.url, environment=RULES | BOUND) as node,
     ):
         tokens = {"limit": 1, "algorithm": "token_bucket", "burst": 5}
         shadow = {"limit": 1, "shadow": True}
@@ -91,6 +104,7 @@ def watched() -> Iterator[Watched]:
         found = Watched(node, store)
         found.load()
         found.load()
+        found.crowd()
         found.load_without_the_store()
         yield found
 
