@@ -83,6 +83,8 @@ class Gatherer:
         self._calling: asyncio.Task[None] | None = None
         self._in_call: list[Part] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._stretch = 1.0
+        """How much longer than others the call under way may take: 1,000 ids are five calls' work."""
         self.is_late = False
         """Whether the call under way has been silent for too long."""
 
@@ -156,6 +158,7 @@ class Gatherer:
             parts.append((group, group.sent, group.sent + taken))
             group.sent += taken
             self._queue.took(taken, ids_taken)
+        self._stretch = max(1.0, (MAX_IDS - ids) / MAX_IDS)
         return parts
 
     def _is_dropped(self, group: Group, now: float) -> bool:
@@ -175,7 +178,7 @@ class Gatherer:
     async def _call(self, parts: list[Part], loop: asyncio.AbstractEventLoop) -> None:
         self._in_call = parts
         began = self._patience.began(loop.time())
-        self._look_in(self._patience.budget_s, began, loop)
+        self._look_in(self._patience.budget_s * self._stretch, began, loop)
         try:
             answers = await self._store.decide(
                 [plan for group, start, end in parts for plan in group.plans[start:end]]
@@ -233,7 +236,7 @@ class Gatherer:
             self._look_in(LOOK_AGAIN_S, began, loop)
             return
         silent_s = now - since
-        patience_s = self._patience.lasts_s(began, self._patience.now(now))
+        patience_s = self._patience.lasts_s(began, self._patience.now(now)) * self._stretch
         if silent_s >= max(self._timeout_s, patience_s):
             self._store.give_up()
         elif silent_s >= patience_s:

@@ -121,7 +121,8 @@ class Access:
                 raise self._other_site()
             if name == b"origin" and not (hosts and host.is_same(value.strip(), hosts[0])):
                 raise self._other_site()
-        if hosts and not self._is_ours(hosts[0]) and _is_loopback(_address(scope)):
+        # Whoever asks from elsewhere than an open network needs a key, by whatever name.
+        if grant.scopes and hosts and not self._is_ours(hosts[0]) and _is_loopback(_address(scope)):
             self._failed("host")
             raise Problem(
                 403, "Without a key, ask over loopback by an address or a name of QUOTAGATE_ALLOWED_HOSTS."

@@ -221,6 +221,18 @@ async def test_on_a_busy_node_the_store_may_be_silent_for_longer() -> None:
     assert asyncio.get_running_loop().time() - store.called_at >= BUSY_PATIENCE_S
 
 
+async def test_a_call_with_more_ids_than_others_may_take_longer() -> None:
+    store = SlowStore()
+    gathering = gatherer(store, budget_s=0.01)
+    deciding = asyncio.create_task(gathering.decide([plan("a", 1_000)]))
+    await store.until_called(1)
+    _, failure = await deciding
+    assert failure is not None
+    assert asyncio.get_running_loop().time() - store.called_at >= 5 * 0.01
+    store.gates[0].set_result(None)
+    await gathering.close()
+
+
 async def test_a_store_that_stays_silent_is_given_up() -> None:
     store = SlowStore()
     gathering = gatherer(store, budget_s=0.001, timeout_s=0.002)
