@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from app.admission.admission import Snapshot
 from app.admission.plan import Match, plan_of
 from app.domain.bucket import BucketName
 from app.domain.ladder import Rules
 from app.store.keys import bucket_key
-from app.store.port import Answer, Plan, Said
+from app.store.port import Answer, Plan, Said, StoreError
+
+WITHIN_S: Final = 3.0
+"""How long an operator waits for a look at a bucket, which has no policy to be answered by."""
 
 
 class Counters(Protocol):
@@ -78,7 +82,11 @@ class Buckets:
         plan = plan_of(bucket.peek(at_ms), charging, b"")  # no id is named, so none is hashed
         if plan is None:
             return []
-        (answer,) = await self._counters.decide([plan])
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                (answer,) = await self._counters.decide([plan])
+        except TimeoutError:
+            raise StoreError("timeout", f"it did not reply within {WITHIN_S:.0f} s") from None
         if answer.error is not None:
             raise answer.error
         return [_standing(match, said) for match, said in zip(charging, answer.said, strict=True)]

@@ -129,12 +129,14 @@ def test_what_was_decided_right_is_held(spark: SparkSession, tmp_path: Path):
     log.oracle.buckets = {key: bucket for key, bucket in log.oracle.buckets.items() if key[1] != "user=a"}
     log.run(asks(2, ["a", "b", "c"]), 1_000, QUICK)
     last = log.rows[-1]
+    charged = next(row for row in reversed(log.rows) if row["charged"] and row["verdicts"])
+    where = {name: last[name] for name in ("node", "batch", "at_ms", "order") if name in last}
     log.rows += [
-        {**last, "replayed": True, "verdicts": [], "place": 98},
-        {**last, "order": None, "source": "fallback", "failure": "timeout", "place": 99},
+        {**charged, **where, "replayed": True, "verdicts": [], "place": last["place"] + 1},
+        {**last, "order": None, "source": "fallback", "failure": "timeout", "place": last["place"] + 2},
     ]
     found = audit(spark, log.write(tmp_path / "log"))
-    assert found.held
+    assert found.held, (found.not_held, terminal.said(found.report, "report", 1.0))
     assert not found.cases
     total = found.overall
     asked = [row for row in log.rows if row["kind"] == "decision"]
@@ -162,11 +164,12 @@ def test_a_log_that_was_switched_on_over_a_store_in_use(spark: SparkSession, tmp
     ask = Ask({}, tuple(range(30)), "a", detail=True)
     log.ask(ask)
     log.rows.clear()
+    log.batch = 0
     log.now_ms += 60_000
     log.ask(ask)
     folder = log.write(tmp_path / "log")
     found = audit(spark, folder)
-    assert found.not_held == {"a": {held.FALSELY_SEEN}}
+    assert found.not_held == {"a": {held.FALSELY_SEEN, held.UNLIKELY}}
     assert "say --older" in terminal.said(found.report, "report", 1.0)
     assert audit(spark, folder, "--older").held
 

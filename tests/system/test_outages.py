@@ -387,7 +387,7 @@ def spread(seconds: list[float]) -> str:
 # What is no outage
 
 
-async def test_a_library_that_is_lost_and_connections_that_are_cut_cost_hardly_an_answer():
+async def test_a_library_that_is_lost_costs_no_answer_and_connections_that_are_cut_those_of_a_moment():
     with stores.server("valkey") as server, running(store_url=server.url) as node:
         for client, quota in POLICIES.items():
             node.put(f"client-id={client}", request_rate=quota)
@@ -402,11 +402,13 @@ async def test_a_library_that_is_lost_and_connections_that_are_cut_cost_hardly_a
             await callers.more("store")
         store.close()
         cut = reasons(metrics(node)) - flushed
+        made_up = [answer.at for answer in callers.answers if answer.said["source"] == "fallback"]
         say(f"{len(callers.answers)} answers; flushed {dict(flushed)}, cut {dict(cut)}")
         check(callers.answers)
         assert flushed.keys() <= {"budget"}  # a machine that stalls: the lost library itself costs none
         assert cut.keys() <= {"budget", "connection"}
-        assert cut["connection"] <= 2 * CALLERS
+        assert cut["connection"] > 0
+        assert max(made_up) - min(made_up) < BACK_WITHIN_S, "until an examination has made another connection"
 
 
 async def test_a_failover_behind_one_address_is_followed(tmp_path):
