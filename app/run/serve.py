@@ -109,9 +109,14 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> No
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        server.run(sockets=[listener, *(listener.dup() for _ in range(1, ACCEPTED_AT_ONCE))])
+        server.run(sockets=[listener, *(_again(listener) for _ in range(1, ACCEPTED_AT_ONCE))])
     except SystemExit:
         raise CannotStart("the API could not start; the log says why") from None
+
+
+def _again(listener: socket.socket) -> socket.socket:
+    """The same socket once more; ``dup`` would make it block, for our siblings that accept from it, too."""
+    return socket.socket(fileno=os.dup(listener.fileno()))
 
 
 def _connections(settings: Settings) -> Connections:
