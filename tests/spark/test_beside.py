@@ -297,6 +297,7 @@ def test_what_was_loaded_is_no_finding_if_the_log_tells_of_it(
     order, loaded = log.order, len(log.rows)
     log.ask(Ask({}, tuple(range(10, 20)), "a", detail=True))
     del log.rows[loaded:]
+    log.batch = loaded
     if told:
         change = {"what": "user=a", "before": None, "after": '{"quotas": ["producer_ids_rate"]}'}
         log.add(
