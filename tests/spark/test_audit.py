@@ -15,7 +15,7 @@ from app.domain.decision import OUTCOMES
 from app.domain.oracle import Oracle
 from tests.spark import faults
 from tests.spark.audits import Audited, audit
-from tests.spark.logs import SECRET, START_MS, Logged, asks
+from tests.spark.logs import SECRET, START_MS, Logged, Row, asks
 from workers.spark.audit import held, terminal
 from workers.spark.log import spelled
 
@@ -129,10 +129,10 @@ def test_what_was_decided_right_is_held(spark: SparkSession, tmp_path: Path):
     log.oracle.buckets = {key: bucket for key, bucket in log.oracle.buckets.items() if key[1] != "user=a"}
     log.run(asks(2, ["a", "b", "c"]), 1_000, QUICK)
     last = log.rows[-1]
-    charged = next(row for row in reversed(log.rows) if row["charged"] and row["verdicts"])
-    where = {name: last[name] for name in ("node", "batch", "at_ms", "order") if name in last}
+    kept = next(row for row in reversed(log.rows) if row["charged"] and row["verdicts"])
+    where: Row = {name: last[name] for name in ("node", "batch", "at_ms", "order") if name in last}
     log.rows += [
-        {**charged, **where, "replayed": True, "verdicts": [], "place": last["place"] + 1},
+        {**kept, **where, "replayed": True, "verdicts": [], "place": last["place"] + 1},
         {**last, "order": None, "source": "fallback", "failure": "timeout", "place": last["place"] + 2},
     ]
     found = audit(spark, log.write(tmp_path / "log"))
