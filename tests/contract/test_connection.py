@@ -34,6 +34,14 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0)
 
 
+async def unanswered(server: Server, connection: Connection) -> asyncio.Task[Any]:
+    """A command to a store that is held, which is silent about it."""
+    server.hold()
+    asked = asyncio.create_task(connection.call("PING"))
+    await until(lambda: connection.silent_since() is not None)
+    return asked
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_replies_come_in_the_order_of_their_commands(kind: str):
     with stores.server(kind) as server:
@@ -72,9 +80,7 @@ async def test_a_connection_that_the_store_closes_fails_what_is_owed_and_says_so
     lost: list[str] = []
     with stores.server("valkey") as server:
         async with connected(server, lost) as connection:
-            server.hold()
-            asked = asyncio.create_task(connection.call("PING"))
-            await until(lambda: connection.silent_since() is not None)
+            asked = await unanswered(server, connection)
             server.kill()
             with pytest.raises(ConnectionError):
                 await asked
@@ -89,9 +95,7 @@ async def test_who_hangs_up_is_told_of_no_loss():
     lost: list[str] = []
     with stores.server("valkey") as server:
         async with connected(server, lost) as connection:
-            server.hold()
-            asked = asyncio.create_task(connection.call("PING"))
-            await until(lambda: connection.silent_since() is not None)
+            asked = await unanswered(server, connection)
             connection.close(TimeoutError("given up"))
             with pytest.raises(TimeoutError, match="given up"):
                 await asked
