@@ -8,8 +8,10 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 UV := .tools/bin/uv
 BIN := .venv/bin
-# T=path[::test] narrows `test`, `prove` and `bench`.
+# T=path[::test] narrows `test`, `test-all`, `prove` and `bench`.
 T ?=
+# The first tier of the tests; tests/tiers.py says what is in it.
+QUICK := -m "not full and not prove and not bench"
 
 ##@ Use
 
@@ -26,27 +28,45 @@ demo: .venv/.service ## see it at work: nginx before a site, traffic, quotas, an
 ##@ Work on it
 
 .PHONY: test
-test: check .tools/debian/.done ## check, the floods, then the other tests, two files at once (T=path narrows)
+test: .venv/.dev ## the first tier: lints, then the quick tests; no Java, no browser (T=path narrows, without lints)
 ifeq ($(T),)
+	@$(MAKE) lint
+	$(BIN)/mypy -p app -p migrations
+	$(BIN)/pytest $(QUICK) tests/load
+	$(BIN)/pytest $(QUICK) --numprocesses auto --ignore tests/load
+else
+	@$(BIN)/python -m tests.tiers $(T)
+	$(BIN)/pytest $(QUICK) $(T)
+endif
+
+.PHONY: test-all
+test-all: .venv/.full .venv/.spark .tools/debian/.done ## everything that CI runs: check, then all tests (T=path narrows, without check)
+ifeq ($(T),)
+	@$(MAKE) check
 	$(BIN)/pytest tests/load
-	$(BIN)/pytest --numprocesses 2 --ignore tests/load
+	$(BIN)/pytest --numprocesses auto --ignore tests/load
 else
 	$(BIN)/pytest $(T)
 endif
 
 .PHONY: check
-check: .venv/.dev .venv/.spark ## formatting, lints, types and import contracts: exactly what CI runs
+check: .venv/.full .venv/.spark lint ## formatting, lints, import contracts, spelling, words and all types: exactly what CI runs
+	$(BIN)/mypy
+
+.PHONY: lint
+lint: .venv/.dev ## the part of check without types: formatting, lints, import contracts, spelling, words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python tests/words.py
 
 .PHONY: prove
-prove: .venv/.dev .venv/.spark .tools/debian/.done ## the long proofs and searches
+prove: .venv/.full .venv/.spark .tools/debian/.done ## the long proofs and searches (T=path narrows)
 	$(BIN)/pytest -m prove --timeout 3600 -s $(T)
 
 .PHONY: bench
-bench: .venv/.dev .venv/.spark ## the measurements
+bench: .venv/.full .venv/.spark ## the measurements (T=path narrows)
 	$(BIN)/pytest -m bench --timeout 3600 -s $(T)
 
 .PHONY: format
@@ -58,14 +78,14 @@ format: .venv/.dev ## format the code and mend what ruff can
 
 .PHONY: openapi
 openapi: .venv/.service ## openapi/openapi.json, from the routes
-	$(BIN)/python -m app.http.openapi openapi/openapi.json
+	$(BIN)/python -m app.run.document openapi/openapi.json
 
 .PHONY: settings
-settings: .venv/.service ## docs/settings.md, from app/run/settings.py
+settings: .venv/.service ## docs/settings.md, from app/node/settings.py
 	$(BIN)/python -m app.run.reference > docs/settings.md
 
 .PHONY: clients
-clients: .venv/.dev ## clients in Python, TypeScript, Java and Go, into clients/generated
+clients: .venv/.full ## clients in Python, TypeScript, Java and Go, into clients/generated
 	@$(BIN)/python -m clients.generate
 
 .PHONY: lock
@@ -73,6 +93,7 @@ lock: .tools/uv-$(UV_VERSION) ## the hashed requirements, from pyproject.toml
 	$(UV) lock --upgrade
 	$(UV) export --frozen --quiet --no-emit-project --output-file requirements.txt
 	$(UV) export --frozen --quiet --no-emit-project --extra dev --output-file requirements-dev.txt
+	$(UV) export --frozen --quiet --no-emit-project --extra full --output-file requirements-full.txt
 	$(UV) export --frozen --quiet --no-emit-project --extra spark --output-file requirements-spark.txt
 
 ##@ Here
@@ -81,7 +102,7 @@ lock: .tools/uv-$(UV_VERSION) ## the hashed requirements, from pyproject.toml
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+		/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: clean
 clean: ## remove environments and caches; state in .quotagate stays
@@ -106,6 +127,11 @@ clean: ## remove environments and caches; state in .quotagate stays
 
 .venv/.dev: requirements-dev.txt .venv/.service
 	@$(UV) pip install --quiet --python .venv --require-hashes --requirement requirements-dev.txt
+	@touch $@
+
+# Programs and libraries that only the full tier of the tests needs.
+.venv/.full: requirements-full.txt .venv/.dev
+	@$(UV) pip install --quiet --python .venv --require-hashes --requirement requirements-full.txt
 	@touch $@
 
 # Half a gigabyte, so only makers and who runs Spark jobs have it: `quotagate spark` asks when it is missing.

@@ -33,7 +33,7 @@ LANGUAGES: Final[Mapping[str, tuple[str, str]]] = {
     "java": ("java", f"{_JAVA},{OPEN}"),
     "go": ("go", f"packageName=quotagate,{OPEN}"),
 }
-"""The generator of each, and what it is told."""
+"""The generator of each language, and its options."""
 
 RENAMED: Final = ("--model-name-mappings", "NewKey=KeyWanted")
 """In Go `NewKey` is what makes a `Key`."""
@@ -186,8 +186,8 @@ def generate(language: str, document: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     program = Path(sys.executable).parent / "openapi-generator-cli"
     command = [str(program), "generate", "-i", str(document), "-g", generator, "-o", str(target)]
-    told = ["--additional-properties", options, *RENAMED, *NAMED]
-    ran = subprocess.run([*command, *told], capture_output=True, text=True, check=False)
+    arguments = ["--additional-properties", options, *RENAMED, *NAMED]
+    ran = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if ran.returncode:
         raise SystemExit(f"{language}: {ran.stderr or ran.stdout}")
     if language == "go":

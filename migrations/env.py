@@ -1,4 +1,4 @@
-"""How Alembic reaches the catalog: by a connection, or by `-x url=…` for those who write migrations."""
+"""Alembic's entry point. It gets a connection from the program, or `-x url=…` on the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.catalog.tables import METADATA
 
 
 def migrate(connection: Connection) -> None:
-    """Run what was asked for, in one transaction."""
+    """Run the requested migrations in one transaction."""
     context.configure(
         connection=connection,
         target_metadata=METADATA,

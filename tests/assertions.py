@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from app.backfill.assertions import TYPES
 from app.domain.assertion import COLUMNS, MANIFEST, VERSION, Assertion
-from app.run.assertions import TYPES
 
 SCHEMA = pa.schema([pa.field(name, TYPES[type_]) for name, (type_, _) in COLUMNS.items()])
 
@@ -25,7 +25,7 @@ def write(
     parts: int = 1,
     **said: Any,
 ) -> Path:
-    """Write a folder of assertions, in the order in which they are given."""
+    """Write a folder of assertions in the order given."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = []
     size = max(-(-len(assertions) // parts), 1)

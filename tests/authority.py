@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority of their own, and whatever it certifies, made by openssl."""
+"""Certificates for tests, made by openssl: a certificate authority and what it signs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Certificate:
 
 
 class Authority:
-    """Signs certificates into a folder; ``ca`` is its own."""
+    """Signs certificates and writes them to a folder; ``ca`` is its own certificate."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -32,7 +32,7 @@ class Authority:
         self._openssl("req", "-x509", "-new", "-key", f"{name}.key", *subject, *usage, "-out", f"{name}.pem")
 
     def certify(self, name: str, subject: str = "", san: str = "") -> Certificate:
-        """A certificate for a subject such as ``/CN=alice``, perhaps with names such as ``DNS:localhost``."""
+        """A certificate for a subject such as ``/CN=alice``, with names such as ``DNS:localhost``."""
         self._serial += 1
         self._openssl("genpkey", "-algorithm", "ed25519", "-out", f"{name}.key")
         self._openssl(
@@ -57,7 +57,7 @@ class Authority:
         return Certificate(self._folder / f"{name}.pem", self._folder / f"{name}.key")
 
     def trusted(self, shown: Certificate | None = None) -> ssl.SSLContext:
-        """What a client needs: trust in this authority, and perhaps a certificate to show."""
+        """The context of a client that trusts this authority, optionally with a certificate of its own."""
         context = ssl.create_default_context(cafile=str(self.ca))
         if shown is not None:
             context.load_cert_chain(shown.cert, shown.key)

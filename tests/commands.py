@@ -1,4 +1,4 @@
-"""Running commands in this program, against a node that is there or one that only notes what it is asked."""
+"""Runs commands in process, against a real node or one that only records requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.service import Service
 
 
 class Ran(NamedTuple):
-    """How a command ended, and what it said."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ class Ran(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One request: its path as it was sent, and its query decoded."""
+    """One request: its raw path and its decoded query."""
 
     method: str
     path: str
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class Gate:
-    """A node that is not there: it notes requests, and answers by method and path."""
+    """A fake node: it records requests, and answers by method and path."""
 
     url: str = ""
     asked: list[Asked] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Gate:
     etag: str = '"7"'
 
     def brief(self) -> list[tuple[Any, ...]]:
-        """The requests as method, path, query and body; what is empty is left out."""
+        """The requests as method, path, query and body, without empty parts."""
         return [
             tuple(part for part in (one.method, one.path, one.query, one.body) if part) for one in self.asked
         ]
@@ -55,7 +55,7 @@ class Gate:
 
 @contextmanager
 def noting() -> Iterator[Gate]:
-    """Such a node, on a free port."""
+    """A fake node, on a free port."""
     gate = Gate()
 
     class Notes(BaseHTTPRequestHandler):
@@ -67,7 +67,13 @@ def noting() -> Iterator[Gate]:
                 Asked(self.command, path, parse_qsl(query, keep_blank_values=True), body, self.headers)
             )
             status, content = gate.answers.get((self.command, path), (404, {"detail": "Nothing laid out."}))
-            sent = b"" if content is None else json.dumps(content).encode()
+            sent = (
+                b""
+                if content is None
+                else content
+                if isinstance(content, bytes)
+                else json.dumps(content).encode()
+            )
             self.send_response(status)
             self.send_header("ETag", gate.etag)
             self.send_header("Content-Length", str(len(sent)))
@@ -96,7 +102,7 @@ Command = Callable[..., Ran]
 
 @pytest.fixture
 def quotagate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """The command line, with nothing of this machine's environment but what a test names."""
+    """The command line, with only those environment variables that a test names."""
     for name in ("QUOTAGATE_URL", "QUOTAGATE_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -120,7 +126,7 @@ def quotagate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 @pytest.fixture
 def ask(quotagate: Command, node: Service, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command line, which knows a node (whoever takes this has a fixture of that) and its key."""
+    """The command line with the URL of the fixture `node`, and its key."""
     monkeypatch.setenv("QUOTAGATE_URL", node.url)
     monkeypatch.setenv("QUOTAGATE_KEY", node.admin_key)
     return quotagate

@@ -12,12 +12,12 @@ from typing import Final
 import pytest
 
 NAME: Final = "quotagate-disk"
-"""What a disk is called in the table of mounts, with the id of the program it serves after a dash."""
+"""A disk's name in the table of mounts; a dash and the id of its program follow."""
 
 
 @contextmanager
 def mounted(folder: Path, size: int) -> Iterator[Path]:
-    """A disk of so many bytes at `folder`; where there can be none: a skip, or a failure under CI=true."""
+    """A disk of so many bytes at `folder`. Without one the test is skipped, or fails under CI=true."""
     folder.mkdir()
     options = f"size={size},mode=755"
     done = subprocess.run(
@@ -39,7 +39,7 @@ def mounted(folder: Path, size: int) -> Iterator[Path]:
 
 
 def clear() -> None:
-    """Take away what tests left mounted that were killed."""
+    """Unmount what killed tests left behind."""
     table = Path("/proc/mounts")
     for line in table.read_text(encoding="utf-8").splitlines() if table.exists() else ():
         name, folder, *_ = line.split()
@@ -49,5 +49,5 @@ def clear() -> None:
 
 
 def _unmount(folder: Path) -> None:
-    """At once for everyone who looks, and for good when the last program that uses it has ended."""
+    """Unmount at once; the kernel frees the disk when the last program that uses it has ended."""
     subprocess.run(["umount", "--lazy", folder], check=False, capture_output=True)

@@ -1,4 +1,4 @@
-"""Two ways to ask the same question in the wire's own words: of the oracle, and of a running service."""
+"""Two ways to ask the same question in the wire format: the oracle, and a running node."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from app.domain.entity import Entity, EntityError
-from app.domain.ladder import Rules
+from app.domain.entity import Entity
+from app.domain.errors import EntityError, QuotaValueError
+from app.domain.ladder import MatchingRules
 from app.domain.oracle import Oracle
 from app.domain.quota import KEYS, Defaults
-from app.domain.quota_value import Definition, ValueErrors, alter, check_all, resolve
+from app.domain.quota_value import Definition, alter, check_all, resolve
 from app.http.wire import decode_ask, encode_decision
 from tests.service import Service
 
@@ -37,7 +38,7 @@ class Driver(ABC):
 
     @abstractmethod
     def delete(self, entity: str) -> int:
-        """Take an entity's quotas away."""
+        """Delete an entity's quotas."""
 
     @abstractmethod
     def get(self, entity: str) -> Json | None:
@@ -48,7 +49,7 @@ class Driver(ABC):
         return self.asks([{"at_ms": at_ms, "usage": usage, "detail": True, **ask}])[0]
 
     def shown(self, at_ms: int, usage: str, **who: object) -> Json:
-        """How the first bucket that a usage field charges stands at a moment."""
+        """The state, at a moment, of the first bucket that a usage field charges."""
         nothing: object = [] if usage == "producer_ids" else 0
         found: Json = self.ask(at_ms, {usage: nothing}, mode="peek", **who)["quotas"][0]
         return found
@@ -57,7 +58,7 @@ class Driver(ABC):
 class OracleDriver(Driver):
     """The domain alone: definitions in a dict, decisions by the oracle, wire forms by the codec."""
 
-    def __init__(self, rules: Rules, *, sequential: bool = False) -> None:
+    def __init__(self, rules: MatchingRules, *, sequential: bool = False) -> None:
         self._oracle = Oracle(b"s" * 32, sequential=sequential)
         self._rules = rules
         self._definitions: dict[Entity, Mapping[str, Definition]] = {}
@@ -102,7 +103,7 @@ class OracleDriver(Driver):
             place = Entity.parse(entity)
             before = self._definitions.get(place, {})
             after = edit(place, before)
-        except (EntityError, ValueErrors):
+        except (EntityError, QuotaValueError):
             return 422
         if not after:
             return 204 if self._definitions.pop(place, None) else 404

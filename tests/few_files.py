@@ -1,4 +1,4 @@
-"""Quotagate under a small limit of open files, which it may not raise."""
+"""Runs Quotagate under a small limit of open files, which it may not raise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _set = resource.setrlimit
 
 
 def as_anyone(which: int, limits: tuple[int, int]) -> None:
-    """What the kernel allows whoever is not the administrator."""
+    """As the kernel does for a user who is not root."""
     if limits[1] > resource.getrlimit(which)[1]:
         raise ValueError("not allowed to raise maximum limit")
     _set(which, limits)

@@ -1,4 +1,4 @@
-"""The program, but with a script that forgets a charge now and then: what an audit is there to find."""
+"""Runs Quotagate with a script that skips some charges, which an audit must find."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from app.run import cli, wiring
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
 
-RIGHT: Final = "part.charges, part.last = part.charges + n, part.t\n"
+RIGHT: Final = "check.charges, check.last = check.charges + n, check.t\n"
 WRONG: Final = """
-  if part.charges < 3 or part.t % 4 > 0 then part.charges = part.charges + n end
-  part.last = part.t
+  if check.charges < 3 or check.t % 4 > 0 then check.charges = check.charges + n end
+  check.last = check.t
 """
-"""One time in four the ids are remembered, and nobody is charged for them."""
+"""Once in four times the ids are remembered without a charge."""
 
 
 def main() -> None:

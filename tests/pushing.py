@@ -1,4 +1,4 @@
-"""A real node that is pushed observations of volumes, under the caller's clock or the store's."""
+"""A real node to which tests push observations of volumes, by the caller's clock or the store's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RULES: Final = {
 
 
 def volume(broker: str, available: int | None, place: str = "/data") -> dict[str, Any]:
-    """A volume of 1,000 bytes as an agent tells it."""
+    """A volume of 1,000 bytes as an agent reports it."""
     return {"broker": broker, "dir": place, "total_bytes": 1_000, "available_bytes": available}
 
 
@@ -29,7 +29,7 @@ WELL: Final = volume("1", 500)
 def pushed(
     *, callers: bool = True, environment: Mapping[str, str] | None = None, **more: Any
 ) -> Iterator[Service]:
-    """A node with the source push; more settings win."""
+    """A node with the source `push`; further settings take precedence."""
     clock = {"QUOTAGATE_CLOCK": "caller"} if callers else {}
     with running(environment={**RULES, **clock, **(environment or {})}, **more) as node:
         yield node
@@ -38,7 +38,7 @@ def pushed(
 def push(
     node: Service, *volumes: dict[str, Any], at_ms: int | None = None, complete: bool = True
 ) -> dict[str, Any]:
-    """Push an observation; how volumes stand then."""
+    """Push an observation, and return the state of the volumes after it."""
     query = {} if at_ms is None else {"at_ms": at_ms}
     answer = node.http.post("/v1/volumes", params=query, json={"volumes": volumes, "complete": complete})
     assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{node.said()}"
@@ -46,8 +46,8 @@ def push(
     return found
 
 
-def standing(node: Service, at_ms: int | None = None) -> dict[str, Any]:
-    """How volumes stand."""
+def volumes_of(node: Service, at_ms: int | None = None) -> dict[str, Any]:
+    """The state of the volumes."""
     answer = node.http.get("/v1/volumes", params={} if at_ms is None else {"at_ms": at_ms})
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -56,12 +56,12 @@ def standing(node: Service, at_ms: int | None = None) -> dict[str, Any]:
 
 def factor(node: Service, at_ms: int | None = None) -> float:
     """The factor in force."""
-    found: float = standing(node, at_ms)["factor"]
+    found: float = volumes_of(node, at_ms)["factor"]
     return found
 
 
 def drill(node: Service, factor: float, for_ms: int) -> dict[str, Any]:
-    """Begin a drill; how volumes stand then."""
+    """Begin a drill, and return the state of the volumes after it."""
     answer = node.http.post("/v1/volumes:drill", json={"factor": factor, "for_ms": for_ms})
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()

@@ -1,4 +1,4 @@
-"""A relay between a node and its store that can be made to fail: cut replies, delay them, swallow all."""
+"""A relay between a node and its store that can cut, delay or swallow replies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Final, Literal, cast
 Way = Literal["pass", "cut", "slow", "swallow"]
 
 CUT_AFTER: Final = 20
-"""Bytes of a reply that still arrive, so that the cut is in its middle."""
+"""How many bytes of a cut reply still arrive."""
 
 SLOW_S: Final = 0.12
-"""What a reply is late by: several budgets, and less than the time after which a call has failed."""
+"""The delay of a reply: several budgets, but less than the timeout of a call."""
 
 
 @contextlib.contextmanager
 def relaying(socket: Path, store: Path) -> Iterator[Relay]:
-    """A relay on one unix socket to another, in a thread of its own."""
+    """A relay from one unix socket to another, in a thread of its own."""
     relay = Relay(socket, store)
     thread = threading.Thread(target=asyncio.run, args=(relay.run(),))
     thread.start()
@@ -33,7 +33,7 @@ def relaying(socket: Path, store: Path) -> Iterator[Relay]:
 
 
 class Relay:
-    """Passes on in the way that is set, and counts the connections made to it."""
+    """Relays in the mode that is set, and counts connections."""
 
     def __init__(self, socket: Path, store: Path) -> None:
         self.url = f"unix://{socket}"
@@ -41,7 +41,7 @@ class Relay:
         self.connections = 0
         self.listening = threading.Event()
         self.store = store
-        """Where new connections lead."""
+        """The socket that new connections go to."""
         self._socket = socket
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -58,7 +58,7 @@ class Relay:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def stop(self) -> None:
-        """Listen no more, from another thread."""
+        """Stop listening; called from another thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,7 +93,7 @@ class Relay:
 
 
 async def _first(*directions: asyncio.Future[None]) -> None:
-    """Until one direction ends, which ends the other."""
+    """Relay both directions until one ends."""
     try:
         await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
     finally:

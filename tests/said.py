@@ -1,4 +1,4 @@
-"""What a test tells of what it met: shown at the end of a run, passed or not, whichever worker ran it."""
+"""What a test reports, such as a measurement: shown at the end of a run, whichever worker ran the test."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ MARK: Final = "» "
 
 
 def say(*texts: object) -> None:
-    """Tell something, in one line or in several."""
+    """Report something, in one line or in several."""
     for line in " ".join(map(str, texts)).splitlines():
         print(f"\n{MARK}{line}", end="", flush=True)
     print()
 
 
-def said(output: str) -> list[str]:
-    """What was told, out of all that a test printed."""
+def reported(output: str) -> list[str]:
+    """The lines that a test reported, out of everything that it printed."""
     return [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)]

@@ -1,4 +1,4 @@
-"""What JSON Schema cannot say: that `1.0` is no integer, that lengths are in bytes, what is in the future."""
+"""Mends generated values where JSON Schema is too weak: integers, lengths in bytes, future times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IN_THE_YEAR_2100_MS = 4_102_444_800_000
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Make whole floats integers, what is short enough in characters short enough in bytes, instants late."""
+    """Turn whole floats into integers, cut strings to length in bytes, and move instants into the future."""
     if case.operation.path.startswith(("/v1/decisions", "/v1/keys", "/v1/volumes")):
         case.body = said(case.body, MAX_NAME_BYTES)
     if isinstance(case.body, dict) and type(at_ms := case.body.get("expires_ms")) is int:

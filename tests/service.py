@@ -25,6 +25,7 @@ from tests.programs import end
 
 T = TypeVar("T")
 ADMIN_KEY: Final = "the-key-of-the-tests"
+TRIES: Final = 20
 READY_WITHIN_S: Final = 60.0
 STOP_WITHIN_S: Final = 30.0
 
@@ -64,7 +65,7 @@ class Service:
         return decisions
 
     def stop(self) -> int:
-        """Stop it as an operator does; its exit code."""
+        """Stop it as an operator does, and return its exit code."""
         self.process.terminate()
         return self.process.wait(STOP_WITHIN_S)
 
@@ -79,6 +80,11 @@ class Service:
 
     def _posted(self, path: str, body: object) -> dict[str, Any]:
         answer = self.http.post(path, json=body)
+        for _ in range(TRIES):  # on a crowded machine a node may shed; a client waits as it is asked to
+            if answer.status_code != 503:
+                break
+            time.sleep(float(answer.headers["Retry-After"]))
+            answer = self.http.post(path, json=body)
         assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{self.said()}"
         found: dict[str, Any] = answer.json()
         return found
@@ -98,7 +104,7 @@ def running(
 ) -> Iterator[Service]:
     """A ready node; without URLs it has a store (of a kind) and a migrated catalog of its own.
 
-    A node that is told to speak TLS is asked with `trust`; `program` is a module to run in place of ours.
+    If its settings turn on TLS, the client needs `trust`; `program` is a module to run in place of ours.
     """
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-node-")))
@@ -139,7 +145,7 @@ def running(
 
 
 def eventually(look: Callable[[], T], *, within_s: float = 60.0) -> T:
-    """Wait until a look finds something true, and give it back."""
+    """Wait until `look` returns something true, and return that."""
     give_up = time.monotonic() + within_s
     while not (found := look()):
         assert time.monotonic() < give_up, f"it did not come true within {within_s:g} s"
@@ -148,7 +154,7 @@ def eventually(look: Callable[[], T], *, within_s: float = 60.0) -> T:
 
 
 def slowest_but_one(waits_s: Iterable[float]) -> float:
-    """How long most took: a machine that is shared may stall once."""
+    """The longest but one: a shared machine may stall once."""
     return sorted(waits_s)[-2]
 
 

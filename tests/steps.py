@@ -1,4 +1,4 @@
-"""Work that is done in steps, done all at once."""
+"""Runs work that is divided into steps, all at once."""
 
 from __future__ import annotations
 

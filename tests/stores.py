@@ -17,11 +17,11 @@ from tests.tools import need
 
 KINDS = ("valkey", "redis")
 MAXMEMORY = 4 * 1024**3
-"""More than any test uses: a store without a bound is a fault, and near its bound it takes nothing new."""
+"""More than any test uses. Without a bound a node reports a fault; near the bound it refuses new buckets."""
 
 
 class Server(Program):
-    """A store that can be stopped, killed and started again with what it kept."""
+    """A store that can be stopped, killed, and started again with its data."""
 
     def __init__(self, kind: str, folder: Path, *options: str) -> None:
         program = get_binary_path() if kind == "valkey" else need("redis-server")
@@ -35,7 +35,7 @@ class Server(Program):
         self._running = subprocess.Popen([*self._command, *options], stdout=subprocess.DEVNULL)
 
     def until_it_answers(self, within_s: float = 60.0) -> None:
-        """Wait for it, or say that it died or did not come."""
+        """Wait until it answers; raise an error if it ends or is not there in time."""
         give_up = time.monotonic() + within_s
         with redis.Redis.from_url(self.url) as client:
             while True:
@@ -49,6 +49,12 @@ class Server(Program):
                     time.sleep(0.01)  # between two looks at the condition that is waited for
                 else:
                     return
+
+
+def processor_s(store: redis.Redis) -> float:
+    """The processor time that a store has used, in seconds."""
+    used: dict[str, float] = store.info("cpu")
+    return used["used_cpu_user"] + used["used_cpu_sys"]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""TLS before a PostgreSQL whose wheel was built without any: its own opening, then the bytes as they are."""
+"""Puts TLS in front of a PostgreSQL whose wheel lacks it: first the handshake, then a relay."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
-"""How a client of PostgreSQL asks for TLS (``S`` answers that it comes)."""
+"""The request for TLS of a PostgreSQL client; the answer ``S`` accepts it."""
 
 
 @contextlib.contextmanager
 def before(database: Path, context: ssl.SSLContext) -> Iterator[int]:
-    """Listen on loopback for a database's unix socket; gives the port. Who wants no TLS is hung up on."""
+    """Relay a loopback port, which is returned, to a database's socket; cut off clients without TLS."""
 
     class Front(socketserver.BaseRequestHandler):
         def handle(self) -> None:

@@ -1,4 +1,4 @@
-"""Finds the programs that a test needs and Python's packages do not bring."""
+"""Finds the programs that a test needs and that no Python package brings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIBRARIES = {"libfaketime": "libfaketimeMT.so.1"}
 
 
 def need(tool: str, source: str = "tests/tools.sh fetches it where there is apt-get") -> Path:
-    """Where `tool` is; without it the test is skipped with the reason, or fails under CI=true."""
+    """The path of `tool`; without it the test is skipped with the reason, or fails under CI=true."""
     found = _library(LIBRARIES[tool]) if tool in LIBRARIES else _program(tool)
     if found is None:
         reason = f"{tool} is not here; {source}"

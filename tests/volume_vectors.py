@@ -1,4 +1,4 @@
-"""Strimzi's vectors of volumes, each through a real node that is pushed observations."""
+"""Strimzi's vectors of volumes, each tried on a real node to which observations are pushed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from tests.pushing import MINUTE, factor, push, standing, volume
+from tests.pushing import MINUTE, factor, push, volume, volumes_of
 from tests.service import Service
 
 Node = Callable[[str, str], Service]
-"""Gives the node that has this validity and this fallback."""
+"""Returns the node with this validity and this fallback."""
 
 
 def limit(vector: Mapping[str, Any], node: Node) -> None:
@@ -34,7 +34,7 @@ def validity(vector: Mapping[str, Any], node: Node) -> None:
 
 
 def observations(vector: Mapping[str, Any], node: Node) -> None:
-    """E07, but for `here`: what was told of a volume is valid just as long."""
+    """E07 without `here`: a report about a volume is valid for the same time."""
     assert "up to and including" in vector["here"]
     its = node(vector["cfg"]["entries_valid_for"], "0.5")
     for age, expected, entries in [(MINUTE - 1, 0.0, 3), (MINUTE, 0.0, 3), (MINUTE + 1, 1.0, 1)]:
@@ -45,14 +45,14 @@ def observations(vector: Mapping[str, Any], node: Node) -> None:
 
 
 def timeline(vector: Mapping[str, Any], node: Node) -> None:
-    """E09: the proposal's own timeline; what fails is an observation that does not come."""
+    """E09: the proposal's own timeline; a failed observation is one that does not come."""
     its = node(vector["cfg"]["validity"], str(vector["cfg"]["fallback"]))
     began = _later(its)
     for row, expected in vector["rows"]:
-        told = re.fullmatch(r"(\d)m (ok|fail)", row)
-        assert told
-        now_ms = began + int(told[1]) * MINUTE
-        if told[2] == "ok":
+        step = re.fullmatch(r"(\d)m (ok|fail)", row)
+        assert step
+        now_ms = began + int(step[1]) * MINUTE
+        if step[2] == "ok":
             push(its, volume("1", 500), at_ms=now_ms)
         assert factor(its, now_ms) == expected, row
 
@@ -67,5 +67,5 @@ VOLUMES: Final[Mapping[str, Callable[[Mapping[str, Any], Node], None]]] = {
 
 
 def _later(node: Service) -> int:
-    """A time at which nothing is left of what was pushed before."""
-    return int(standing(node)["since_ms"]) + 1_000 * MINUTE
+    """A time at which nothing that was pushed before is valid any more."""
+    return int(volumes_of(node)["since_ms"]) + 1_000 * MINUTE

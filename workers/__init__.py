@@ -1,1 +1,1 @@
-"""Work beside the API: the volume poller, the decision log, and in workers/spark the Spark jobs."""
+"""Programs next to the API: the observer of volumes, the writer of the decision log, and the Spark jobs."""

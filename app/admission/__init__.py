@@ -1,1 +1,1 @@
-"""The one shell around the domain: an ask becomes a plan, one round trip, and a decision."""
+"""The shell around the domain: it turns an ask into a plan, one store call, and a decision."""

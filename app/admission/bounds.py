@@ -1,4 +1,4 @@
-"""The bounds of a caller's key, laid on the quotas that were found for its asks."""
+"""Applies the bounds of a caller's key to the quotas of its asks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from app.domain.ask import Ask
 from app.domain.binding import Binding
 
 
-def bounded(ask: Ask, matches: Sequence[Match], bound_to: Sequence[Binding], place: int) -> tuple[Match, ...]:
-    """The matches of an ask of a bound caller: of buckets that others share, as deny; each keeps its bucket.
+def restricted_matches(
+    ask: Ask, matches: Sequence[Match], bound_to: Sequence[Binding], place: int
+) -> tuple[Match, ...]:
+    """Return the matches of a bound caller's ask; quotas whose buckets others share are enforced as deny.
 
     Args:
-        place: of the ask among those that are asked together.
+        place: the index of the ask in its batch.
 
     Raises:
-        OutOfBounds: the ask records in a shared bucket, or gives back to one.
+        OutOfBoundsError: the ask records in a shared bucket, or gives back to one.
     """
-    found = bounds.bounded(ask, [match.applied for match in matches], bound_to, place)
+    found = bounds.restrict(ask, [match.applied for match in matches], bound_to, place)
     return tuple(Match(applied, match.key) for applied, match in zip(found, matches, strict=True))

@@ -1,42 +1,32 @@
-"""Buckets as operators see them: how they stand, which looking does not change, and emptied at once."""
+"""Shows operators the state of a bucket, without changing it, and resets buckets."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from app.admission.admission import Snapshot
 from app.admission.plan import Match, plan_of
+from app.catalog.snapshot import Snapshot
 from app.domain.bucket import BucketName
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.store.keys import bucket_key
-from app.store.port import Answer, Plan, Said, StoreError
+from app.store.port import ChargeResult, StoreCalls, StoreError
 
 WITHIN_S: Final = 3.0
-"""How long an operator waits for a look at a bucket, which has no policy to be answered by."""
-
-
-class Counters(Protocol):
-    """Where buckets are; ``app.admission.circuit`` stands before it."""
-
-    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Decide plans in order in one call, or raise ``StoreError``."""
-
-    async def forget(self, keys: Sequence[bytes]) -> int | None:
-        """Remove buckets in one call, all or none, or raise ``StoreError``; its place in the log's order."""
+"""How long to wait for the store; unlike a decision, this request has no fallback."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How a bucket of one quota stands; what does not fit its algorithm is None.
+class BucketStatus:
+    """The state of the bucket of one quota; a field that does not fit its algorithm holds None.
 
     Attributes:
-        observed, remaining: as the detail of a peek shows them.
-        tokens: of a token bucket; negative in debt.
-        layers: of producer ids, how many live layers their filter has.
-        fill: of producer ids, how full the newest segment's part of the newest layer is.
+        observed, remaining: as in the detail of a peek.
+        tokens: for a token bucket; negative in debt.
+        layers: for producer ids, the number of live layers of the filter.
+        fill: for producer ids, the fill of the newest segment in the newest layer.
         remembered_ids: how many ids the live layers hold.
         charged_ids: how many ids were charged in the trailing window.
     """
@@ -53,30 +43,30 @@ class Standing:
 
 
 class Buckets:
-    """Shows and empties the buckets of the quotas in force.
+    """Shows and resets the buckets of the quotas in force.
 
     Args:
-        snapshot: gives the quotas in force.
+        snapshot: returns the quotas in force.
     """
 
-    def __init__(self, counters: Counters, snapshot: Callable[[], Snapshot], rules: Rules) -> None:
-        self._counters = counters
+    def __init__(self, store: StoreCalls, snapshot: Callable[[], Snapshot], rules: MatchingRules) -> None:
+        self._store = store
         self._snapshot = snapshot
         self._rules = rules
 
-    def named(self, text: str) -> BucketName:
-        """Read a name.
+    def parse(self, text: str) -> BucketName:
+        """Parse the name of a bucket.
 
         Raises:
             EntityError: no bucket can have it.
         """
         return BucketName.parse(text, self._rules)
 
-    async def standing(self, bucket: BucketName, key: str | None, at_ms: int | None) -> list[Standing]:
-        """How a bucket stands for each quota that charges it, or for the one of a key, in the order of keys.
+    async def status(self, bucket: BucketName, key: str | None, at_ms: int | None) -> list[BucketStatus]:
+        """Return the state of a bucket for each quota that charges it, or for one quota key, sorted by key.
 
         Raises:
-            StoreError: the store is away, or cannot read the bucket.
+            StoreError: the store is not available, or cannot read the bucket.
         """
         charging = self._charging(bucket, key)
         plan = plan_of(bucket.peek(at_ms), charging, b"")  # no id is named, so none is hashed
@@ -84,24 +74,24 @@ class Buckets:
             return []
         try:
             async with asyncio.timeout(WITHIN_S):
-                (answer,) = await self._counters.decide([plan])
+                (answer,) = await self._store.decide([plan])
         except TimeoutError:
             raise StoreError("timeout", f"it did not reply within {WITHIN_S:.0f} s") from None
         if answer.error is not None:
             raise answer.error
-        return [_standing(match, said) for match, said in zip(charging, answer.said, strict=True)]
+        return [_status(match, result) for match, result in zip(charging, answer.results, strict=True)]
 
-    async def empty(self, bucket: BucketName, key: str | None) -> tuple[list[str], int | None]:
-        """Empty a bucket for each quota that charges it, or for the one of a key, all at once.
+    async def reset(self, bucket: BucketName, key: str | None) -> tuple[list[str], int | None]:
+        """Reset a bucket for each quota that charges it, or for one quota key, in one call.
 
         Returns:
-            the quota keys, and the place of it in the order of what is logged.
+            the quota keys, and the position in the order of the decision log.
 
         Raises:
-            StoreError: the store is away.
+            StoreError: the store is not available.
         """
         charging = self._charging(bucket, key)
-        order = await self._counters.forget([match.key for match in charging])
+        order = await self._store.forget([match.key for match in charging])
         return [match.applied.quota.key for match in charging], order
 
     def _charging(self, bucket: BucketName, key: str | None) -> list[Match]:
@@ -109,17 +99,17 @@ class Buckets:
         return [Match(each, bucket_key(each)) for each in found if key in (None, each.quota.key)]
 
 
-def _standing(match: Match, said: Said) -> Standing:
+def _status(match: Match, result: ChargeResult) -> BucketStatus:
     quota = match.applied.quota
     has_ids, has_tokens = quota.algorithm == "producer_ids", quota.algorithm == "token_bucket"
-    return Standing(
+    return BucketStatus(
         bucket=match.applied.bucket,
         quota=quota.key,
-        observed=said.observed,
-        remaining=said.remaining,
-        tokens=said.remaining if has_tokens else None,
-        layers=said.layers if has_ids else None,
-        fill=(said.fill if said.layers else 0.0) if has_ids else None,  # a dead layer holds nothing
-        remembered_ids=said.remembered if has_ids else None,
-        charged_ids=int(said.observed) if has_ids else None,
+        observed=result.observed,
+        remaining=result.remaining,
+        tokens=result.remaining if has_tokens else None,
+        layers=result.layers if has_ids else None,
+        fill=(result.fill if result.layers else 0.0) if has_ids else None,  # a dead layer holds nothing
+        remembered_ids=result.remembered if has_ids else None,
+        charged_ids=int(result.observed) if has_ids else None,
     )

@@ -1,4 +1,10 @@
-"""The circuit before the store: opens when a call fails, closes when an examination finds the store well."""
+"""The circuit breaker in front of the store: while it is open, no ask waits for the store.
+
+A failed call opens the circuit. One task then examines the store, first at once and then after pauses of 50,
+100 and always 250 ms, and closes the circuit when an examination succeeds. A store that stays away therefore
+sees at most four connections a second from each process, and its return is noticed within 250 ms. While the
+circuit is closed, the store is examined every 5 s.
+"""
 
 from __future__ import annotations
 
@@ -6,138 +12,137 @@ import asyncio
 import contextlib
 from asyncio import sleep
 from collections.abc import Awaitable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
 from app.admission.ending import end
+from app.admission.metrics import Metrics
 from app.store.port import Answer, Fault, Plan, Store, StoreError
 
 T = TypeVar("T")
 
 EXAMINE_EVERY_S: Final = 5.0
-"""How often a store that is well is examined, so that what is wrong is known before an ask meets it."""
+"""How often a working store is examined, to find a fault before an ask does."""
 
 SETTLED_S: Final = 1.0
-"""A store that was well for so long is well: the next failure is a new one, and looked at at once."""
+"""After working for so long, the store counts as recovered: the next failure is examined at once."""
 
 PAUSES_S: Final = (0.05, 0.1, 0.25)
-"""How long to wait before each examination that follows a failed one; the last pause is repeated.
-
-The first examination comes at once, so that one cut connection costs hardly an ask. A store that stays away
-sees at most four connections a second of each process, and its return is noticed within the last pause.
-"""
+"""The pauses before the examinations that follow a failed one; the last pause is repeated."""
 
 log = structlog.get_logger("quotagate.store")
 
 
-class Counted(Protocol):
-    """Who counts what the circuit sees; ``app.admission.metrics`` does."""
-
-    def called(self, asks: int, seconds: float) -> None:
-        """Count a call, however it ended."""
-
-    def failed(self, reason: str) -> None:
-        """Count a call or an examination that failed."""
-
-    def store_is(self, *, away: bool, faults: Sequence[str]) -> None:
-        """Take down how the store is now."""
-
-
 class Circuit:
-    """A store behind a circuit: while it is open no ask waits for the store, and one task looks after it.
+    """Passes calls to a store while the circuit is closed.
 
-    How long the store may be silent is not this class's affair, but ``app.admission.gather``'s, which gives
-    a call up in the end.
+    It does not limit how long a call takes: ``app.admission.gather`` gives up a call that lasts too long.
 
     Attributes:
         error: why the circuit is open; None while it is closed.
-        faults: what was wrong with the store's set-up when it was examined last.
+        faults: the misconfigurations that the last examination found.
     """
 
-    def __init__(self, store: Store, counted: Counted) -> None:
+    def __init__(self, store: Store, metrics: Metrics) -> None:
         self.error: StoreError | None = None
         self.faults: tuple[Fault, ...] = ()
         self._store = store
-        self._counted = counted
+        self._metrics = metrics
         self._failed = asyncio.Event()
         self._replied = 0
-        store.lost = self._lost
+        self._working_since = 0.0
+        self._reconnects = False
+        store.lost = self._handle_loss
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Examine the store once, and from then on until stopped."""
+        """Examine the store once, and then regularly until ``stop``."""
         await self._examine()
         self._watching = asyncio.create_task(self._watch(), name="watch the store")
 
     async def stop(self) -> None:
-        """Look after the store no more."""
+        """Stop examining the store."""
         if self._watching is not None:
             await end(self._watching)
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Decide plans in one call to the store: all of them, or the first ones, as it answers.
+        """Decide plans in one call; the store may answer only the first ones.
 
         Raises:
-            StoreError: the call failed, or none was made as the circuit is open.
+            StoreError: the call failed, or the circuit is open.
         """
         if self.error is not None:
             raise self.error
         began = asyncio.get_running_loop().time()
         try:
-            return await self._called(self._store.decide(plans))
+            return await self._reply_to(self._store.decide(plans))
         finally:
-            self._counted.called(len(plans), asyncio.get_running_loop().time() - began)
+            self._metrics.observe_call(len(plans), asyncio.get_running_loop().time() - began)
 
     def silent_since(self) -> float | None:
-        """Since when the store owes a reply and says nothing, by the loop's clock; None while it does not."""
+        """Return since when the store has owed a reply, by the loop's clock; None if it owes none."""
         return self._store.silent_since()
 
-    def give_up(self) -> None:
-        """Fail the calls under way: the store has been silent for too long."""
-        self._store.give_up(StoreError("timeout", "it does not reply"))
+    def give_up(self, error: StoreError) -> None:
+        """Fail the calls under way with this error."""
+        self._store.give_up(error)
 
     async def forget(self, keys: Sequence[bytes]) -> int | None:
-        """Remove the buckets of these keys, all of them or none; the place of that in the order of the log.
+        """Remove these buckets, all or none; return the position in the order of the decision log.
 
         Raises:
-            StoreError: the call failed, or none was made as the circuit is open.
+            StoreError: the call failed, or the circuit is open.
         """
         if self.error is not None:
             raise self.error
-        return await self._called(self._store.forget(keys))
+        return await self._reply_to(self._store.forget(keys))
 
-    async def _called(self, call: Awaitable[T]) -> T:
-        """The answer to a call, whose failure, of whatever kind, opens the circuit."""
+    async def _reply_to(self, call: Awaitable[T]) -> T:
+        """Return the reply to a call; any failure opens the circuit."""
         try:
             reply = await call
         except Exception as error:
-            failed = _failure(error)
-            self._opens(failed)
+            failed = _as_store_error(error)
+            if not self._reconnects:
+                self._open(failed)
             raise failed from error
         self._replied += 1
         return reply
 
-    def _lost(self, error: StoreError) -> None:
-        """Take note that the connection for calls is lost: an examination makes a new one."""
-        self._opens(error)
+    def _handle_loss(self, error: StoreError) -> None:
+        """Handle a lost connection: reconnect by an examination; open the circuit if it is lost again.
+
+        A store that drops one connection still works. The current call has failed, but other asks only have
+        to wait for the new connection.
+        """
+        if self.error is None and self._is_settled() and not self._reconnects:
+            self._reconnects = True
+            self._metrics.count_failure(error.reason)
+            self._failed.set()
+        else:
+            self._open(error)
+
+    def _is_settled(self) -> bool:
+        return asyncio.get_running_loop().time() - self._working_since >= SETTLED_S
 
     async def _watch(self) -> None:
-        clock, row, closed_at = asyncio.get_running_loop().time, 0, 0.0
+        row = 0
         while True:
+            failed = True
             if self.error is None:
                 failed = await self._pause(EXAMINE_EVERY_S)
-                # A store that passes examinations and fails calls is not examined without a pause.
-                row = row + 1 if failed and clock() - closed_at < SETTLED_S else 0
+                # A store that passes examinations but fails calls must not be examined without a pause.
+                row = row + 1 if failed and not self._is_settled() else 0
             else:
                 row += 1
             if row:
                 await sleep(PAUSES_S[min(row, len(PAUSES_S)) - 1])
-            if await self._examine():
-                closed_at = clock()
+            if await self._examine() and failed:
+                self._working_since = asyncio.get_running_loop().time()
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait so long, or until a call fails: whether one did."""
+        """Wait so long, or until a call fails; return whether one did."""
         self._failed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -148,38 +153,44 @@ class Circuit:
         replied = self._replied
         try:
             faults = await self._store.examine()
-        except Exception as error:  # noqa: BLE001  whatever it is, the next examination comes
-            failed = _failure(error)
-            if self.error is None and failed.reason == "timeout" and self._replied > replied:
-                return True  # calls were answered meanwhile: it is the examination that was held up
-            self._opens(failed)
+        except Exception as error:  # noqa: BLE001  the next examination comes anyway
+            failed = _as_store_error(error)
+            answered = self._replied > replied and not self._reconnects
+            if self.error is None and failed.reason == "timeout" and answered:
+                return True  # calls were answered meanwhile, so only the examination was slow
+            self._open(failed)
             return False
-        self._closes(faults)
+        self._close(faults)
         return True
 
-    def _opens(self, error: StoreError) -> None:
+    def _open(self, error: StoreError) -> None:
+        if self._reconnects:
+            self._reconnects = False
+            self._store.give_up(error)
         if self.error is None:
             log.warning(
-                "the store is away; quotas answer by on_store_failure", reason=error.reason, why=str(error)
+                "the store is not available; quotas follow on_store_failure",
+                reason=error.reason,
+                why=str(error),
             )
             self._failed.set()
         self.error = error
-        self._counted.failed(error.reason)
-        self._counted.store_is(away=True, faults=[fault.name for fault in self.faults])
+        self._metrics.count_failure(error.reason)
+        self._metrics.set_store_state(away=True, faults=[fault.name for fault in self.faults])
 
-    def _closes(self, faults: tuple[Fault, ...]) -> None:
+    def _close(self, faults: tuple[Fault, ...]) -> None:
         if self.error is not None:
-            log.info("the store is back")
+            log.info("the store is available again")
         for fault in faults:
             if fault not in self.faults:
-                log.warning("the store is not as it should be", fault=fault.name, why=fault.detail)
-        self.error, self.faults = None, faults
-        self._counted.store_is(away=False, faults=[fault.name for fault in faults])
+                log.warning("the store is misconfigured", fault=fault.name, why=fault.detail)
+        self.error, self.faults, self._reconnects = None, faults, False
+        self._metrics.set_store_state(away=False, faults=[fault.name for fault in faults])
 
 
-def _failure(error: Exception) -> StoreError:
-    """What went wrong, as a failure of the store; what nobody foresaw is logged whole."""
+def _as_store_error(error: Exception) -> StoreError:
+    """Return an error as a ``StoreError``; an unexpected one is logged with its traceback."""
     if isinstance(error, StoreError):
         return error
-    log.error("the store failed in a way that nobody foresaw", exc_info=error)
+    log.error("unexpected error in a store call", exc_info=error)
     return StoreError("unexpected", repr(error))

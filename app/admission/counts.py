@@ -1,4 +1,8 @@
-"""What one process has counted: plain numbers, cheap to add to and to add up."""
+"""What one process has counted: plain numbers, cheap to count and to add up over processes.
+
+A gauge has one entry per label set, for instance per bucket. The 1,000 most active are shown and the others
+combined as ``other``; at 4,000 entries the least active are forgotten.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,19 @@ from msgspec import Struct, field
 Labels = tuple[str, ...]
 
 SHOWN: Final = 1_000
-"""How many label sets of one gauge a scrape shows, by activity; the rest are together as ``other``."""
+"""How many label sets of a gauge are shown; the others are combined as ``other``."""
 KEPT: Final = 4 * SHOWN
-"""How many are kept before the least active are forgotten."""
+"""How many label sets of a gauge are kept; at this number the least active are forgotten."""
 OTHER: Final = "other"
 SLICE: Final = 500
-"""Gauges that are copied at once, which takes about half a millisecond."""
+"""How many gauges are copied at a time, which takes about half a millisecond."""
 
 SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 ASKS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
 class Histogram(Struct):
-    """How many values fell below each bound and above the one before; the last count has no bound."""
+    """How many values lie between each bound and the one before; the last count is for larger values."""
 
     bounds: tuple[float, ...]
     counts: list[int]
@@ -32,7 +36,7 @@ class Histogram(Struct):
 
     @classmethod
     def of(cls, bounds: tuple[float, ...]) -> Histogram:
-        """An empty one."""
+        """Return an empty histogram."""
         return cls(bounds, [0] * (len(bounds) + 1))
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -41,19 +45,19 @@ class Histogram(Struct):
         self.total += value * times
 
     def add(self, other: Histogram) -> None:
-        """Take in the counts of another process."""
+        """Add the counts of another process."""
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
 
 class Gauge(Struct, gc=False):
-    """One label set: its newest value, and its throttle times.
+    """The newest value and the throttle times of one label set.
 
     Attributes:
-        at: when it was touched last, by the host's monotonic clock, which its processes share.
-        activity: how often it was touched, halved every half-life.
+        at: when it was last updated, by the host's monotonic clock, which its processes share.
+        activity: the number of updates, halved every half-life.
         throttled, throttles: the sum in seconds and the number of throttle times above 0, halved likewise.
-        throttled_at: when the last of them was.
+        throttled_at: when the last throttle time above 0 was counted.
     """
 
     at: float = 0.0
@@ -64,7 +68,7 @@ class Gauge(Struct, gc=False):
     throttled_at: float = 0.0
 
     def add(self, other: Gauge) -> None:
-        """Take in what another process knows: a value is the whole bucket's, so the newest one counts."""
+        """Add the gauge of another process; both describe the same bucket, so the newest value wins."""
         if other.at > self.at:
             self.at, self.value = other.at, other.value
         self.activity += other.activity
@@ -75,19 +79,27 @@ class Gauge(Struct, gc=False):
 
 Gauges = dict[Labels, Gauge]
 
+COUNTERS: Final = ("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed")
+SUMS: Final = (
+    *("unmatched", "exempt", "corrections", "forgiven", "log_dropped"),
+    *("stores_away", "catalogs_away", "queue_asks"),
+)
+HISTOGRAMS: Final = ("decision_seconds", "store_seconds", "queue_seconds", "script_asks")
+"""The fields of ``Counts`` that are added up over processes, by their types."""
+
 
 class Counts(Struct):
     """Everything one process has counted.
 
     Attributes:
-        written_at: when it left its counts last, by the host's monotonic clock.
-        stores_away: 1 while its circuit is open; of several processes, how many have it open.
-        store_faults: what was wrong with the store's set-up then.
-        catalogs_away: 1 while it does not reach its catalog; of several processes, how many do not.
-        queue_asks: how many asks wait for a call to the store.
-        factor_fallbacks: how often it has gone over to the fallback factor; of several processes, which all
-            see the same, the most.
-        log_dropped: rows of the decision log that it dropped.
+        written_at: when the process last wrote its counts, by the host's monotonic clock.
+        stores_away: 1 while its store circuit is open; in a sum, the number of such processes.
+        store_faults: the names of the store's misconfigurations.
+        catalogs_away: 1 while it cannot reach the catalog; in a sum, the number of such processes.
+        queue_asks: asks that wait for a store call.
+        factor_fallbacks: how often the fallback factor came into force. All processes see the same changes,
+            so adding up takes the maximum.
+        log_dropped: decision log rows that it dropped.
     """
 
     decisions: dict[Labels, float] = field(default_factory=dict)
@@ -121,43 +133,35 @@ class Counts(Struct):
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:
-        """Every table that grows with the names it is asked about."""
+        """All gauges."""
         return self.rates, self.tokens, self.remembered, self.fills, self.accepted, self.held
 
     def add(self, other: Counts) -> None:
-        """Take in the counts of another process."""
-        for _ in self.added(other):
+        """Add the counts of another process."""
+        for _ in self.add_in_slices(other):
             pass
 
-    def added(self, other: Counts) -> Iterator[None]:
-        """Take in the counts of a process that may go on counting, a slice at each step."""
-        for name in ("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed"):
+    def add_in_slices(self, other: Counts) -> Iterator[None]:
+        """Add the counts of a process that may still be counting, one slice per step."""
+        for name in COUNTERS:
             mine: dict[Labels, float] = getattr(self, name)
             for labels, count in getattr(other, name).items():
                 mine[labels] = mine.get(labels, 0) + count
-        self.unmatched += other.unmatched
-        self.exempt += other.exempt
-        self.corrections += other.corrections
-        self.forgiven += other.forgiven
-        self.log_dropped += other.log_dropped
-        self.stores_away += other.stores_away
-        self.catalogs_away += other.catalogs_away
-        self.queue_asks += other.queue_asks
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in HISTOGRAMS:
+            getattr(self, name).add(getattr(other, name))
         self.store_faults |= other.store_faults
         self.factor_fallbacks = max(self.factor_fallbacks, other.factor_fallbacks)
-        self.decision_seconds.add(other.decision_seconds)
-        self.store_seconds.add(other.store_seconds)
-        self.queue_seconds.add(other.queue_seconds)
-        self.script_asks.add(other.script_asks)
         for known, its in zip(self.gauges, other.gauges, strict=True):
             labels = iter(list(its.items()))
             while some := dict(islice(labels, SLICE)):
-                take_in(known, some)
+                add_gauges(known, some)
                 yield
 
 
 def touch(gauges: Gauges, labels: Labels, now: float, value: float | None, throttled: float = 0.0) -> None:
-    """Note a value, where there is one, and a throttle time above 0; forgets the idle ones when too many."""
+    """Update a gauge with a value, if not None, and a throttle time, if above 0."""
     gauge = gauges.get(labels)
     if gauge is None:
         if len(gauges) >= KEPT:
@@ -175,16 +179,16 @@ def touch(gauges: Gauges, labels: Labels, now: float, value: float | None, throt
 
 
 def by_activity(gauges: Gauges) -> list[Labels]:
-    """The label sets, the most active first."""
+    """Return the label sets, the most active first."""
     return sorted(gauges, key=lambda labels: gauges[labels].activity, reverse=True)
 
 
-def take_in(known: Gauges, more: Gauges) -> None:
-    """Add gauges to others; those taken over as new are copies."""
+def add_gauges(known: Gauges, more: Gauges) -> None:
+    """Add gauges to others; new ones are copied."""
     for labels, gauge in more.items():
         known.setdefault(labels, Gauge()).add(gauge)
 
 
 def bounded(counter: dict[Labels, float], labels: Labels) -> Labels:
-    """The label set to count under: its own, or ``other`` when there are too many."""
+    """Return the label set to count under: this one, or ``other`` if there are too many."""
     return labels if labels in counter or len(counter) < SHOWN else (OTHER,)

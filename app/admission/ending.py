@@ -1,4 +1,4 @@
-"""The end of a task that somebody else started."""
+"""Ends tasks: waits for them, or cancels them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from typing import Final
 
 PATIENCE_S: Final = 0.1
-"""After this a cancellation is taken to be lost."""
+"""After this a cancellation counts as lost and is repeated."""
 
 
 async def finish(task: asyncio.Task[None] | None, within_s: float) -> None:
-    """Wait for a task's own end, but not for ever."""
+    """Wait up to ``within_s`` for a task to finish by itself, then cancel it."""
     if task is not None:
         await asyncio.wait({task}, timeout=within_s)
         await end(task)
 
 
 async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task until it has ended: below Python 3.12 a cancellation can be lost in ``wait_for``."""
+    """Cancel a task until it has ended: before Python 3.12, ``wait_for`` can lose a cancellation."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=PATIENCE_S)

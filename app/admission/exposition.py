@@ -1,4 +1,4 @@
-"""Counts in Prometheus' words: the one list of every metric's name, text and labels."""
+"""The one list of all metrics: name, help text and labels, built from the counts at scrape time."""
 
 from __future__ import annotations
 
@@ -12,184 +12,233 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from app.admission.counts import OTHER, SHOWN, Counts, Gauge, Gauges, Histogram, Labels, by_activity, take_in
-from app.admission.throttling import Standing
+from app.admission.counts import (
+    OTHER,
+    SHOWN,
+    Counts,
+    Gauge,
+    Gauges,
+    Histogram,
+    Labels,
+    add_gauges,
+    by_activity,
+)
+from app.admission.throttling import ThrottlingStatus
+from app.decision_log.status import LogStatus
 from app.domain.quota import KEYS
-from app.store.decision_log_standing import LogStanding
 from app.store.port import Memory
 
 
 class Exposition(Collector):
-    """Counts, and how volumes and the decision log stand, as Prometheus' metric families."""
+    """The counts of all processes, the throttle factor and the decision log, as Prometheus metrics."""
 
     def __init__(
         self,
         counts: Counts,
-        volumes: Standing | None = None,
-        log: LogStanding | None = None,
+        throttling: ThrottlingStatus | None = None,
+        log: LogStatus | None = None,
         memory: Memory | None = None,
     ) -> None:
         self._counts = counts
-        self._volumes = volumes
+        self._throttling = throttling
         self._log = log
         self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
         c = self._counts
         yield _counter(
-            "decisions", "Decisions; quota is the one that decided.", "decision quota source", c.decisions
+            "decisions",
+            "Decisions, by outcome, deciding quota and source.",
+            "decision quota source",
+            c.decisions,
         )
-        yield _counter("shadow_decisions", "What shadow quotas would have said.", "decision quota", c.shadows)
+        yield _counter(
+            "shadow_decisions", "Decisions that shadow quotas would have made.", "decision quota", c.shadows
+        )
         yield _counter("unmatched_asks", "Asks to which no quota applied.", "", {(): c.unmatched})
         yield _counter(
-            "exempt_requests", "Requests of cluster actions, exempt from quotas.", "", {(): c.exempt}
+            "exempt_requests", "Requests exempt from quotas as cluster actions.", "", {(): c.exempt}
         )
         yield _counter(
             "fallback",
-            "Asks answered by policy: the store was away or full.",
+            "Asks answered by on_store_failure because the store did not answer or was full, by reason.",
             "reason",
             c.fallbacks,
         )
         yield _counter(
-            "store_failures", "Calls to the store, and examinations, that failed.", "reason", c.failures
+            "store_failures", "Failed store calls and store examinations, by reason.", "reason", c.failures
         )
         yield _gauge(
-            "store_circuit_open", "API processes that go without the store.", "", {(): c.stores_away}
+            "store_circuit_open", "API processes whose store circuit is open.", "", {(): c.stores_away}
         )
         yield _gauge(
             "store_faults",
-            "1 for what is wrong with the store's set-up.",
+            "1 per detected store misconfiguration.",
             "fault",
             {(name,): 1 for name in sorted(c.store_faults)},
         )
         if self._memory is not None:
             used, most = self._memory
-            yield _gauge("store_memory_bytes", "Memory that the store uses.", "", {(): used})
+            yield _gauge("store_memory_bytes", "Memory used by the store, in bytes.", "", {(): used})
             yield _gauge(
-                "store_memory_max_bytes", "Memory that the store may use; 0 without a bound.", "", {(): most}
+                "store_memory_max_bytes", "The store's maxmemory in bytes; 0 for no limit.", "", {(): most}
             )
         yield _gauge(
-            "catalog_away", "API processes that decide by the last snapshot.", "", {(): c.catalogs_away}
+            "catalog_away",
+            "API processes that cannot reach the catalog and use the last quotas they read.",
+            "",
+            {(): c.catalogs_away},
         )
-        yield _counter("access_failures", "Requests refused for want of access.", "reason", c.access_failures)
-        yield _counter("clock_corrections", "Clocks behind a bucket's newest time.", "", {(): c.corrections})
+        yield _counter(
+            "access_failures", "Requests refused by access control, by reason.", "reason", c.access_failures
+        )
+        yield _counter(
+            "clock_corrections",
+            "Bucket updates for which the clock was behind the bucket's newest time.",
+            "",
+            {(): c.corrections},
+        )
         yield _counter(
             "debt_forgiven",
-            "Units of token buckets' debts beyond the longest there may be.",
+            "Token bucket debt forgiven above the maximum debt, in units of the limit.",
             "",
             {(): c.forgiven},
         )
-        yield _counter(
-            "log_dropped",
-            "Rows of the decision log that this node dropped.",
-            "",
-            {(): c.log_dropped},
+        yield _counter("log_dropped", "Decision log rows dropped by this node.", "", {(): c.log_dropped})
+        yield _histogram("decision_seconds", "Seconds from an ask to its decision.", c.decision_seconds)
+        yield _histogram("store_seconds", "Duration of a store call, in seconds.", c.store_seconds)
+        yield _histogram(
+            "queue_seconds", "Seconds an ask waited in this node before it was sent.", c.queue_seconds
         )
-        yield _histogram("decision_seconds", "Time an ask waited for its decision.", c.decision_seconds)
-        yield _histogram("store_seconds", "Time of a call to the store.", c.store_seconds)
-        yield _histogram("queue_seconds", "Time an ask waited in this node.", c.queue_seconds)
-        yield _gauge("queue_asks", "Asks that wait in this node.", "", {(): c.queue_asks})
+        yield _gauge("queue_asks", "Asks in this node that wait for a store call.", "", {(): c.queue_asks})
         yield _counter(
-            "shed", "Requests and connections not taken in, for want of time or room.", "cause", c.shed
+            "shed", "Requests and connections rejected by load shedding, by cause.", "cause", c.shed
         )
-        yield _histogram("script_asks", "Asks that a call to the store carried.", c.script_asks)
-        yield _values("rate", "The rate last measured, in the limit's unit.", "quota entity", c.rates, sum)
+        yield _histogram("script_asks", "Asks per store call.", c.script_asks)
+        yield _values("rate", "Last measured rate, in the unit of the limit.", "quota entity", c.rates, sum)
         yield _values(
-            "tokens", "Tokens left, below 0 in debt; of the others the least.", "quota entity", c.tokens, min
+            "tokens",
+            "Tokens left in the bucket, negative in debt; the series other shows the minimum.",
+            "quota entity",
+            c.tokens,
+            min,
         )
         yield _means(
             "throttle_seconds",
-            "Mean of the recent throttle times above 0.",
+            "Mean of recent throttle times above 0, in seconds.",
             "quota entity",
             _joined(c.rates, c.tokens),
         )
-        yield _values("producer_ids_remembered", "Producer ids remembered.", "entity", c.remembered, sum)
         yield _values(
-            "filter_fill", "Part of the filter that is set; of the others the most.", "entity", c.fills, max
+            "producer_ids_remembered", "Producer ids remembered by the filter.", "entity", c.remembered, sum
         )
         yield _values(
-            "connection_accept_rate", "New connections a second.", "broker listener", c.accepted, sum
+            "filter_fill",
+            "Fill of the newest filter segment, from 0 to 1; the series other shows the maximum.",
+            "entity",
+            c.fills,
+            max,
+        )
+        yield _values(
+            "connection_accept_rate", "New connections per second.", "broker listener", c.accepted, sum
         )
         yield _counter(
-            "connection_blocked_seconds", "Time acceptors were told to wait.", "listener", c.blocked
+            "connection_blocked_seconds",
+            "Seconds that acceptors were asked to wait before the next connection.",
+            "listener",
+            c.blocked,
         )
         yield _means(
-            "connection_throttle_seconds", "Mean of the recent waits above 0.", "listener cause", c.held
+            "connection_throttle_seconds",
+            "Mean of recent connection throttle times above 0, in seconds.",
+            "listener cause",
+            c.held,
         )
         if self._log is not None:
             yield from _of_log(self._log)
-        if self._volumes is not None:
-            yield from _of_volumes(self._volumes, c.factor_fallbacks)
+        if self._throttling is not None:
+            yield from _of_throttling(self._throttling, c.factor_fallbacks)
 
 
-def _of_log(standing: LogStanding) -> Iterator[Metric]:
-    """How the decision log stands, of which there is one for all nodes."""
-    lag_s = standing.lag_ms / 1000
-    yield _gauge("log_lag_seconds", "Age of the oldest batch that is in no file yet.", "", {(): lag_s})
-    yield _gauge("log_waiting_batches", "Batches that are in no file yet.", "", {(): standing.waiting})
+def _of_log(log: LogStatus) -> Iterator[Metric]:
+    """The metrics of the decision log, which all nodes share."""
+    yield _gauge(
+        "log_lag_seconds",
+        "Age of the oldest batch not yet in a file, in seconds.",
+        "",
+        {(): log.lag_ms / 1000},
+    )
+    yield _gauge("log_waiting_batches", "Batches not yet written to a file.", "", {(): log.waiting})
     yield _counter(
         "log_written_rows",
-        "Rows that were put into files; those of a batch that a node sent twice count twice.",
+        "Rows written to files; rows of a batch that was sent twice count twice.",
         "",
-        {(): standing.written},
+        {(): log.written},
     )
     yield _counter(
-        "log_unreadable_rows",
-        "Rows that could not be read and are kept aside.",
-        "",
-        {(): standing.unreadable},
+        "log_unreadable_rows", "Rows that could not be read and were set aside.", "", {(): log.unreadable}
     )
     yield _counter(
-        "log_write_failures",
-        "Times that files could not be written, or looked after.",
-        "",
-        {(): standing.failures},
+        "log_write_failures", "Failed attempts to write or maintain files.", "", {(): log.failures}
     )
 
 
-def _of_volumes(standing: Standing, fallbacks: int) -> Iterator[Metric]:
-    """The throttle factor and what makes it; a volume that is gone is gone here too."""
-    found, state = standing.in_force, standing.state
+def _of_throttling(now: ThrottlingStatus, fallbacks: int) -> Iterator[Metric]:
+    """The metrics of the throttle factor and of the volumes it depends on; removed volumes have no series."""
+    in_force, state = now.in_force, now.state
     volumes = state.volumes if state else ()
-    yield _gauge("throttle_factor", "What scales produce limits; 0 holds them.", "", {(): found.factor})
+    yield _gauge(
+        "throttle_factor",
+        "Factor applied to produce limits; 0 holds produce requests.",
+        "",
+        {(): in_force.factor},
+    )
     held_s: dict[Labels, float] = {("validity",): 0.0, ("fallback",): 0.0}
-    if found.held_by:
-        held_s[found.held_by,] = max(standing.now_ms - found.held_since_ms, 0) / 1000
+    if in_force.held_by:
+        held_s[in_force.held_by,] = max(now.now_ms - in_force.held_since_ms, 0) / 1000
     yield _gauge(
         "throttle_factor_held_seconds",
-        "How long no observation has made the factor, by what does.",
+        "Seconds the factor has been held without a fresh observation, by reason.",
         "by",
         held_s,
     )
-    yield _counter("throttle_factor_fallback", "How often the fallback began to hold.", "", {(): fallbacks})
+    yield _counter(
+        "throttle_factor_fallback", "Times the fallback factor came into force.", "", {(): fallbacks}
+    )
     yield _counter(
         "volume_limit_violations",
-        "Volumes that violated, summed over observations.",
+        "Volumes that violated a limit, summed over all observations.",
         "",
         {(): state.violations if state else 0},
     )
     brokers = state.active_brokers if state else 0
-    yield _gauge("active_brokers", "Brokers that the last observation met.", "", {(): brokers})
-    yield _gauge("active_log_dirs", "Volumes that are known.", "", {(): len(volumes)})
+    yield _gauge("active_brokers", "Brokers seen by the last observation.", "", {(): brokers})
+    yield _gauge("active_log_dirs", "Known volumes.", "", {(): len(volumes)})
     for name, text, sizes in (
-        ("available", "Bytes left on a volume.", {(v.broker, v.dir): v.available_bytes for v in volumes}),
-        ("total", "Bytes of a volume.", {(v.broker, v.dir): v.total_bytes for v in volumes}),
+        (
+            "available",
+            "Bytes available on the volume.",
+            {(v.broker, v.dir): v.available_bytes for v in volumes},
+        ),
+        ("total", "Size of the volume in bytes.", {(v.broker, v.dir): v.total_bytes for v in volumes}),
     ):
         known: dict[Labels, float] = {labels: size for labels, size in sizes.items() if size is not None}
         yield _gauge(f"volume_{name}_bytes", text, "broker dir", known)
 
 
 def _counter(name: str, text: str, labels: str, counts: dict[Labels, float]) -> Metric:
-    family = CounterMetricFamily(f"quotagate_{name}", text, labels=labels.split())
-    for values, count in counts.items():
-        family.add_metric(values, count)
-    return family
+    return _filled(CounterMetricFamily(f"quotagate_{name}", text, labels=labels.split()), counts)
 
 
 def _gauge(name: str, text: str, labels: str, values: Mapping[Labels, float]) -> Metric:
-    family = GaugeMetricFamily(f"quotagate_{name}", text, labels=labels.split())
-    for its_labels, value in values.items():
-        family.add_metric(its_labels, value)
+    return _filled(GaugeMetricFamily(f"quotagate_{name}", text, labels=labels.split()), values)
+
+
+def _filled(
+    family: CounterMetricFamily | GaugeMetricFamily, samples: Mapping[Labels, float]
+) -> CounterMetricFamily | GaugeMetricFamily:
+    for labels, value in samples.items():
+        family.add_metric(labels, value)
     return family
 
 
@@ -206,31 +255,26 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 def _values(
     name: str, text: str, labels: str, gauges: Gauges, join: Callable[[Iterable[float]], float]
 ) -> Metric:
-    family = GaugeMetricFamily(f"quotagate_{name}", text, labels=labels.split())
-    for values, group in _shown(gauges):
-        known = [gauge.value for gauge in group if gauge.value is not None]
-        if known:
-            family.add_metric(values, join(known))
-    return family
+    known = {values: [g.value for g in group if g.value is not None] for values, group in _shown(gauges)}
+    return _gauge(name, text, labels, {values: join(those) for values, those in known.items() if those})
 
 
 def _joined(*parts: Gauges) -> Gauges:
-    """The gauges of several kinds together; a quota that changed its algorithm has both for a while."""
+    """The gauges of all parts; a quota whose algorithm changed is in both parts for a while."""
     joined: Gauges = {}
     for part in parts:
-        take_in(joined, part)
+        add_gauges(joined, part)
     return joined
 
 
 def _means(name: str, text: str, labels: str, gauges: Gauges) -> Metric:
-    family = GaugeMetricFamily(f"quotagate_{name}", text, labels=labels.split())
-    for values, group in _shown({labels: gauge for labels, gauge in gauges.items() if gauge.throttles}):
-        family.add_metric(values, sum(g.throttled for g in group) / sum(g.throttles for g in group))
-    return family
+    groups = _shown({labels: gauge for labels, gauge in gauges.items() if gauge.throttles})
+    means = {values: sum(g.throttled for g in its) / sum(g.throttles for g in its) for values, its in groups}
+    return _gauge(name, text, labels, means)
 
 
 def _shown(gauges: Gauges) -> Iterator[tuple[Labels, list[Gauge]]]:
-    """The most active label sets, then the rest as ``other``: for each quota, or for all."""
+    """The ``SHOWN`` most active label sets, then the others together (per quota, if labelled)."""
     ranked = by_activity(gauges)
     for labels in ranked[:SHOWN]:
         yield labels, [gauges[labels]]

@@ -1,48 +1,40 @@
-"""The one policy for a store that does not answer: each quota by its own ``on_store_failure``."""
+"""Decides without the store: each quota by its own ``on_store_failure``, limits of 0 as ever."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Outcome, Verdict, combine
-from app.domain.ladder import Applied
+from app.domain.ladder import AppliedQuota
 from app.domain.quota import MAX_THROTTLE_MS
 from app.domain.usage import enforcement_of, usage_of
 
 THROTTLE_MS: Final = 1_000
-"""How long a quota that throttles without the store makes the caller wait."""
+"""How long an ask must wait when a quota throttles it without the store."""
 
 
-class Match(Protocol):
-    """A quota that applies; ``app.admission.plan`` has them."""
+def without_store(ask: Ask, quotas: Sequence[AppliedQuota]) -> tuple[Decision, tuple[Verdict, ...]]:
+    """Decide without counters and charge nothing: admit, unless a quota throttles or has limit 0.
 
-    @property
-    def applied(self) -> Applied:
-        """The quota, and what it applies to."""
-
-
-def without_store(ask: Ask, matches: Sequence[Match]) -> tuple[Decision, tuple[Verdict, ...]]:
-    """Decide without counters: admit, unless a quota says throttle, or is 0. Nothing is charged.
-
-    Mode record never refuses, as the work is done: where another ask would be refused, it is delayed.
+    A record is never refused, as the work is done: where another ask would be refused, it is delayed.
     A refund is admitted.
     """
-    verdicts = tuple(verdict_without_store(ask, match.applied) for match in matches)
+    verdicts = tuple(verdict_without_store(ask, quota) for quota in quotas)
     outcome, throttle_ms, limited_by = combine(verdicts)
     detail = verdicts if ask.detail else None
     return Decision(outcome, throttle_ms, False, len(verdicts), "fallback", limited_by, detail), verdicts
 
 
-def verdict_when_full(ask: Ask, found: Applied) -> Verdict:
-    """What one quota says whose bucket a full store has no room for: the same, and why."""
+def verdict_when_full(ask: Ask, found: AppliedQuota) -> Verdict:
+    """Return the verdict of a quota for whose new bucket the store has no room."""
     return replace(verdict_without_store(ask, found), reason="store_full")
 
 
-def verdict_without_store(ask: Ask, found: Applied) -> Verdict:
-    """What one quota says without its counter."""
+def verdict_without_store(ask: Ask, found: AppliedQuota) -> Verdict:
+    """Return the verdict of a quota without its counter."""
     quota = found.quota
     named = (quota.key, found.entity, found.bucket, quota.limit, enforcement_of(ask, quota), quota.shadow)
     if ask.mode == "refund":

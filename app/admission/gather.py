@@ -1,73 +1,70 @@
-"""Asks in flight at the same moment travel together: while one script call is under way, the next gathers."""
+"""Gathers concurrent asks into shared store calls, and answers without the store when it is silent.
+
+There is one store call at a time. An ask that finds none in progress is sent at once. Asks that arrive during
+a call wait in the queue (``app.admission.queue``) and share the next call, which leaves when the reply comes:
+no timer, no added latency. A call carries at most 100 asks and 200 producer ids, so that no caller holds the
+store for long.
+
+Only the silence of the store counts as its failure. The time that asks spend in this node's queue never
+does, however long it is. A timer for each call asks the kernel whether the store is silent. When the silence
+exceeds the patience for it (``app.admission.patience``: 50 ms, or 400 ms on a busy node), all waiting and
+arriving asks are answered without the store, until the reply arrives or the call fails (after 500 ms).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from app.admission.ending import finish
+from app.admission.errors import CallerGoneError, OverloadedError
 from app.admission.patience import Moment, Patience
-from app.admission.queue import QUANTUM, CallerGoneError, Group, Late, OverloadedError, Queue
+from app.admission.queue import QUANTUM, Group, LateCallback, Queue
 from app.domain.caller import ANYONE, Caller
-from app.store.port import Answer, Plan, StoreError
+from app.store.port import Answer, Plan, StoreCalls, StoreError
 
 log = structlog.get_logger("quotagate.store")
 
 MAX_ASKS: Final = 100
 MAX_IDS: Final = 200
-"""What one script call takes at most, so that no caller holds the store for long; a larger ask goes alone."""
+"""What one call takes at most; an ask with more ids has a call of its own."""
 
 MAX_PARTS: Final = 20
-"""Of so many requests at most one call has asks: their answers are all written in one turn of the event loop,
-and who waits for the next turn waits for that. A batch may have a hundred asks in it all the same."""
+"""The most requests whose asks share one call.
+
+All their answers are written in one turn of the event loop, which delays whatever waits for the next turn.
+"""
 
 CLOSE_WITHIN_S: Final = 1.0
 
 LOOK_AGAIN_S: Final = 0.005
-"""When a reply was there to be read, or the node had not sent the call yet: the loop gets so long."""
+"""How long to wait before looking again, when a reply is waiting to be read or the call was not sent yet."""
 
 QUEUE_S: Final = 2.0
-"""How long an ask may wait in this node, unless the settings say otherwise."""
-
-
-class Calls(Protocol):
-    """Who makes the calls; ``app.admission.circuit`` does."""
-
-    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Decide the first plans in order in one call, at least one of them, or raise ``StoreError``."""
-
-    def silent_since(self) -> float | None:
-        """Since when the store owes a reply and says nothing, by the loop's clock; None while it does not."""
-
-    def give_up(self) -> None:
-        """Fail the call under way: the store has been silent for too long."""
+"""How long an ask may wait in this node by default."""
 
 
 Part = tuple[Group, int, int]
-"""Of a group the plans from one place to another, which are in one call."""
+"""A group, and the start and end of its plans that are in one call."""
 
 
 class Gatherer:
-    """One call at a time to a store; what waits meanwhile leaves together, whole or in part, by fair turns.
-
-    An ask that finds no call under way leaves at once. What waits in the queue waits for this node, however
-    long: that never makes up an answer. Only the silence of the store does: one timer for each call asks the
-    kernel whether it is silent, and after the patience for that (``app.admission.patience``) everything that
-    waits or arrives is answered without the store, until the reply comes or the call fails.
+    """Sends the plans of all requests to the store, one call at a time.
 
     Args:
         budget_s: how long the store may be silent on a quiet node.
-        timeout_s: after so long a silence the call has failed.
-        queue_s: how long an ask may wait here: of whom one waits longer, nothing more is taken in.
-        queued: is told how long the asks of a group waited until they left.
+        timeout_s: the silence after which the call has failed.
+        queue_s: how long an ask may wait in the queue. While the oldest ask of a principal has waited longer,
+            no more asks for that principal are accepted.
+        queued: called with the seconds that a group waited until it was sent, and the number of its asks.
     """
 
     def __init__(
         self,
-        store: Calls,
+        store: StoreCalls,
         *,
         budget_s: float,
         timeout_s: float = 0.5,
@@ -84,33 +81,33 @@ class Gatherer:
         self._in_call: list[Part] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stretch = 1.0
-        """How much longer than others the call under way may take: 1,000 ids are five calls' work."""
+        """Patience for the current call as a multiple of the usual: 1,000 ids are the work of five calls."""
         self.is_late = False
-        """Whether the call under way has been silent for too long."""
+        """Whether the store has been silent for too long during the current call."""
 
     @property
     def waiting(self) -> int:
-        """How many asks wait for a call."""
+        """How many asks are waiting for a call."""
         return self._queue.asks
 
     async def decide(
         self,
         plans: Sequence[Plan],
-        late: Late | None = None,
+        late: LateCallback | None = None,
         *,
         caller: Caller = ANYONE,
         on_behalf_of: str = "",
         within_s: float | None = None,
     ) -> tuple[list[Answer], StoreError | None]:
-        """The answers in order: all of them, or those that came before a failure, and the failure.
+        """Return the answers in order, as far as they came before a failure, and that failure or None.
 
         Args:
-            late: told of answers that come afterwards: what they charged is charged all the same.
-            on_behalf_of: whom the caller asks for; of several the first.
-            within_s: how long it may wait here, if that is less than what holds for all.
+            late: called with each answer that arrives after the failure; what it charged remains charged.
+            on_behalf_of: the principal that the caller asks for; of several the first.
+            within_s: how long the asks may wait in the queue, if that is less than for all others.
 
         Raises:
-            OverloadedError: asks for the same have waited for too long; nothing was sent.
+            OverloadedError: the asks of this principal have waited too long; nothing was sent.
             CallerGoneError: the caller left before anything was sent.
         """
         loop = asyncio.get_running_loop()
@@ -129,7 +126,7 @@ class Gatherer:
         return group.answers, await group.done
 
     async def close(self) -> None:
-        """Wait for what is under way, but not for ever."""
+        """Wait for the current call, for at most ``CLOSE_WITHIN_S``."""
         await finish(self._calling, CLOSE_WITHIN_S)
         self._patience.close()
 
@@ -141,7 +138,7 @@ class Gatherer:
             self._calling = None
 
     def _next_call(self, now: float) -> list[Part]:
-        """What leaves now: those whose turn it is, up to the bounds of a call."""
+        """Take the parts of the next call from the queue by turns, up to the bounds of a call."""
         parts: list[Part] = []
         asks, ids = MAX_ASKS, MAX_IDS
         while self._queue and asks > 0 and len(parts) < MAX_PARTS:
@@ -149,7 +146,7 @@ class Gatherer:
             if self._is_dropped(group, now):
                 self._queue.drop()
                 continue
-            taken, ids_taken = _fitting(group, min(asks, QUANTUM), ids, alone=not parts)
+            taken, ids_taken = _fit(group, min(asks, QUANTUM), ids, alone=not parts)
             if taken == 0:
                 break
             if group.sent == 0:
@@ -157,12 +154,12 @@ class Gatherer:
             asks, ids = asks - taken, ids - ids_taken
             parts.append((group, group.sent, group.sent + taken))
             group.sent += taken
-            self._queue.took(taken, ids_taken)
+            self._queue.charge(taken, ids_taken)
         self._stretch = max(1.0, (MAX_IDS - ids) / MAX_IDS)
         return parts
 
     def _is_dropped(self, group: Group, now: float) -> bool:
-        """Whether nothing of a group is to be sent any more, which is ended by this."""
+        """Return whether a group need not be sent; refuse it if its caller left or it waited too long."""
         if group.is_accounting:
             return False
         if group.done.done():
@@ -177,7 +174,7 @@ class Gatherer:
 
     async def _call(self, parts: list[Part], loop: asyncio.AbstractEventLoop) -> None:
         self._in_call = parts
-        began = self._patience.began(loop.time())
+        began = self._patience.begin(loop.time())
         self._look_in(self._patience.budget_s * self._stretch, began, loop)
         try:
             answers = await self._store.decide(
@@ -198,8 +195,8 @@ class Gatherer:
         self._put_back(parts, len(answers))
 
     def _take(self, group: Group, start: int, answers: Sequence[Answer]) -> None:
-        """Give a group answers to its plans from ``start`` on."""
-        if group.done.done():  # it was answered without the store
+        """Give a group the answers to its plans from ``start`` on."""
+        if group.done.done():  # answered without the store
             if group.late is not None:
                 for place, answer in enumerate(answers, start):
                     group.late(place, answer)
@@ -209,7 +206,7 @@ class Gatherer:
             group.finish(None)
 
     def _put_back(self, parts: Sequence[Part], decided: int) -> None:
-        """Let what a call did not come to go with the next: a store stops when a call has written enough."""
+        """Requeue the plans that the store did not decide: it stops when a call has written 256 KiB."""
         left: dict[Group, int] = {}
         for group, start, end in parts:
             if decided < end - start:
@@ -229,7 +226,7 @@ class Gatherer:
         self._timer = loop.call_later(seconds, self._look, began, loop)
 
     def _look(self, began: Moment, loop: asyncio.AbstractEventLoop) -> None:
-        """Judge the silence of the store, if there is one."""
+        """Check the silence of the store, and fall back or give the call up if it is too long."""
         now = loop.time()
         since = self._store.silent_since()
         if since is None:
@@ -238,17 +235,20 @@ class Gatherer:
         silent_s = now - since
         patience_s = self._patience.lasts_s(began, self._patience.now(now)) * self._stretch
         if silent_s >= max(self._timeout_s, patience_s):
-            self._store.give_up()
+            self._store.give_up(StoreError("timeout", "it does not reply"))
         elif silent_s >= patience_s:
-            said = {"silent_ms": round(silent_s * 1000), "patience_ms": round(patience_s * 1000)}
-            log.warning("the store is silent; quotas answer by on_store_failure until it replies", **said)
+            log.warning(
+                "the store is silent; quotas follow on_store_failure until it replies",
+                silent_ms=round(silent_s * 1000),
+                patience_ms=round(patience_s * 1000),
+            )
             self._answer_all_without_store()
             self._look_in(self._timeout_s - silent_s, began, loop)
         else:
             self._look_in(min(patience_s - silent_s, self._patience.budget_s), began, loop)
 
     def _answer_all_without_store(self) -> None:
-        """Answer everything that waits without the store; its records and refunds are sent all the same."""
+        """Answer all waiting asks without the store; their records and refunds are still sent."""
         self.is_late = True
         for group, _, _ in self._in_call:
             group.finish(StoreError("budget"))
@@ -261,8 +261,8 @@ class Gatherer:
             self._queue.add(account)
 
 
-def _fitting(group: Group, asks: int, ids: int, *, alone: bool) -> tuple[int, int]:
-    """How many plans that were not sent fit into a call, and their ids; the first of a call always fits."""
+def _fit(group: Group, asks: int, ids: int, *, alone: bool) -> tuple[int, int]:
+    """Return how many of a group's next plans fit into a call, and their ids; a plan alone always fits."""
     taken = ids_taken = 0
     for plan in group.plans[group.sent : group.sent + asks]:
         if ids_taken + plan.ids > ids and not (alone and taken == 0):

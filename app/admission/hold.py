@@ -1,4 +1,4 @@
-"""What an ask to produce is told while the throttle factor is 0: to wait, without a word to the store."""
+"""Decides asks to produce while the throttle factor is 0: they must wait, and the store is not asked."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ THROTTLE_FACTOR: Final = LimitedBy("throttle_factor", None, None)
 
 
 class Unthrottled:
-    """No factor: nothing is held, and no limit scaled."""
+    """The factor source of a node without throttling: always 1."""
 
     def on(self, *_: object) -> float:
-        """1, for every ask."""
+        """Return 1 for every ask."""
         return 1.0
 
     def hold_ms(self, *_: object) -> int:
-        """Never asked for."""
+        """Return 0; never called, as nothing is held."""
         return 0
 
 
@@ -34,20 +34,20 @@ UNTHROTTLED: Final = Unthrottled()
 
 
 def is_held(ask: Ask, factor: float) -> bool:
-    """Whether a factor of 0 holds an ask; it has a say in no other."""
+    """Return whether a factor of 0 holds an ask: it has produce bytes above 0."""
     return factor == 0 and ask.usage.get(PRODUCE, 0) > 0
 
 
-def held(
+def hold_decision(
     ask: Ask, matches: Sequence[Match], wait_ms: int, *, away: bool
 ) -> tuple[Decision, tuple[Verdict, ...]]:
-    """Refuse an ask for so long, unless a quota says worse: rejects, or has it wait longer or as long.
+    """Throttle an ask for ``wait_ms``, unless a quota rejects it or makes it wait at least as long.
 
-    Of its quotas only that is known which needs no counter: a limit of 0 rejects, and so does what no empty
-    bucket could hold; and, where the store is away, what each says then.
+    Only verdicts that need no counter are known: a limit of 0 rejects, and so does usage that no empty bucket
+    could hold. While the store is away, each quota's ``on_store_failure`` counts too.
 
     Args:
-        away: the store does not answer.
+        away: whether the store is not available.
     """
     verdicts = tuple(_known(ask, match, away=away) for match in matches)
     outcome, throttle_ms, by = combine(verdicts)
@@ -62,7 +62,7 @@ def held(
 def _known(ask: Ask, match: Match, *, away: bool) -> Verdict:
     verdict = verdict_without_store(ask, match.applied)
     quota = match.applied.quota
-    # Under a limit of 0 ids that were seen pass, and only the store knows which were.
+    # With a limit of 0 seen ids still pass, and only the store knows which ids were seen.
     if away or (verdict.outcome == "reject" and quota.algorithm != "producer_ids"):
         return verdict
     plain = replace(verdict, outcome="admit", throttle_ms=0, reason=None, largest=None)
@@ -73,9 +73,9 @@ def _known(ask: Ask, match: Match, *, away: bool) -> Verdict:
 
 
 def _largest(quota: Quota) -> float | None:
-    """The most that an empty bucket could hold; of ids only the store knows how many are new."""
+    """Return the most that an empty bucket could hold; None for ids: only the store knows the new ones."""
     if quota.algorithm == "producer_ids":
         return None
     if quota.algorithm == "token_bucket":
         return quota.burst
-    return sampled_rate.largest(quota.limit, sampled_rate.kept(quota.samples), quota.sample_ms)
+    return sampled_rate.largest_usage(quota.limit, sampled_rate.kept_samples(quota.samples), quota.sample_ms)

@@ -1,38 +1,47 @@
-"""What was decided, as the rows of a batch of the decision log."""
+"""Decisions and changes as rows of a batch of the decision log."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from math import isfinite
 from sys import getsizeof
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Raw, msgpack
 
 from app.admission.plan import Match
+from app.decision_log.batch import (
+    SEEN,
+    VERSION,
+    LoggedLimit,
+    LoggedQuota,
+    LoggedVerdict,
+    Row,
+    Sibling,
+    batch_id,
+)
+from app.decision_log.columns import quota_fields
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.digest import digest, fingerprint
 from app.domain.quota import Quota
 from app.domain.usage import ids_of, usage_of
-from app.store.decision_log import SEEN, VERSION, QuotaThen, Row, Sibling, VerdictThen, batch_id
 from app.store.port import Answer
 
 ROW_BYTES: Final = 1_000
 MATCH_BYTES: Final = 700
 ID_BYTES: Final = 100
-"""What a decision, a quota of it and an id hold while they wait, names apart; see ``tests/bench``."""
+"""Bytes in memory of a waiting decision, each quota of it and each id, without names; see ``tests/bench``."""
 
 
 _encode: Final = msgpack.Encoder().encode
 
 
-class Decided(NamedTuple):
-    """A decision, and all that made it; ``failure`` is why it was made without the store.
+class DecisionEntry(NamedTuple):
+    """A decision and what it was made from; ``failure`` is why it was made without the store.
 
     Attributes:
-        kind: ``late`` if the ask had been answered without the store by then.
+        kind: ``late`` if the ask had already been answered without the store.
     """
 
     kind: Literal["decision", "late"]
@@ -45,8 +54,8 @@ class Decided(NamedTuple):
     failure: str | None
 
 
-class IdsAlone(NamedTuple):
-    """What became of the ids of an ask that is not logged itself."""
+class IdsEntry(NamedTuple):
+    """The outcomes of the ids of an ask that is not logged itself."""
 
     at_ms: int
     ask: Ask
@@ -54,8 +63,8 @@ class IdsAlone(NamedTuple):
     answer: Answer
 
 
-class Changed(NamedTuple):
-    """A change of what decisions are made by, or rows dropped; ``before`` and ``after`` are JSON values."""
+class ChangeEntry(NamedTuple):
+    """A change of what decisions depend on, or rows dropped; ``before`` and ``after`` are JSON values."""
 
     kind: Literal["quota", "factor", "reset", "dropped"]
     at_ms: int
@@ -67,12 +76,12 @@ class Changed(NamedTuple):
     order: int | None = None
 
 
-Entry = Decided | IdsAlone | Changed
+LogEntry = DecisionEntry | IdsEntry | ChangeEntry
 
 
-def size_of(entry: Entry) -> int:
-    """About how many bytes an entry holds in memory while it waits; long names stand in its quotas too."""
-    if isinstance(entry, Changed):
+def size_of(entry: LogEntry) -> int:
+    """About how many bytes of memory an entry takes while it waits, with the names that its quotas hold."""
+    if isinstance(entry, ChangeEntry):
         return ROW_BYTES
     ask = entry.ask
     names = 0
@@ -88,11 +97,11 @@ def size_of(entry: Entry) -> int:
 
 
 class Packing:
-    """Rows as a batch, in which each quota stands once.
+    """Rows as a batch, which holds each quota once.
 
     Attributes:
         rows: how many there are.
-        size: the bytes that they and their quotas have.
+        size: the bytes of the rows and their quotas.
     """
 
     def __init__(self, secret: bytes, *, plain_ids: bool) -> None:
@@ -104,75 +113,83 @@ class Packing:
         self._quotas: list[Raw] = []
         self._places: dict[tuple[Quota, str, str], int] = {}
 
-    def add(self, entry: Entry) -> None:
-        """Put an entry in as a row."""
+    def add(self, entry: LogEntry) -> None:
+        """Add an entry as a row."""
         self._packed.append(self._raw(self._row(entry)))
         self.rows += 1
 
     def batch(self, node: str, number: int, sent_ms: int, siblings: Sequence[Sibling] = ()) -> bytes:
-        """The batch; its fields are those of ``app.store.decision_log.Batch``."""
+        """The batch; its fields are those of ``app.decision_log.batch.Batch``."""
         name, made_by = batch_id(node, number), fingerprint(self._secret)
         fields = (VERSION, name, node, sent_ms, self._quotas, self._packed, made_by, siblings)
         return _encode(fields)
 
-    def _raw(self, part: Row | QuotaThen) -> Raw:
-        packed = _encode(part)
+    def _raw(self, item: Row | LoggedQuota) -> Raw:
+        packed = _encode(item)
         self.size += len(packed)
         return Raw(packed)
 
-    def _row(self, entry: Entry) -> Row:
-        if isinstance(entry, Changed):
+    def _row(self, entry: LogEntry) -> Row:
+        if isinstance(entry, ChangeEntry):
             return _change(entry)
-        if isinstance(entry, IdsAlone):
+        if isinstance(entry, IdsEntry):
             return self._ids_alone(entry)
         ask, decision, answer = entry.ask, entry.decision, entry.answer
         replayed = answer is not None and answer.kept is not None
         by = decision.limited_by
         ids = ids_of(ask)
         return Row(
-            entry.kind,
-            entry.at_ms,
-            answer.order if answer else None,
-            ask.principal,
-            ask.client_id,
-            ask.ip,
-            ask.broker,
-            ask.listener,
-            ask.mode,
-            ask.deny,
-            ask.recheck,
-            ask.cluster_action,
-            dict(ask.usage),
-            self._digests(ask, ids),
-            self._plain(ids),
-            decision.decision,
-            decision.throttle_ms,
-            decision.charged,
-            decision.applied,
-            decision.source,
-            replayed,
-            entry.failure,
-            (by.quota, by.entity, by.bucket, by.reason) if by else None,
-            [] if replayed else self._verdicts(entry),
+            kind=entry.kind,
+            at_ms=entry.at_ms,
+            order=answer.order if answer else None,
+            principal=ask.principal,
+            client_id=ask.client_id,
+            ip=ask.ip,
+            broker=ask.broker,
+            listener=ask.listener,
+            mode=ask.mode,
+            deny=ask.deny,
+            recheck=ask.recheck,
+            cluster_action=ask.cluster_action,
+            usage=dict(ask.usage),
+            ids=self._digests(ask, ids),
+            plain_ids=self._plain(ids),
+            decision=decision.decision,
+            throttle_ms=decision.throttle_ms,
+            charged=decision.charged,
+            applied=decision.applied,
+            source=decision.source,
+            replayed=replayed,
+            failure=entry.failure,
+            limited_by=LoggedLimit(by.quota, by.entity, by.bucket, by.reason) if by else None,
+            verdicts=[] if replayed else self._verdicts(entry),
         )
 
-    def _ids_alone(self, entry: IdsAlone) -> Row:
+    def _ids_alone(self, entry: IdsEntry) -> Row:
         ask, answer = entry.ask, entry.answer
-        ids, fates = [], bytearray()
-        for one, fate in zip(ids_of(ask), answer.fates, strict=True):
-            if fate != SEEN:
-                ids.append(one)
-                fates.append(fate)
+        outcomes = answer.id_outcomes
+        ids = [each for each, outcome in zip(ids_of(ask), outcomes, strict=True) if outcome != SEEN]
         verdicts = [
-            VerdictThen(self._place(match), "deny", len(ids), "admit", 0, None, None, None, 0, bytes(fates))
+            LoggedVerdict(
+                quota=self._place(match),
+                enforcement="deny",
+                usage=len(ids),
+                outcome="admit",
+                throttle_ms=0,
+                observed=None,
+                remaining=None,
+                reason=None,
+                correction=0,
+                ids=bytes(outcome for outcome in outcomes if outcome != SEEN),
+            )
             for match in entry.matches
             if match.applied.quota.algorithm == "producer_ids"
         ]
         return Row(
-            "ids",
-            entry.at_ms,
-            answer.order,
-            ask.principal,
+            kind="ids",
+            at_ms=entry.at_ms,
+            order=answer.order,
+            principal=ask.principal,
             mode=ask.mode,
             ids=self._digests(ask, ids),
             plain_ids=self._plain(ids),
@@ -180,49 +197,33 @@ class Packing:
             verdicts=verdicts,
         )
 
-    def _verdicts(self, entry: Decided) -> list[VerdictThen]:
+    def _verdicts(self, entry: DecisionEntry) -> list[LoggedVerdict]:
         ask, answer = entry.ask, entry.answer
-        said = answer.said if answer is not None and answer.said else None
-        fates = answer.fates if answer is not None else b""
+        results = answer.results if answer is not None and answer.results else None
+        id_outcomes = answer.id_outcomes if answer is not None else b""
         return [
-            VerdictThen(
-                self._place(match),
-                verdict.enforcement,
-                usage_of(ask, match.applied.quota),
-                verdict.outcome,
-                verdict.throttle_ms,
-                verdict.observed,
-                verdict.remaining,
-                verdict.reason,
-                said[place].correction if said else 0,
-                fates if match.applied.quota.algorithm == "producer_ids" else b"",
+            LoggedVerdict(
+                quota=self._place(match),
+                enforcement=verdict.enforcement,
+                usage=usage_of(ask, match.applied.quota),
+                outcome=verdict.outcome,
+                throttle_ms=verdict.throttle_ms,
+                observed=verdict.observed,
+                remaining=verdict.remaining,
+                reason=verdict.reason,
+                correction=results[at].correction if results else 0,
+                ids=id_outcomes if match.applied.quota.algorithm == "producer_ids" else b"",
             )
-            for place, (match, verdict) in enumerate(zip(entry.matches, entry.verdicts, strict=True))
+            for at, (match, verdict) in enumerate(zip(entry.matches, entry.verdicts, strict=True))
         ]
 
     def _place(self, match: Match) -> int:
-        found, quota = match.applied, match.applied.quota
-        place = self._places.setdefault((quota, found.entity, found.bucket), len(self._quotas))
+        """The index of a quota among the batch's; a new one is added."""
+        applied = match.applied
+        place = self._places.setdefault((applied.quota, applied.entity, applied.bucket), len(self._quotas))
         if place == len(self._quotas):
-            then = QuotaThen(
-                quota.key,
-                found.entity,
-                found.bucket,
-                quota.limit,
-                quota.algorithm,
-                quota.enforcement,
-                quota.shadow,
-                quota.scope,
-                quota.samples,
-                quota.sample_ms,
-                quota.burst,
-                quota.window_ms,
-                quota.layers.interval_ms,
-                quota.layers.ttl_ms,
-                quota.epoch,
-                quota.max_debt if isfinite(quota.max_debt) else None,
-            )
-            self._quotas.append(self._raw(then))
+            fields = quota_fields(applied.quota, applied.entity, applied.bucket)
+            self._quotas.append(self._raw(LoggedQuota(**fields)))
         return place
 
     def _digests(self, ask: Ask, ids: Sequence[int | str]) -> bytes:
@@ -232,12 +233,12 @@ class Packing:
         return [str(one) for one in ids] if self._plain_ids and ids else None
 
 
-def _change(entry: Changed) -> Row:
+def _change(entry: ChangeEntry) -> Row:
     before, after = (None if value is None else json.dumps(value) for value in (entry.before, entry.after))
     return Row(
-        entry.kind,
-        entry.at_ms,
-        entry.order,
+        kind=entry.kind,
+        at_ms=entry.at_ms,
+        order=entry.order,
         what=entry.what,
         before=before,
         after=after,

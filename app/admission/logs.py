@@ -1,4 +1,4 @@
-"""The port to whoever takes decisions down, and the one who takes down nothing."""
+"""The port for recording decisions, and an implementation that records nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.store.port import Answer
 
 
 class Logs(Protocol):
-    """Who takes decisions down; ``app.admission.decision_log`` does."""
+    """Records decisions; ``app.admission.decision_log.DecisionLog`` does."""
 
     def decided(
         self,
@@ -23,7 +23,7 @@ class Logs(Protocol):
         verdicts: Sequence[Verdict],
         failure: str | None,
     ) -> None:
-        """Take a decision down; ``failure`` is why it was made without the store."""
+        """Record a decision; ``failure`` is why it was made without the store."""
 
     def late(
         self,
@@ -33,23 +33,23 @@ class Logs(Protocol):
         decision: Decision,
         verdicts: Sequence[Verdict],
     ) -> None:
-        """Take down what the store decided of an ask that had been answered without it by then."""
+        """Record what the store decided of an ask that had already been answered without it."""
 
     def refreshed(self, ask: Ask, matches: Sequence[Match], answer: Answer) -> None:
-        """Take down that ids of a refused ask were refreshed."""
+        """Record that ids of a refused ask were refreshed."""
 
 
 class Unlogged:
-    """Nothing is logged."""
+    """Records nothing."""
 
     def decided(self, *_: object) -> None:
-        """Let a decision go."""
+        """Ignore a decision."""
 
     def late(self, *_: object) -> None:
-        """Let an answer that came late go."""
+        """Ignore a late answer."""
 
     def refreshed(self, *_: object) -> None:
-        """Let a refresh go."""
+        """Ignore a refresh."""
 
 
 UNLOGGED: Final = Unlogged()

@@ -1,7 +1,7 @@
-"""What happened, counted: plain numbers on the decision path, Prometheus' words at scrape time.
+"""Counts decisions and events as plain numbers, and renders them for Prometheus at scrape time.
 
-Each API process counts for itself and writes its counts into a folder that they share; a scrape of any of
-them adds up the folder (``docs/decisions``, metrics of several processes).
+Each API process counts for itself and writes its counts every second to a folder that all share. A scrape of
+any process adds up the folder (``docs/decisions/0003-metrics-of-several-processes.md``).
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from urllib.parse import unquote
 from msgspec import MsgspecError, msgpack
 from prometheus_client import CollectorRegistry, generate_latest
 
-from app.admission.counts import KEPT, Counts, bounded, touch
+from app.admission.counts import KEPT, Counts, Labels, bounded, touch
 from app.admission.exposition import Exposition
-from app.admission.throttling import Standing
+from app.admission.throttling import ThrottlingStatus
+from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
-from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, Applied
+from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, AppliedQuota
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
-from app.store.decision_log_standing import LogStanding
 from app.store.port import Memory
 
 HALF_LIFE_S: Final = 30.0
-"""Activity, and the weight of old throttle times in their mean, halve this often."""
+"""The half-life of a gauge's activity, and of the weight of old throttle times in their mean."""
 QUIET_S: Final = 120.0
-"""What nothing touched for so long is gone, and so is a mean without a throttle time for so long."""
-STANDING_S: Final = 5.0
-"""A process that has not left its counts for so long is gone: what was away from it says nothing any more."""
+"""A gauge disappears when it was not updated for so long, and a mean without a throttle time for so long."""
+GONE_S: Final = 5.0
+"""A process that has not written its counts for so long is gone: its store and catalog state is ignored."""
 WRITE_EVERY_S: Final = 1.0
-RESTS: Final = 3.0
-"""After a page of metrics none is made for so many times as long as it took."""
+PAUSE_FACTOR: Final = 3.0
+"""The pause after rendering a page, as a multiple of the time that it took."""
 
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
 
 
-class Logged(Protocol):
-    """The decision log; ``app.admission.decision_log`` is it.
+class LogCounts(Protocol):
+    """What the decision log (``app.admission.decision_log``) knows of itself.
 
     Attributes:
-        dropped: rows that could not be logged, for want of room or otherwise.
-        standing: how it stood when it was looked at last.
+        dropped: rows that this node could not log.
+        log_status: the status of the log when it was last read.
     """
 
     dropped: int
-    standing: LogStanding | None
+    log_status: LogStatus | None
 
 
 class Fill(NamedTuple):
-    """How many producer ids a bucket remembers, and what part of its filter is set."""
+    """How many producer ids a bucket remembers, and the fill of its filter from 0 to 1."""
 
     bucket: str
     remembered: int
@@ -64,17 +64,17 @@ class Fill(NamedTuple):
 
 
 class Metrics:
-    """Counts decisions, and shows them to Prometheus.
+    """Counts decisions, and renders the counts for Prometheus.
 
     Args:
-        folder: where the processes of one deployment on one host leave their counts for each other; emptied
-            by whoever starts them. None if there is only one.
+        folder: where the API processes of a deployment on this host write their counts; the parent process
+            empties it at start. None if there is only one process.
         clock: the host's monotonic clock, in seconds.
-        catalog_away: says whether the catalog is out of reach.
-        waiting: says how many asks wait for a call to the store.
-        volumes: says how volumes and the throttle factor stand.
-        logged: the decision log, which says how it stands and what it dropped.
-        store_memory: says what the store uses of its memory.
+        catalog_away: returns whether the catalog cannot be reached.
+        waiting: returns how many asks wait for a store call.
+        volumes: returns the status of the throttle factor and the volumes.
+        logged: the decision log.
+        store_memory: returns the memory use of the store.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Metrics:
         clock: Callable[[], float] = monotonic,
         catalog_away: Callable[[], bool] = lambda: False,
         waiting: Callable[[], int] = lambda: 0,
-        volumes: Callable[[], Standing | None] = lambda: None,
-        logged: Logged | None = None,
+        volumes: Callable[[], ThrottlingStatus | None] = lambda: None,
+        logged: LogCounts | None = None,
         store_memory: Callable[[], Memory | None] = lambda: None,
     ) -> None:
         self._store_memory = store_memory
@@ -96,22 +96,23 @@ class Metrics:
         self._clock = clock
         self._halve_at = clock() + HALF_LIFE_S
         self._page: asyncio.Task[bytes] | None = None
-        self._rests_until = 0.0  # by the loop's clock
+        self._pauses_until = 0.0  # by the loop's clock
         self._file = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.counts"
 
-    def decided(
+    def count_decision(
         self,
         ask: Ask,
         decision: Decision,
         verdicts: Sequence[Verdict],
         fills: Iterable[Fill] = (),
-        found: Sequence[Applied] = (),
+        found: Sequence[AppliedQuota] = (),
     ) -> None:
         """Count one decision.
 
         Args:
-            found: the quotas that gave the verdicts, in the same order; none for an answer that was kept,
-                whose numbers are old.
+            fills: of the filters of producer ids that the ask was charged to.
+            found: the quotas of the verdicts, in the same order; empty for a kept answer, whose numbers are
+                old.
         """
         counts = self._counts
         by = decision.limited_by
@@ -154,57 +155,53 @@ class Metrics:
             cause = "listener" if listener else "broker"
             touch(self._counts.held, (ask.listener or "", cause), now, None, throttled)
 
-    def took(self, seconds: float, asks: int = 1) -> None:
-        """Count how long these asks, decided together, waited for their decisions."""
+    def observe_decision(self, seconds: float, asks: int = 1) -> None:
+        """Count how long these asks, decided together, took."""
         self._counts.decision_seconds.observe(seconds, asks)
 
-    def queued(self, seconds: float, asks: int = 1) -> None:
-        """Count how long these asks waited in this node until they left for the store."""
+    def observe_queue(self, seconds: float, asks: int = 1) -> None:
+        """Count how long these asks waited in this node until they were sent to the store."""
         self._counts.queue_seconds.observe(seconds, asks)
 
-    def shed(self, cause: str) -> None:
-        """Count a request, or a connection, that was not taken in."""
-        shed = self._counts.shed
-        shed[cause,] = shed.get((cause,), 0) + 1
+    def count_shed(self, cause: str) -> None:
+        """Count a request or connection that was shed."""
+        _increment(self._counts.shed, cause)
 
-    def called(self, asks: int, seconds: float) -> None:
-        """Count one call to the store."""
+    def observe_call(self, asks: int, seconds: float) -> None:
+        """Count one store call."""
         self._counts.store_seconds.observe(seconds)
         self._counts.script_asks.observe(asks)
 
-    def fell_back(self, reason: str) -> None:
-        """Count an ask that was answered for want of the store."""
-        fallbacks = self._counts.fallbacks
-        fallbacks[reason,] = fallbacks.get((reason,), 0) + 1
+    def count_fallback(self, reason: str) -> None:
+        """Count an ask that was answered without the store."""
+        _increment(self._counts.fallbacks, reason)
 
-    def failed(self, reason: str) -> None:
-        """Count a call to the store, or an examination of it, that failed."""
-        failures = self._counts.failures
-        failures[reason,] = failures.get((reason,), 0) + 1
+    def count_failure(self, reason: str) -> None:
+        """Count a failed store call or store examination."""
+        _increment(self._counts.failures, reason)
 
-    def refused(self, reason: str) -> None:
-        """Count a request that was refused for want of access."""
-        failures = self._counts.access_failures
-        failures[reason,] = failures.get((reason,), 0) + 1
+    def count_refusal(self, reason: str) -> None:
+        """Count a request that access control refused."""
+        _increment(self._counts.access_failures, reason)
 
-    def store_is(self, *, away: bool, faults: Sequence[str]) -> None:
-        """Take down how the store is now."""
+    def set_store_state(self, *, away: bool, faults: Sequence[str]) -> None:
+        """Note whether the circuit is open, and the store's misconfigurations."""
         counts = self._counts
         counts.stores_away, counts.store_faults = int(away), set(faults)
 
-    def corrected(self) -> None:
-        """Count a clock that was behind a bucket's newest time."""
+    def count_correction(self) -> None:
+        """Count a time that was behind the newest time of a bucket."""
         self._counts.corrections += 1
 
-    def forgave(self, units: float) -> None:
-        """Count what of a debt was forgiven."""
+    def count_forgiven(self, units: float) -> None:
+        """Count forgiven debt."""
         self._counts.forgiven += units
 
     async def text(self) -> bytes:
-        """Every metric, summed over the processes, as Prometheus reads it.
+        """Return all metrics, summed over the processes, in Prometheus' text format.
 
-        Who asks while a page is being made is given that one: many scrapes at once cost as much as one. A
-        page is followed by a rest, so that scrapes without end take a part of a processor and no more.
+        Scrapes that arrive while a page is being rendered share it. A pause of three times the rendering time
+        follows each page, so that constant scraping uses at most a quarter of a processor.
         """
         if self._page is None:
             self._page = asyncio.create_task(self._made(), name="make a page of metrics")
@@ -215,29 +212,29 @@ class Metrics:
         self._page = None
 
     async def _made(self) -> bytes:
-        """A page: the counts are copied in slices, and put together beside the loop."""
+        """Make a page: copy the counts in slices on the event loop, and render them in a thread."""
         loop = asyncio.get_running_loop()
-        if (rest_s := self._rests_until - loop.time()) > 0:
-            await asyncio.sleep(rest_s)
+        if (pause_s := self._pauses_until - loop.time()) > 0:
+            await asyncio.sleep(pause_s)
         began = loop.time()
         try:
             return await self._put_together()
         finally:
-            self._rests_until = loop.time() + RESTS * (loop.time() - began)
+            self._pauses_until = loop.time() + PAUSE_FACTOR * (loop.time() - began)
 
     async def _put_together(self) -> bytes:
-        standing = self._look()
+        throttling = self._update()
         total = Counts()
-        for _ in total.added(self._counts):
+        for _ in total.add_in_slices(self._counts):
             await asyncio.sleep(0)
         return await asyncio.to_thread(
-            self._rendered, total, standing, self._logged.standing if self._logged else None
+            self._rendered, total, throttling, self._logged.log_status if self._logged else None
         )
 
     def write(self) -> None:
-        """Leave the counts for the other processes."""
+        """Write the counts for the other processes."""
         if self._file is not None:
-            self._look()
+            self._update()
             self._counts.written_at = self._clock()
             fresh = self._file.with_suffix(".new")
             fresh.write_bytes(msgpack.encode(self._counts))
@@ -245,7 +242,7 @@ class Metrics:
 
     @contextlib.asynccontextmanager
     async def written(self) -> AsyncIterator[None]:
-        """Leave the counts every second, and once more at the end."""
+        """Write the counts every second, and once more at the end."""
         if self._file is None:
             yield
             return
@@ -263,23 +260,23 @@ class Metrics:
             self.write()
             await asyncio.sleep(WRITE_EVERY_S)
 
-    def _look(self) -> Standing | None:
-        """Take down what others know."""
+    def _update(self) -> ThrottlingStatus | None:
+        """Update the counts that are kept elsewhere, and return the status of the factor."""
         self._counts.catalogs_away = int(self._catalog_away())
         self._counts.queue_asks = self._waiting()
-        standing = self._volumes()
-        self._counts.factor_fallbacks = standing.fallbacks if standing else 0
+        throttling = self._volumes()
+        self._counts.factor_fallbacks = throttling.fallbacks if throttling else 0
         self._counts.log_dropped = self._logged.dropped if self._logged else 0
-        return standing
+        return throttling
 
-    def _rendered(self, total: Counts, volumes: Standing | None, log: LogStanding | None) -> bytes:
+    def _rendered(self, total: Counts, throttling: ThrottlingStatus | None, log: LogStatus | None) -> bytes:
         now = self._clock()
         for file in self._file.parent.glob("*.counts") if self._file else ():
-            # A file that another version wrote, or that just went away, is not worth failing a scrape.
+            # A file of another version, or one just deleted, must not fail the scrape.
             with contextlib.suppress(OSError, MsgspecError):
                 if file != self._file:
                     its = msgpack.decode(file.read_bytes(), type=Counts)
-                    if its.written_at < now - STANDING_S:
+                    if its.written_at < now - GONE_S:
                         its.stores_away, its.store_faults, its.catalogs_away, its.queue_asks = 0, set(), 0, 0
                     total.add(its)
         quiet = now - QUIET_S
@@ -290,7 +287,7 @@ class Metrics:
                 if gauge.throttled_at < quiet:
                     gauge.throttled = gauge.throttles = 0.0
         registry = CollectorRegistry()
-        registry.register(Exposition(total, volumes, log, self._store_memory()))
+        registry.register(Exposition(total, throttling, log, self._store_memory()))
         return generate_latest(registry)
 
     def _halve(self, now: float) -> None:
@@ -304,9 +301,13 @@ class Metrics:
                     del gauges[labels]
 
 
+def _increment(counter: dict[Labels, float], label: str) -> None:
+    counter[label,] = counter.get((label,), 0) + 1
+
+
 @lru_cache(KEPT)
 def _broker_and_listener(bucket: str) -> tuple[str, str]:
-    """Where connections are counted, ``""`` for all.
+    """Return the broker and the listener of a connection bucket, ``""`` for all.
 
     >>> _broker_and_listener("listener=EXTERNAL;broker=1"), _broker_and_listener("broker=2")
     (('1', 'EXTERNAL'), ('2', ''))

@@ -1,4 +1,16 @@
-"""How long the store may be silent before a call is late: less on a quiet node than on a busy one."""
+"""How long the store may be silent before a call is late: 50 ms on a quiet node, 400 ms on a busy one.
+
+When the node is busy, the store's processor is likely to be crowded too. So before a silence is judged, this
+module asks the kernel how busy the node was since the call began, and during the half second or more before.
+The node counts as busy if either was true for more than half of that time:
+
+- the thread of the event loop ran, or waited for a processor;
+- any thread of the machine waited for a processor. (A loop that waits for a store that has no processor looks
+  idle.)
+
+The time before the call counts too: during a flood the loop becomes idle as soon as one call takes longer,
+because all asks wait for that call.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +20,26 @@ import time
 from typing import Final, NamedTuple
 
 BUSY_PATIENCE_S: Final = 0.4
-"""On a busy node the store's processor is likely as crowded: a healthy one was silent for up to 147 ms."""
+"""The patience on a busy node: a healthy store was measured to be silent for up to 147 ms."""
 
 SCHEDSTAT: Final = "/proc/thread-self/schedstat"
-"""Linux's own account of a thread: nanoseconds that it ran, and that it waited for a processor."""
+"""Linux's accounting of a thread: nanoseconds that it ran, and that it waited for a processor."""
 
 STRETCH_S: Final = 0.5
-"""A node that was busy for so long before a call is busy, also while it only waits for the reply."""
+"""How far back the time before a call is looked at, at least."""
 
 PRESSURE: Final = "/proc/pressure/cpu"
-"""Linux's account of the machine: at the end of its first line the microseconds that any thread waited."""
+"""Linux's accounting of the machine; its first line ends with the microseconds that any thread waited."""
 
 
 class Moment(NamedTuple):
-    """A moment; how much by then the loop's thread had worked, or wanted to, and anybody waited; seconds."""
+    """A time, and the kernel's accounting at that time, all in seconds.
+
+    Attributes:
+        at: by the loop's clock.
+        busy_s: how long the loop's thread had run or waited for a processor.
+        crowded_s: how long any thread of the machine had waited for a processor.
+    """
 
     at: float
     busy_s: float
@@ -29,17 +47,12 @@ class Moment(NamedTuple):
 
 
 class Patience:
-    """Judges how long a silence may last, by how idle the event loop and the machine were meanwhile.
+    """Decides how long the store may be silent.
 
-    Idle is the time in which its thread neither ran nor waited for a processor, by the kernel's account.
-    Where the kernel gives none (not Linux), only the time it ran is known: a loop held up looks idle.
-    A loop that waits for a store without a processor is idle, too. So the time in which any thread of the
-    machine waited for one is no idle time either, where the kernel tells it. And a node under a flood idles
-    as soon as a call takes longer, for everybody waits for it: so it is also asked whether the half second
-    or more before the call was busy.
+    Without the kernel's accounting (not Linux), only the time that the loop's thread ran is known.
 
     Args:
-        budget_s: how long on a quiet node; if it is larger than the time for a busy one, for both.
+        budget_s: the patience on a quiet node; on a busy node too, if it is larger than ``BUSY_PATIENCE_S``.
     """
 
     def __init__(self, budget_s: float) -> None:
@@ -50,24 +63,24 @@ class Patience:
         self._pressure = _opened(PRESSURE)
 
     def now(self, at: float) -> Moment:
-        """A moment of the thread that calls, which is the loop's."""
+        """Return the accounting now; must be called on the loop's thread."""
         return Moment(at, self._busy_s(), self._crowded_s())
 
-    def began(self, at: float) -> Moment:
-        """The moment at which a call begins."""
+    def begin(self, at: float) -> Moment:
+        """Return the accounting at the begin of a call, and remember it for later calls."""
         now = self.now(at)
         if self._newer is None or at - self._newer.at >= STRETCH_S:
             self._older, self._newer = self._newer, now
         return now
 
     def lasts_s(self, since: Moment, now: Moment) -> float:
-        """How long the silence may last of a call that began then."""
+        """Return how long the store may be silent during a call that began at ``since``."""
         if _was_busy(since, now) or (self._older is not None and _was_busy(self._older, since)):
             return max(self.budget_s, BUSY_PATIENCE_S)
         return self.budget_s
 
     def close(self) -> None:
-        """Read the kernel's account no more."""
+        """Close the files of the kernel's accounting."""
         for account in (self._account, self._pressure):
             if account is not None:
                 os.close(account)
@@ -89,7 +102,7 @@ class Patience:
 
 
 def _was_busy(since: Moment, now: Moment) -> bool:
-    """Whether the loop idled for less than half of the time between two moments."""
+    """Return whether the node was busy for more than half of the time between two moments."""
     return 2 * max(now.busy_s - since.busy_s, now.crowded_s - since.crowded_s) > now.at - since.at
 
 

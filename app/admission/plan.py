@@ -1,4 +1,4 @@
-"""From an ask and the snapshot to a plan for the store, and from its answer to a decision."""
+"""Turns an ask and its quotas into a plan for the store, and the store's answer into a decision."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from msgspec import msgpack
 from app.admission.fallback import verdict_when_full
 from app.domain.ask import Ask, Mode
 from app.domain.decision import Decision, Source, Verdict, combine, is_charged
-from app.domain.ladder import Applied, Quotas, Rules, applied
+from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
 from app.domain.quota import Enforcement
 from app.domain.retry import Content, content_of
 from app.domain.usage import enforcement_of, spreads_of, usage_of
-from app.domain.volumes import scaled
+from app.domain.volumes import scaled_quota
 from app.store.keys import bucket_key
-from app.store.port import Answer, Charge, Plan, Said
+from app.store.port import Answer, Charge, ChargeResult, Plan
 
 MATCHES_BYTES: Final = 16 * 1024 * 1024
-"""What the matches of callers may take, as far as they are counted here; of those used lately and before
-half each, so that a full memory forgets who asked long ago and not everybody at once."""
+"""The memory for remembered matches: half for recent callers, half for earlier ones. When the recent half is
+full, only the earlier half is forgotten, not all callers at once."""
 
 ENTRY_BYTES: Final = 300
-"""A caller, and each of its matches, without the texts in it."""
+"""Estimated size of a caller, and of each of its matches, without their strings."""
 
 RETRY_BYTES: Final = 16
 
-Named = tuple[str, str, str, float, Enforcement, bool]
-"""What a verdict says beside the store's part: quota, entity, bucket, limit, enforcement, shadow."""
+VerdictFields = tuple[str, str, str, float, Enforcement, bool]
+"""What the store does not return of a verdict: quota, entity, bucket, limit, enforcement, shadow."""
 
 
 class Match(NamedTuple):
-    """A quota that applies to a caller, and the key of the bucket it charges."""
+    """A quota that applies to an ask, and the store key of the bucket that it charges."""
 
-    applied: Applied
+    applied: AppliedQuota
     key: bytes
 
 
 class Matches:
-    """Which quotas of one snapshot apply to whom, remembered for those who asked lately.
+    """The quotas of one snapshot that apply to each caller, cached for recent callers.
 
     Args:
-        most_bytes: how much is remembered.
+        most_bytes: the size of the cache.
     """
 
-    def __init__(self, quotas: Quotas, rules: Rules, most_bytes: int = MATCHES_BYTES) -> None:
+    def __init__(self, quotas: Quotas, rules: MatchingRules, most_bytes: int = MATCHES_BYTES) -> None:
         self._quotas = quotas
         self._rules = rules
         self._most_bytes = most_bytes // 2
@@ -60,7 +60,7 @@ class Matches:
         return len(self._lately) + len(self._before)
 
     def of(self, ask: Ask) -> tuple[Match, ...]:
-        """The quotas that apply to an ask."""
+        """Return the quotas that apply to an ask."""
         who = (ask.principal, ask.client_id, ask.ip, ask.broker, ask.listener, ask.cluster_action)
         caller = (*who, ask.producer_ids is not None, *ask.usage)
         found = self._lately.get(caller)
@@ -79,29 +79,29 @@ class Matches:
 
 
 def _size(caller: tuple[object, ...], found: tuple[Match, ...]) -> int:
-    """About how many bytes it takes to remember the matches of a caller."""
+    """Estimate the memory in bytes that the matches of a caller take."""
     texts = [part for part in caller[:5] if part is not None]
     for applied_, key in found:
         texts += (key, applied_.entity, applied_.bucket, applied_.owner)
     return ENTRY_BYTES * (1 + len(found)) + sum(map(getsizeof, texts))
 
 
-def matches_of(ask: Ask, quotas: Quotas, rules: Rules) -> tuple[Match, ...]:
-    """The quotas that apply to an ask, nothing remembered."""
-    return tuple(Match(found, bucket_key(found)) for found in applied(ask, quotas, rules))
+def matches_of(ask: Ask, quotas: Quotas, rules: MatchingRules) -> tuple[Match, ...]:
+    """Return the quotas that apply to an ask, without a cache."""
+    return tuple(Match(found, bucket_key(found)) for found in applied_quotas(ask, quotas, rules))
 
 
 def scaled_match(match: Match, factor: float) -> Match:
-    """A match under a throttle factor above 0; its bucket is the same one."""
-    quota = scaled(match.applied.quota, factor)
+    """Return a match with its limit scaled by a throttle factor above 0; the bucket stays the same."""
+    quota = scaled_quota(match.applied.quota, factor)
     return match if quota is match.applied.quota else Match(replace(match.applied, quota=quota), match.key)
 
 
 def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes, key: str | None = None) -> Plan | None:
-    """What to ask the store; None if nothing needs it: no quota applies, and no answer can have been kept.
+    """Return the plan of an ask; None if no quota applies and no answer can have been kept.
 
     Args:
-        key: the name of the caller's key, whose kept answers are its own.
+        key: the name of the caller's API key; kept answers belong to the key.
     """
     content = content_of(ask, key) if ask.id is not None else None
     retry = None if content is None else (ask.principal, _hash(content, secret))
@@ -112,18 +112,18 @@ def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes, key: str | None =
     return Plan(ask.mode, charges, ask.recheck, retry, context, ask.at_ms)
 
 
-def decided(
+def decision_of(
     ask: Ask, plan: Plan | None, answer: Answer | None, *, sequential: bool
 ) -> tuple[Decision, tuple[Verdict, ...]]:
-    """The decision by the store's answer, or by none where none was needed; and every verdict of it."""
+    """Make the decision from the store's answer (None if none was needed); also return all verdicts."""
     if plan is None or answer is None:
         return _decision(ask.mode, (), detail=ask.detail, sequential=sequential), ()
     if answer.kept is None:
         mode, detail, named = ask.mode, ask.detail, [_named(charge) for charge in plan.charges]
     else:
-        mode, detail, named = msgpack.decode(answer.kept, type=tuple[Mode, bool, list[Named]])
-    verdicts = tuple(_verdict(name, said) for name, said in zip(named, answer.said, strict=True))
-    if any(said.reason == "store_full" for said in answer.said):  # of which no answer is kept
+        mode, detail, named = msgpack.decode(answer.kept, type=tuple[Mode, bool, list[VerdictFields]])
+    verdicts = tuple(_verdict(name, result) for name, result in zip(named, answer.results, strict=True))
+    if any(result.reason == "store_full" for result in answer.results):  # such an answer is never kept
         verdicts = tuple(
             verdict_when_full(ask, charge.applied) if verdict.reason == "store_full" else verdict
             for verdict, charge in zip(verdicts, plan.charges, strict=True)
@@ -153,22 +153,22 @@ def _charge(ask: Ask, match: Match, secret: bytes) -> Charge:
 
 
 def _hash(content: Content, secret: bytes) -> bytes:
-    """What is kept of an ask to know it by: nobody without the secret can tell what it said."""
+    """Return the keyed hash by which a retry is recognised; it reveals nothing without the secret."""
     return blake2b(msgpack.encode(content), digest_size=RETRY_BYTES, key=secret, person=b"retry").digest()
 
 
-def _named(charge: Charge) -> Named:
+def _named(charge: Charge) -> VerdictFields:
     found, quota = charge.applied, charge.applied.quota
     return quota.key, found.entity, found.bucket, quota.limit, charge.enforcement, quota.shadow
 
 
-def _verdict(named: Named, said: Said) -> Verdict:
+def _verdict(named: VerdictFields, result: ChargeResult) -> Verdict:
     return Verdict(
         *named,
-        said.outcome,
-        said.throttle_ms,
-        said.observed,
-        said.remaining,
-        said.reason,
-        said.largest,
+        result.outcome,
+        result.throttle_ms,
+        result.observed,
+        result.remaining,
+        result.reason,
+        result.largest,
     )

@@ -1,4 +1,9 @@
-"""What waits for the store: requests by fair turns of two levels, callers and whom they ask for."""
+"""Requests that wait for a store call, served by fair turns on two levels.
+
+Callers take turns (a caller is an API key, or an address without one), and so do the principals that one
+caller asks for. A turn takes at most 10 asks of one request, and weighs 1 per ask and 1 per producer id. So
+neither a flood of requests nor a batch of 1,000 asks goes ahead of everybody else.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +14,28 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from app.admission.turns import Turns
+from app.admission.turns import FairTurns
 from app.domain.caller import ANYONE, Caller
 from app.store.port import Answer, Plan, StoreError
 
 QUANTUM: Final = 10
-"""How many asks of one request leave in one turn, so that a batch does not go ahead of everybody's."""
+"""How many asks of one request are served in one turn."""
 
-Late = Callable[[int, Answer], None]
-"""Told the place of a plan, and its answer, that came when the request had gone on without it."""
-
-
-class OverloadedError(Exception):
-    """The node has more to do than it can answer in time, and does not take this in; nothing is charged.
-
-    Args:
-        cause: one word for the metric.
-    """
-
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-
-
-class CallerGoneError(Exception):
-    """The caller has left, and nothing was sent for it."""
+LateCallback = Callable[[int, Answer], None]
+"""Called with the index of a plan and its answer, if the answer came after the request was finished."""
 
 
 class Group:
-    """The plans of one request, decided in order, perhaps over several calls.
+    """The plans of one request, decided in order, in one store call or several.
 
     Attributes:
         caller: who sent the request.
-        on_behalf_of: whom it asks for: the second level of turns.
-        since: when the request came, by the loop's clock.
-        within_s: how long it may wait here.
-        answers: as far as they came.
-        sent: how many were put into a call.
+        on_behalf_of: the principal it asks for, for the second level of turns.
+        since: when the request arrived, by the loop's clock.
+        within_s: how long it may wait in the queue.
+        answers: the answers so far.
+        sent: how many plans have been put into a call.
+        is_accounting: whether it has records or refunds, which are sent even if the caller has left.
     """
 
     __slots__ = (
@@ -65,7 +55,7 @@ class Group:
         self,
         plans: Sequence[Plan],
         done: asyncio.Future[StoreError | None],
-        late: Late | None = None,
+        late: LateCallback | None = None,
         caller: Caller = ANYONE,
         on_behalf_of: str = "",
         since: float = 0.0,
@@ -83,19 +73,19 @@ class Group:
         self.is_accounting = any(plan.mode in ("record", "refund") for plan in plans)
 
     def finish(self, error: StoreError | None) -> None:
-        """Let the request go on, with what has been answered."""
+        """Finish the request with the answers so far."""
         if not self.done.done():
             self.done.set_result(error)
 
     def refuse(self, error: Exception) -> None:
-        """End the request, of which nothing was sent."""
+        """Refuse the request, of which nothing was sent."""
         if not self.done.done():
             self.done.set_exception(error)
 
     def unsent_accounts(self) -> list[Group]:
-        """Its records and refunds that were not sent, each a group whose answer is late already.
+        """Return its unsent records and refunds, each as a group of its own whose answer will be late.
 
-        The work is done whoever was told what, so they are sent all the same.
+        The work that they account for is done, so they are sent even after the request was answered.
         """
         groups = []
         for place in range(self.sent, len(self.plans)):
@@ -108,64 +98,61 @@ class Group:
 
 
 class Queue:
-    """Groups by fair turns: of callers, and of each caller's of those whom it asks for.
-
-    A turn weighs one for each ask and one for each producer id in it.
-    """
+    """Waiting groups, by fair turns of callers and of each caller's principals."""
 
     def __init__(self) -> None:
-        self._turns: Turns[Turns[deque[Group]]] = Turns(partial(Turns, deque))
+        self._turns: FairTurns[FairTurns[deque[Group]]] = FairTurns(partial(FairTurns, deque))
         self.asks = 0
-        """How many asks wait."""
+        """How many asks are waiting."""
 
     def __bool__(self) -> bool:
         return bool(self._turns)
 
     def add(self, group: Group) -> None:
-        """Let a group wait, the last of those for the same."""
+        """Add a group behind the others of its caller and principal."""
         self._turns.of(group.caller.turn).of(group.on_behalf_of).append(group)
         self.asks += len(group.plans) - group.sent
 
     def put_back(self, group: Group, place: int) -> None:
-        """Let a group wait on that was decided only up to a place; the first of those for the same."""
+        """Put a group that was decided only up to an index back to the front of its caller and principal."""
         if group.sent == len(group.plans):
             self._turns.of(group.caller.turn).of(group.on_behalf_of).appendleft(group)
         self.asks += group.sent - place
         group.sent = place
 
     def next_since(self, caller: Caller, on_behalf_of: str, else_: float) -> float:
-        """Since when the group of a caller waits that is next for the same; ``else_`` if there is none."""
+        """Return the arrival time of the next group of a caller and principal; else ``else_``."""
         its = self._turns.waiting(caller.turn)
         groups = its.waiting(on_behalf_of) if its is not None else None
         return groups[0].since if groups else else_
 
     def first(self) -> Group:
-        """Whose turn it is; only while something waits."""
+        """Return the group whose turn it is. The queue must not be empty."""
         return self._turns.first()[1].first()[1][0]
 
-    def took(self, asks: int, ids: int) -> None:
-        """Charge the turn of the first group, of which so many asks left; what is left of it goes last."""
+    def charge(self, asks: int, ids: int) -> None:
+        """Charge the turn of the first group for what was sent of it; its remaining asks go to the back."""
         _, its = self._turns.first()
         _, groups = its.first()
         group = groups[0]
         self.asks -= asks
         groups.popleft()
         if group.sent < len(group.plans):
-            groups.append(group)  # so that others pass between its parts
-        its.took(asks + ids, is_left=bool(groups))
-        self._turns.took(asks + ids, is_left=bool(its))
+            groups.append(group)  # others go in between
+        its.charge(asks + ids, is_left=bool(groups))
+        self._turns.charge(asks + ids, is_left=bool(its))
 
     def drop(self) -> None:
-        """Let the first group wait no more, whose turn costs nothing."""
+        """Remove the first group, whose turn costs nothing."""
         _, its = self._turns.first()
         _, groups = its.first()
         group = groups.popleft()
         self.asks -= len(group.plans) - group.sent
-        its.took(0.0, is_left=bool(groups))
-        self._turns.took(0.0, is_left=bool(its))
+        its.charge(0.0, is_left=bool(groups))
+        self._turns.charge(0.0, is_left=bool(its))
 
     def drain(self) -> list[Group]:
-        """Everything that waits, which waits no more."""
+        """Remove and return all groups."""
         groups = []
         while self:
             groups.append(self.first())
@@ -173,5 +160,5 @@ class Queue:
         return groups
 
 
-def _at_place(late: Late, place: int, _own: int, answer: Answer) -> None:
+def _at_place(late: LateCallback, place: int, _own: int, answer: Answer) -> None:
     late(place, answer)

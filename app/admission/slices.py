@@ -1,4 +1,10 @@
-"""Work on the event loop in slices: no body holds the loop for long, and callers take turns."""
+"""Long work on the event loop in slices of 2 ms, by fair turns, so that no request blocks the others.
+
+Decoding and planning a large body takes up to tens of milliseconds. Such work is written as a generator that
+yields between steps. One turn of the loop spends at most 2 ms on work that waits, and at most 2 ms more on
+new work of callers that have nothing waiting: short work is therefore done at once. A slice is exceeded only
+by its last step.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +14,24 @@ from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from app.admission.turns import Turns
+from app.admission.turns import FairTurns
 
 T = TypeVar("T")
 Work = Generator[None, None, T]
-"""Work that can be left at each ``yield`` and gone on with later; its return value is the result."""
+"""Work that can be interrupted at each ``yield`` and resumed later; its return value is the result."""
 
 SLICE_S: Final = 0.002
-"""What the work that waits may take of one turn of the event loop, and as much again what has just come from
-callers that have nothing waiting; more only by the last step of it."""
+"""Time per turn of the event loop for waiting work, and again for new work of callers without any."""
 
 
 def step(make: Callable[[], T]) -> Work[T]:
-    """Work of one step, which cannot be left in the middle."""
+    """Make work of a single step, which cannot be interrupted."""
     yield from ()
     return make()
 
 
-class Job:
-    """Work that is under way, and who waits for its result."""
+class SlicedJob:
+    """Unfinished work, and the future for its result."""
 
     __slots__ = ("result", "work")
 
@@ -36,35 +41,36 @@ class Job:
 
 
 class Slices:
-    """Does work at once while little is done in a turn of the loop, and otherwise in slices, by fair turns.
+    """Runs work at once while the turn of the loop has time left for it, and otherwise in slices.
 
     Args:
-        clock: seconds, of which a slice takes so many.
+        slice_s: the length of a slice.
+        clock: the time in seconds.
     """
 
     def __init__(self, slice_s: float = SLICE_S, clock: Callable[[], float] = perf_counter) -> None:
         self._slice_s = slice_s
         self._clock = clock
-        self._turns: Turns[deque[Job]] = Turns(deque)
+        self._turns: FairTurns[deque[SlicedJob]] = FairTurns(deque)
         self._used_s = 0.0
-        self._is_counting = False
+        self._is_scheduled = False
 
     def __len__(self) -> int:
-        """How many callers have work waiting."""
+        """How many callers have unfinished work."""
         return len(self._turns)
 
     async def run(self, turn: str, work: Work[T]) -> T:
-        """The result of some work; what it raises is raised here.
+        """Return the result of some work, or raise its exception.
 
         Args:
-            turn: whose work it is, for fair turns.
+            turn: names the caller, for fair turns.
         """
         loop = asyncio.get_running_loop()
         if (
             self._used_s < (2 * self._slice_s if self._turns else self._slice_s)
             and self._turns.waiting(turn) is None
         ):
-            self._count(loop)
+            self._schedule_turn(loop)
             began = self._clock()
             until = began + self._slice_s
             try:
@@ -77,27 +83,27 @@ class Slices:
                 return result
             finally:
                 self._used_s += self._clock() - began
-        job = Job(work, loop.create_future())
-        self._count(loop)
+        job = SlicedJob(work, loop.create_future())
+        self._schedule_turn(loop)
         self._turns.of(turn).append(job)
         waited_for: T = await job.result
         return waited_for
 
-    def _count(self, loop: asyncio.AbstractEventLoop) -> None:
-        """See to it that the next turn of the loop has a slice of its own."""
-        if not self._is_counting:
-            self._is_counting = True
+    def _schedule_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Schedule the next turn of the loop, which starts with a fresh slice."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
             loop.call_soon(self._next_turn, loop)
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._used_s, self._is_counting = 0.0, False
+        self._used_s, self._is_scheduled = 0.0, False
         if self._turns:
-            self._count(loop)
+            self._schedule_turn(loop)
             began = self._clock()
-            self._go_on(began + self._slice_s)
+            self._resume(began + self._slice_s)
             self._used_s = self._clock() - began
 
-    def _go_on(self, until: float) -> None:
+    def _resume(self, until: float) -> None:
         began = self._clock()
         while self._turns and began < until:
             _, jobs = self._turns.first()
@@ -105,12 +111,12 @@ class Slices:
             if job.result.done() or _has_ended(job, until, self._clock):
                 jobs.popleft()
             ended = self._clock()
-            self._turns.took(ended - began, is_left=bool(jobs))
+            self._turns.charge(ended - began, is_left=bool(jobs))
             began = ended
 
 
-def _has_ended(job: Job, until: float, clock: Callable[[], float]) -> bool:
-    """Go on with a job until then; whether it came to its end."""
+def _has_ended(job: SlicedJob, until: float, clock: Callable[[], float]) -> bool:
+    """Resume a job until that time; return whether it is finished."""
     try:
         while True:
             next(job.work)
@@ -118,6 +124,6 @@ def _has_ended(job: Job, until: float, clock: Callable[[], float]) -> bool:
                 return False
     except StopIteration as done:
         job.result.set_result(done.value)
-    except Exception as error:  # noqa: BLE001  it is raised where the result is awaited
+    except Exception as error:  # noqa: BLE001  raised where the result is awaited
         job.result.set_exception(error)
     return True

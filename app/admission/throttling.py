@@ -1,8 +1,9 @@
-"""Each node's view of the throttle factor: it follows the record in the store, and judges validity itself.
+"""The node's view of the throttle factor.
 
-No decision asks the store for it. The record is looked at four times a second, beside the decisions, and with
-it the store's time, which the node's own clock then carries on; so a worker, a source or a store that is away
-is noticed by every node by itself.
+The node reads the record of volumes from the store four times a second, together with the store's time, and
+advances that time by its own monotonic clock. Decisions use this view and never ask the store for the factor.
+Each node judges by itself whether the last observation is still valid, so it notices when a worker, a source
+or the store is away.
 """
 
 from __future__ import annotations
@@ -11,76 +12,66 @@ import asyncio
 import time
 from asyncio import sleep
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 
-from app.admission.caller_time import CallerTime
+from app.admission.caller_clock import CallerTime
 from app.admission.ending import end
 from app.domain.ask import Ask
 from app.domain.quota import PRODUCER_BYTE_RATE, Quota
 from app.domain.volumes import (
+    CurrentFactor,
     Drill,
-    InForce,
+    FactorState,
     Observation,
-    Rules,
-    State,
+    VolumeRules,
+    after_missed_pushes,
+    after_observation,
+    factor_in_force,
     hold_ms,
-    in_force,
-    lapsed,
-    missed,
-    observed,
-    scaled,
-    start,
+    missed_pushes,
+    scaled_quota,
+    start_state,
 )
 from app.store.port import StoreError
-from app.store.volumes import Reading, Replaced, change
+from app.store.volumes import Reading, VolumeRecord, change
 
 FOLLOW_EVERY_S: Final = 0.25
 HELD_MODES: Final = frozenset({"admit", "peek"})
-"""What a factor touches: work that is done is not held back, nor is what is given back."""
+"""The modes that the factor applies to; records are for work already done, and refunds give back."""
 
 log: Final = structlog.get_logger("quotagate.volumes")
 
 
-class Record(Replaced, Protocol):
-    """The record in the store; ``app.store.volumes`` has it."""
-
-    async def begin_drill(self, drill: Drill, now_ms: int) -> None:
-        """Put a drill in the place of any other; raises ``StoreError``."""
-
-    async def end_drill(self) -> None:
-        """End the drill; raises ``StoreError``."""
-
-
-class Standing(NamedTuple):
-    """How volumes and factor stand at a moment, for whoever looks.
+class ThrottlingStatus(NamedTuple):
+    """The throttle factor and the volumes at one time.
 
     Attributes:
-        fallbacks: how often this node has gone over to the fallback.
+        fallbacks: how often the fallback came into force on this node.
     """
 
     now_ms: int
-    rules: Rules
-    in_force: InForce
-    state: State | None
+    rules: VolumeRules
+    in_force: CurrentFactor
+    state: FactorState | None
     drill: Drill | None
     fallbacks: int
 
 
 class Throttling:
-    """The factor in force.
+    """Follows the record of volumes and gives the factor in force.
 
     Args:
-        callers: the time under the caller's clock; None under the store's.
-        changed: told when another factor begins to hold here: what did before, and what does.
-        away: says that the store is known to be away, so that nobody looks there meanwhile.
+        callers: the time under the caller's clock; None under the store's clock.
+        changed: called with the old and the new factor when the factor changes on this node.
+        away: returns whether the store is known to be away; the record is not read then.
     """
 
     def __init__(
         self,
-        record: Record,
-        rules: Rules,
+        record: VolumeRecord,
+        rules: VolumeRules,
         callers: CallerTime | None = None,
         *,
         changed: Callable[[object, object], None] = lambda *_: None,
@@ -92,36 +83,36 @@ class Throttling:
         self._record = record
         self._callers = callers
         self._turn = asyncio.Lock()
-        """Looks and writes one after the other: what a look brings never puts back what was written since."""
-        self._state: State | None = None
-        self._late: tuple[State, int, State] | None = None
-        """A state, how many pushes were missed since, and what became of it by that."""
+        """Serialises reads and writes, so that a read cannot restore what was written after it."""
+        self._state: FactorState | None = None
+        self._late: tuple[FactorState, int, FactorState] | None = None
+        """A state, the number of pushes missed since, and the state that follows from them."""
         self._drill: Drill | None = None
         self._ahead_ms = time.time_ns() // 1_000_000 - _monotonic_ms()
-        """What the store's time is ahead of this process's own; its host's clock until the store has said."""
+        """The store's time minus this process's monotonic time; by the host's clock until the first read."""
         self._following: asyncio.Task[None] | None = None
-        self._last: InForce | None = None
+        self._last: CurrentFactor | None = None
         self._fallbacks = 0
 
     async def open(self) -> None:
-        """Read the record, and follow it from then on."""
+        """Read the record now, and follow it from then on."""
         await self._follow_once()
         self._following = asyncio.create_task(self._follow(), name="follow the throttle factor")
 
     async def close(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         if self._following is not None:
             await end(self._following)
 
-    def at(self, at_ms: int | None = None) -> InForce:
-        """The factor that holds now, or at a caller's time."""
+    def at(self, at_ms: int | None = None) -> CurrentFactor:
+        """Return the factor in force now, or at a caller's time."""
         now_ms = self.now_ms(at_ms)
         if self._state is None:
             self._begin(at_ms)
-        return in_force(self._as_of(now_ms), self._drill_as_of(at_ms), now_ms, self.rules)
+        return factor_in_force(self._as_of(now_ms), self._drill_as_of(at_ms), now_ms, self.rules)
 
     def on(self, ask: Ask) -> float:
-        """The factor for an ask: 1 where none touches it."""
+        """Return the factor for an ask; 1 if the factor does not apply to it."""
         if self._state is None and self._drill is None and not self.rules.observes:
             return 1.0
         if ask.mode not in HELD_MODES or ask.principal in self.rules.excluded:
@@ -129,26 +120,26 @@ class Throttling:
         return self.at(ask.at_ms).factor
 
     def limit_now(self, quota: Quota, ask: Ask) -> float:
-        """What a limit is for an ask this moment; 0 where the factor lets nothing be produced."""
+        """Return the limit of a quota for an ask, scaled by the factor in force."""
         if quota.key != PRODUCER_BYTE_RATE or (factor := self.on(ask)) == 1:
             return quota.limit
-        return scaled(quota, factor).limit if factor else 0.0
+        return scaled_quota(quota, factor).limit if factor else 0.0
 
     def hold_ms(self, at_ms: int | None) -> int:
-        """How long an ask to produce waits while the factor is 0."""
+        """Return how long an ask to produce must wait while the factor is 0."""
         return hold_ms(self.at(at_ms).next_check_ms, self.now_ms(at_ms), self.rules)
 
-    def standing(self, at_ms: int | None = None) -> Standing:
-        """Everything there is to show."""
+    def status(self, at_ms: int | None = None) -> ThrottlingStatus:
+        """Return the factor and the volumes now, or at a caller's time."""
         now_ms, found = self.now_ms(at_ms), self.at(at_ms)
         drill = self._drill_as_of(at_ms)
         drill = drill if drill and drill.holds(now_ms) else None
         if at_ms is None:
             self._note()
-        return Standing(now_ms, self.rules, found, self._state, drill, self._fallbacks)
+        return ThrottlingStatus(now_ms, self.rules, found, self._state, drill, self._fallbacks)
 
     async def refresh(self) -> None:
-        """Look at the record now.
+        """Read the record now.
 
         Raises:
             StoreError: the store did not answer.
@@ -157,27 +148,27 @@ class Throttling:
             self._take(await self._record.read())
 
     async def push(self, seen: Observation, at_ms: int | None) -> None:
-        """Take an observation, made now or at a caller's time.
+        """Apply an observation that was made now, or at a caller's time, and write it to the record.
 
         Raises:
-            StoreError: the store did not answer; it may have been taken.
+            StoreError: the store did not answer; the observation may have been written.
         """
 
-        def judged(reading: Reading) -> State:
+        def judged(reading: Reading) -> FactorState:
             self._take(reading)
-            self._note(at_ms)  # what held until now, a fallback for instance
+            self._note(at_ms)  # note the factor in force until now, such as a fallback
             now_ms = self.now_ms(at_ms)
-            return observed(self._state or start(now_ms, self.rules), seen, now_ms, self.rules)
+            return after_observation(self._state or start_state(now_ms, self.rules), seen, now_ms, self.rules)
 
         async with self._turn:
-            said, state = await change(self._record, judged)
-            if said != "written":
-                raise StoreError("contention", "others change the record of volumes all the time")
+            outcome, state = await change(self._record, judged)
+            if outcome != "written":
+                raise StoreError("contention", "other writers keep changing the record of volumes")
             self._state = state
             self._note()
 
     async def begin_drill(self, drill: Drill) -> None:
-        """Set a factor for a while, whatever the volumes say.
+        """Set a fixed factor for a while, whatever the volumes are like.
 
         Raises:
             StoreError: the store did not answer; the drill may have begun.
@@ -199,25 +190,25 @@ class Throttling:
             self._note()
 
     def now_ms(self, at_ms: int | None = None) -> int:
-        """The store's time as this node carries it on; or a caller's, or the newest that one told."""
+        """Return the store's time; under the caller's clock ``at_ms``, or else the newest time of any ask."""
         if self._callers is not None:
             return self._callers.newest_ms if at_ms is None else at_ms
         return _monotonic_ms() + self._ahead_ms
 
-    def _as_of(self, now_ms: int) -> State | None:
-        """The state with the pushes that did not come; made once for all asks of an interval.
+    def _as_of(self, now_ms: int) -> FactorState | None:
+        """Return the state after the missed pushes, computed once per interval.
 
-        It is as large as the cluster, and every ask to produce looks at it.
+        Every ask to produce needs it, and it is as large as the cluster.
         """
         state = self._state
-        if state is None or (ticks := missed(state, now_ms, self.rules)) < 1:
+        if state is None or (ticks := missed_pushes(state, now_ms, self.rules)) < 1:
             return state
         if self._late is None or self._late[0] is not state or self._late[1] != ticks:
-            self._late = state, ticks, lapsed(state, now_ms, self.rules)
+            self._late = state, ticks, after_missed_pushes(state, now_ms, self.rules)
         return self._late[2]
 
     def _drill_as_of(self, at_ms: int | None) -> Drill | None:
-        """The drill; one that was begun before any caller told the time begins with the first who does."""
+        """Return the drill; one begun before the first ask under the caller's clock starts at its time."""
         drill = self._drill
         if drill is None or self._callers is None or drill.since_ms:
             return drill
@@ -234,17 +225,17 @@ class Throttling:
         while True:
             await sleep(FOLLOW_EVERY_S)
             if self._away():
-                self._note()  # validity goes on, by what was read last
+                self._note()  # meanwhile the validity of the last state may end
             else:
                 await self._follow_once()
 
     async def _follow_once(self) -> None:
-        """Look, begin the record where there is none, and note what has changed."""
+        """Read the record, create it if it is missing, and note a changed factor."""
         try:
             async with self._turn:
                 await self._look()
         except StoreError as error:
-            log.debug("the record of volumes could not be read", why=str(error))
+            log.debug("cannot read the record of volumes", why=str(error))
             self._begin()
         except Exception:
             log.exception("following the throttle factor failed")
@@ -259,21 +250,21 @@ class Throttling:
             await self._record.replace(reading.raw, self._state)
 
     def _begin(self, at_ms: int | None = None) -> None:
-        """Begin where nothing was known so far: now, or when the first caller says it is."""
+        """Start with an empty state if nothing is known yet: now, or at the time of the first ask."""
         if self._state is not None or not self.rules.observes:
             return
         if self._callers is None:
-            self._state = start(self.now_ms(), self.rules)
+            self._state = start_state(self.now_ms(), self.rules)
         elif (first_ms := self._callers.first(at_ms)) is not None:
-            self._state = start(first_ms, self.rules)
+            self._state = start_state(first_ms, self.rules)
 
     def _note(self, at_ms: int | None = None) -> None:
-        """Say and count what has changed."""
+        """Log and report a changed factor, and count a change to the fallback."""
         before, self._last = self._last, self.at(at_ms)
         if self._last.held_by == "fallback" and (before is None or before.held_by != "fallback"):
             self._fallbacks += 1
         if before is None or before.factor != self._last.factor:
-            log.info("the throttle factor", factor=self._last.factor, reason=self._last.reason)
+            log.info("throttle factor changed", factor=self._last.factor, reason=self._last.reason)
             self._changed(before.factor if before else None, self._last.factor)
 
 

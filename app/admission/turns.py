@@ -1,4 +1,10 @@
-"""Fair turns: of all who have something waiting, the one who has been given least goes next."""
+"""Fair turns between callers: the caller that has been served least goes next.
+
+This is fair queueing by virtual time (Parekh, Gallager 1993). Each caller with waiting items has a total of
+the weight that it was served; the lowest total is next. A newcomer starts at the virtual time, which is the
+total that a caller would have by now if it had been waiting all along. So nobody saves up turns by staying
+away, and a stream of newcomers cannot starve a caller that waits.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +15,16 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Turns(Generic[T]):
-    """What waits, by whom it waits for.
+class FairTurns(Generic[T]):
+    """A container of waiting items for each name, and whose turn it is.
 
-    Each has been given so much, in units that the user of this class chooses. The next turn is of who has
-    been given least. Who comes anew begins with what one has been given who was there all the time (the
-    virtual time of fair queueing: Parekh, Gallager 1993). So nobody saves up turns by staying away, and
-    nobody who waits is passed by ever new ones.
-
-    >>> turns = Turns(list)
+    >>> turns = FairTurns(list)
     >>> turns.of("flood").extend([1, 2, 3])
     >>> turns.of("alice").append(4)
     >>> for _ in range(3):
-    ...     who, waiting = turns.first()
-    ...     print(who, waiting.pop(0))
-    ...     turns.took(1.0, is_left=bool(waiting))
+    ...     name, waiting = turns.first()
+    ...     print(name, waiting.pop(0))
+    ...     turns.charge(1.0, is_left=bool(waiting))
     flood 1
     alice 4
     flood 2
@@ -31,7 +32,7 @@ class Turns(Generic[T]):
     1
 
     Args:
-        empty: makes what holds one's waiting things.
+        empty: makes an empty container.
     """
 
     __slots__ = ("_count", "_empty", "_heap", "_now", "_waiting")
@@ -40,45 +41,46 @@ class Turns(Generic[T]):
         self._empty = empty
         self._waiting: dict[str, T] = {}
         self._heap: list[tuple[float, bool, int, str]] = []
-        """What each has been given; whether in a turn, as new ones go before; a number that breaks ties."""
+        """Per name: the weight served, whether it was ever served (newcomers win ties), and a tie breaker."""
         self._now = 0.0
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def of(self, who: str) -> T:
-        """What waits for one, to which something is about to be added."""
-        waiting = self._waiting.get(who)
+    def of(self, name: str) -> T:
+        """Return the container of a name, made if need be; the caller must add an item to it."""
+        waiting = self._waiting.get(name)
         if waiting is None:
-            waiting = self._waiting[who] = self._empty()
+            waiting = self._waiting[name] = self._empty()
             self._count += 1
-            heappush(self._heap, (self._now, False, self._count, who))
+            heappush(self._heap, (self._now, False, self._count, name))
         return waiting
 
-    def waiting(self, who: str) -> T | None:
-        """What waits for one; None if nothing does."""
-        return self._waiting.get(who)
+    def waiting(self, name: str) -> T | None:
+        """Return the container of a name; None if nothing waits for it."""
+        return self._waiting.get(name)
 
     def first(self) -> tuple[str, T]:
-        """Whose turn it is, and what waits for them; only while something waits."""
-        given, _, _, who = self._heap[0]
-        self._now = max(self._now, given)
-        return who, self._waiting[who]
+        """Return the name whose turn it is, and its container. Something must be waiting."""
+        served, _, _, name = self._heap[0]
+        self._now = max(self._now, served)
+        return name, self._waiting[name]
 
-    def took(self, weight: float, *, is_left: bool) -> None:
-        """Charge a turn to whom it was.
+    def charge(self, weight: float, *, is_left: bool) -> None:
+        """Charge the turn that ``first`` returned.
 
         Args:
-            is_left: whether something still waits for them.
+            weight: how much was served, in any unit.
+            is_left: whether the container still has items.
         """
-        given, _, _, who = self._heap[0]
+        served, _, _, name = self._heap[0]
         self._now += weight / len(self._waiting)
         if is_left:
             self._count += 1
-            heapreplace(self._heap, (given + weight, True, self._count, who))
+            heapreplace(self._heap, (served + weight, True, self._count, name))
             return
-        del self._waiting[who]
+        del self._waiting[name]
         last = self._heap.pop()
         if self._heap:
             heapreplace(self._heap, last)

@@ -1,1 +1,1 @@
-"""Quota definitions at rest: tables, all SQL, and the snapshot in memory that follows them."""
+"""The stored quotas: their tables and SQL, and the snapshot in memory that follows them."""

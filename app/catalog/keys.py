@@ -1,4 +1,4 @@
-"""API keys at rest and in memory: all SQL that they need, and the following of their changes."""
+"""API keys, in the database and in memory: their SQL, and following their changes."""
 
 from __future__ import annotations
 
@@ -16,43 +16,31 @@ import structlog
 from sqlalchemy import RowMapping, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError, KeyExistsError, KeyExpiredError, KeyNotFoundError
 from app.catalog.sql import Sql
 from app.catalog.tables import KEYS, STATE
-from app.catalog.turns import Turns
+from app.catalog.turns import DatabaseTurns
 from app.domain.binding import Binding
-from app.domain.grant import PERMISSIONS, Grant, widened
+from app.domain.grant import PERMISSIONS, Grant, expand_scopes
 
 PREFIX: Final = "qg_"
-"""How every key begins, so that people and scanners of repositories know one when they see it."""
+"""The start of every key, by which people and secret scanners recognise one."""
 KEY_BYTES: Final = 32
 
 log = structlog.get_logger("quotagate.keys")
 
 
-class NameTaken(Exception):
-    """There is a key of this name."""
-
-
-class NoSuchKey(Exception):
-    """There is no key of this name."""
-
-
-class KeyExpired(Exception):
-    """The key has expired: a new one in its place would be expired too."""
-
-
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is kept of one API key; times are instants of the nodes' clocks.
+    """An API key as it is stored; times are by the nodes' clocks.
 
-    A key is 256 random bits, so a plain SHA-256 of it is as hard to reverse as the key is to guess: 2^255
-    tries on average. A slow hash makes each try dearer, which helps passwords, of which there are few; here
-    it would only make each decision dearer.
+    A key is 256 random bits, so its plain SHA-256 is as hard to reverse as the key is to guess: 2^255 tries
+    on average. A slow hash would only slow down each decision; it is meant for passwords, which are
+    guessable.
 
     Attributes:
-        digest: SHA-256 of the key, in hex.
-        scopes, bound_to: as the wire spells them.
+        digest: the SHA-256 of the key, in hex.
+        scopes, bound_to: as the API spells them.
         former_digest, former_until_ms: the key before the last rotation, and when it ends.
     """
 
@@ -68,49 +56,41 @@ class Key:
 
 
 Ring = Mapping[bytes, Grant]
-"""What each key that may be sent grants, by its SHA-256."""
+"""The grant of each valid key, by the key's SHA-256."""
 
 
 class Keys:
-    """The keys of one deployment: from memory for those who judge requests, in the database for the rest.
+    """The keys of one deployment: from memory to authenticate requests, from the database to administer them.
 
-    A number of their own in the catalog's one row says that they changed; each node polls it, as it polls the
-    version of the quotas (``docs/decisions``, the catalog is polled). Who sees another number reads all keys:
-    they are few.
+    The catalog's row of state has a version of the keys, which each node polls like the version of the quotas
+    (see docs/decisions). A node that sees a new version reads all keys, which are few.
     """
 
     def __init__(self, database: Sql) -> None:
         self.ring: Ring = MappingProxyType({})
         self._sql = database
         self._version = -1
-        self._turns = Turns()
-        self._follower: asyncio.Task[None] | None = None
+        self._turns = DatabaseTurns()
         self._reachable = False
 
     async def open(self) -> None:
-        """Load every key and begin to follow.
+        """Load all keys and begin to follow changes.
 
         Raises:
-            CatalogAway: the database cannot be reached.
+            CatalogUnavailableError: the database cannot be reached.
         """
         await self._turns.take(lambda _: self._catch_up())
-        self._follower = asyncio.create_task(
-            self._turns.follow(self._catch_up, self._lost), name="follow keys"
-        )
+        self._turns.follow(self._catch_up, self._lost)
 
     async def close(self) -> None:
-        """Stop following, once what is under way has ended."""
-        if self._follower is not None:
-            self._follower.cancel()
-            await asyncio.wait({self._follower}, timeout=1)
-        with suppress(CatalogAway):
-            await self._turns.take(lambda _: asyncio.sleep(0))
+        """Stop following changes, and wait for the work under way."""
+        await self._turns.close(lambda: asyncio.sleep(0))
 
     async def all(self) -> list[Key]:
-        """Every key by name, from the database: what another node made is there at once.
+        """All keys by name, from the database, so writes of other nodes are seen at once.
 
         Raises:
-            CatalogAway: the database cannot be reached.
+            CatalogUnavailableError: the database cannot be reached.
         """
 
         async def read(_until: float) -> list[Key]:
@@ -122,40 +102,40 @@ class Keys:
     async def create(
         self, name: str, scopes: Iterable[str], bound_to: Iterable[str], expires_ms: int | None, now_ms: int
     ) -> tuple[Key, str]:
-        """Make a key: what is kept of it, and the key itself, which is known here alone.
+        """Create a key; return what is stored of it, and the key itself, which is never stored.
 
         Raises:
-            NameTaken: there is one of this name.
-            CatalogAway: the database cannot be reached.
+            KeyExistsError: there is already a key of this name.
+            CatalogUnavailableError: the database cannot be reached.
         """
-        secret = _made_up()
+        secret = _new_secret()
         key = Key(name, _digest(secret), tuple(scopes), tuple(bound_to), expires_ms, now_ms)
 
         async def write(connection: AsyncConnection) -> None:
             if await _found(connection, name) is not None:
-                raise NameTaken(name)
+                raise KeyExistsError(name)
             await connection.execute(insert(KEYS), _columns(key))
 
         await self._change(write)
         return key, secret
 
     async def rotate(self, name: str, grace_ms: int, now_ms: int) -> tuple[Key, str]:
-        """Make a new key in the place of another one, which ends after the grace; one before that ends now.
+        """Replace a key by a new one. The old key ends after the grace period; an even older one ends now.
 
         Raises:
-            NoSuchKey: there is none of this name.
-            KeyExpired: it has expired.
-            CatalogAway: the database cannot be reached.
+            KeyNotFoundError: there is no key of this name.
+            KeyExpiredError: it has expired.
+            CatalogUnavailableError: the database cannot be reached.
         """
-        secret = _made_up()
+        secret = _new_secret()
         rotated: list[Key] = []
 
         async def write(connection: AsyncConnection) -> None:
             old = await _found(connection, name)
             if old is None:
-                raise NoSuchKey(name)
+                raise KeyNotFoundError(name)
             if old.expires_ms is not None and old.expires_ms <= now_ms:
-                raise KeyExpired(name)
+                raise KeyExpiredError(name)
             new = replace(
                 old,
                 digest=_digest(secret),
@@ -170,60 +150,60 @@ class Keys:
         return rotated[0], secret
 
     async def revoke(self, name: str) -> None:
-        """Take a key away, and the one that it replaced.
+        """Revoke a key, and the one that it replaced.
 
         Raises:
-            NoSuchKey: there is none of this name.
-            CatalogAway: the database cannot be reached.
+            KeyNotFoundError: there is no key of this name.
+            CatalogUnavailableError: the database cannot be reached.
         """
 
         async def write(connection: AsyncConnection) -> None:
             gone = await connection.execute(delete(KEYS).where(KEYS.c.name == name))
             if not gone.rowcount:
-                raise NoSuchKey(name)
+                raise KeyNotFoundError(name)
 
         await self._change(write)
 
     async def _change(self, write: Callable[[AsyncConnection], Awaitable[None]]) -> None:
-        """Write in one transaction, one writer at a time; this node has the change before it answers."""
+        """Write in one transaction, one writer at a time, and read the change before returning."""
 
         async def work(until: float) -> None:
             async with self._sql.writing(until) as connection:
                 await connection.execute(update(STATE).values(keys_version=STATE.c.keys_version + 1))
                 await write(connection)
-            with suppress(CatalogAway):  # the change is made: the follower brings it
+            with suppress(CatalogUnavailableError):  # the change is written; the follower will read it
                 await self._catch_up()
 
         await self._turns.take(work)
 
     def _lost(self, error: Exception) -> None:
-        """The keys known last stay in force."""
+        """Log that the catalog cannot be reached; the last keys stay in force."""
         if self._reachable:
-            log.warning("keys out of reach: those known last stay in force", error=str(error))
+            log.warning("keys unavailable: the last ones read stay in force", error=str(error))
         self._reachable = False
 
     async def _catch_up(self) -> None:
-        """Read the number, and every key if it is another one; one statement, so they belong together."""
+        """Read the version, and all keys if it is new; one statement, so both are from the same moment."""
         query = select(STATE.c.keys_version.label("now"), KEYS).select_from(
             STATE.outerjoin(KEYS, STATE.c.keys_version != self._version)
         )
         async with self._sql.reading() as connection:
-            found = (await connection.execute(query)).mappings().all()
-        version = found[0]["now"]
+            rows = (await connection.execute(query)).mappings().all()
+        version = rows[0]["now"]
         if version != self._version:
-            self.ring = ring_of(_key(row) for row in found if row["name"] is not None)
+            self.ring = ring_of(_key(row) for row in rows if row["name"] is not None)
             self._version = version
         self._reachable = True
 
 
 def ring_of(keys: Iterable[Key]) -> Ring:
-    """What every key grants, new ones and those within their grace."""
+    """The grants of all keys, including those in their grace period."""
     ring: dict[bytes, Grant] = {}
     for key in keys:
         try:
             grant = grant_of(key)
-        except ValueError as error:  # from a newer program than this one: bounds not understood are none
-            log.warning("key left out, as it is not understood", key=key.name, error=str(error))
+        except ValueError as error:  # written by a newer version; ignoring its bounds would lift them
+            log.warning("key ignored because it is not understood", key=key.name, error=str(error))
             continue
         ring[bytes.fromhex(key.digest)] = grant
         if key.former_digest is not None and key.former_until_ms is not None:
@@ -233,17 +213,17 @@ def ring_of(keys: Iterable[Key]) -> Ring:
 
 
 def grant_of(key: Key) -> Grant:
-    """What a key grants.
+    """The grant of a key.
 
     Raises:
-        EntityError: it is bound to something that is no entity.
+        EntityError: it is bound to something that is not an entity.
     """
     scopes = frozenset(scope for scope in PERMISSIONS if scope in key.scopes)
     bound_to = tuple(Binding.parse(text) for text in key.bound_to)
-    return Grant(key.name, widened(scopes), bound_to, key.expires_ms)
+    return Grant(key.name, expand_scopes(scopes), bound_to, key.expires_ms)
 
 
-def _made_up() -> str:
+def _new_secret() -> str:
     return PREFIX + token_urlsafe(KEY_BYTES)
 
 

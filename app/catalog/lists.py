@@ -12,9 +12,9 @@ from app.domain.matching import Filter
 
 
 def page(wanted: Filter, after: tuple[str, str] | None, limit: int) -> Select[Any]:
-    """The catalog's version, and every row of the first entities past one (spelling, hash); one statement.
+    """The catalog's version, and all rows of the first entities after one (spelling, hash); one statement.
 
-    Tombstones come along: they are part of an entity's version.
+    Tombstones are included, because they count for the version of an entity.
     """
     keys = select(QUOTAS.c.head, QUOTAS.c.entity_hash)
     keys = keys.where(QUOTAS.c.definition.is_not(None), _covers(wanted))
@@ -30,17 +30,17 @@ def page(wanted: Filter, after: tuple[str, str] | None, limit: int) -> Select[An
 
 
 def history(entity_hash: str | None, before: int | None, limit: int) -> Select[Any]:
-    """The newest changes, of one entity or of all, that are older than one."""
-    found = select(CHANGES).order_by(CHANGES.c.id.desc()).limit(limit)
+    """The newest changes, of one entity or of all, that are older than the change ``before``."""
+    query = select(CHANGES).order_by(CHANGES.c.id.desc()).limit(limit)
     if entity_hash is not None:
-        found = found.where(CHANGES.c.entity_hash == entity_hash)
+        query = query.where(CHANGES.c.entity_hash == entity_hash)
     if before is not None:
-        found = found.where(CHANGES.c.id < before)
-    return found
+        query = query.where(CHANGES.c.id < before)
+    return query
 
 
 def _covers(wanted: Filter) -> ColumnElement[bool]:
-    """``Filter.covers`` of the canonical spelling, in which a comma only stands between two parts."""
+    """``Filter.covers`` in SQL, on the canonical spelling, in which a comma only separates two parts."""
     if not wanted.matches and not wanted.strict:
         return true()
     names = {type_: name if name is None else spell(name) for type_, name in wanted.matches}
@@ -64,7 +64,7 @@ def _of_types(types: tuple[str, ...], names: dict[str, str | None]) -> ColumnEle
 
 
 def _begins(text: str) -> ColumnElement[bool]:
-    """The second condition says it all, the first finds it by the index; a spelling is printable ASCII."""
+    """The second condition is the exact one; the first uses the index. Spellings are printable ASCII."""
     head = QUOTAS.c.head
     near = and_(head >= _head(text), head < _head(text) + "\x7f")
     return and_(near, func.substr(QUOTAS.c.entity, 1, len(text)) == text)

@@ -1,4 +1,4 @@
-"""What a source of quotas offers, and the rows that it hands over."""
+"""The port of quota sources, and the rows that they return."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from typing import Final, Protocol
 from app.domain.quota_value import Definition
 
 EVERYTHING: Final = -1
-"""Changed since this version: all there is."""
-
-
-class CatalogAway(Exception):
-    """The catalog cannot be reached, or does not answer in time; a write may or may not have been made."""
+"""The version to ask for all rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One quota as it is kept.
+class QuotaRow:
+    """One quota as it is stored.
 
     Attributes:
         entity: its canonical spelling.
         definition: None for a tombstone.
-        epoch: the catalog version that last gave it empty buckets; 0 if none did.
-        identity: ``Quota.identity`` when it was last written, to see whether the next write changes it.
+        epoch: the catalog version that last reset its buckets; 0 if none did.
+        identity: ``Quota.identity`` when it was last written, so that the next write can compare.
         version: the catalog version that wrote it.
     """
 
@@ -38,21 +34,21 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The rows written after some version, as they stand at ``version``."""
+    """The rows written after an earlier version, as of ``version``."""
 
     version: int
-    rows: Sequence[Row]
+    rows: Sequence[QuotaRow]
 
 
 class QuotaSource(Protocol):
-    """Where quotas come from; ``sql`` is the one built in."""
+    """A source of quotas; the built-in one is ``Sql``."""
 
     async def changed(self, since: int) -> Changes:
-        """What was written after a version, removals among it; with ``EVERYTHING``, all there is.
+        """The rows written after a version, including tombstones; all rows for ``EVERYTHING``.
 
-        Rows and version belong together: a later call with that version misses nothing.
+        Rows and version are from the same moment, so a later call with that version misses nothing.
 
         Raises:
-            CatalogAway: the source cannot be reached.
+            CatalogUnavailableError: the source cannot be reached.
         """
         ...

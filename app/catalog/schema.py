@@ -1,4 +1,4 @@
-"""The catalog's schema: bringing it up to date, and refusing one that is not."""
+"""The catalog's schema: migrating it, and checking that it is migrated."""
 
 from __future__ import annotations
 
@@ -14,70 +14,70 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, NullPool, create_engine, event, text
 
 import migrations
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError, SchemaVersionError
 from app.catalog.sql import AWAY, driver_url
 
 ADVISORY_LOCK: Final = 0x51754F7461
-"""Nodes that migrate at the same moment take turns by this number."""
-
-
-class SchemaRefused(Exception):
-    """The catalog's schema is not one that this program can use."""
+"""PostgreSQL's advisory lock that nodes take while they migrate."""
 
 
 def upgrade(database_url: str) -> None:
-    """Bring a catalog to the newest schema; one that is there already is left alone.
+    """Migrate a catalog to the newest schema, if it is not there already.
 
     Raises:
-        CatalogAway: the database cannot be reached.
+        CatalogUnavailableError: the database cannot be reached.
     """
-    try:
-        with connect(database_url) as connection:
-            command.upgrade(config(connection), "head")
-    except AWAY as error:
-        name = driver_url(database_url, asynchronous=False).render_as_string(hide_password=True)
-        raise CatalogAway(f"the catalog at {name} cannot be migrated: {error}") from error
+    with connect(database_url) as connection:
+        command.upgrade(config(connection), "head")
 
 
 def check(revision: str | None) -> None:
-    """Refuse a schema that is older than this program; a newer one keeps working for it by our own rule.
+    """Check that a schema is not older than this program; a newer one must still work with it.
 
     Raises:
-        SchemaRefused: with what to do about it.
+        SchemaVersionError: it is; the text says what to do.
     """
     script = ScriptDirectory.from_config(config())
     head = script.get_current_head()
     known = {step.revision for step in script.walk_revisions()}
     if revision is None:
-        raise SchemaRefused("the catalog has no tables yet: run `quotagate migrate`")
+        raise SchemaVersionError("the catalog has no tables yet: run `quotagate migrate`")
     if revision != head and revision in known:
-        raise SchemaRefused(
+        raise SchemaVersionError(
             f"the catalog's schema is {revision}, this program needs {head}: run `quotagate migrate`"
         )
 
 
 def config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration, with the connection to work on."""
-    found = Config(str(Path(migrations.__file__).with_name("alembic.ini")))
-    found.attributes["connection"] = connection
-    return found
+    """Alembic's configuration, with the connection to use."""
+    result = Config(str(Path(migrations.__file__).with_name("alembic.ini")))
+    result.attributes["connection"] = connection
+    return result
 
 
 @contextmanager
-def connect(database_url: str) -> Iterator[Connection]:
-    """A connection for migrations alone; what it did is committed at the end."""
+def connect(database_url: str, purpose: str = "migrated") -> Iterator[Connection]:
+    """A connection for one command; commits at the end.
+
+    Raises:
+        CatalogUnavailableError: the database cannot be reached; the text says what cannot be done.
+    """
     engine = create_engine(driver_url(database_url, asynchronous=False), poolclass=NullPool)
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _open_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
-    with engine.begin() as connection:
-        yield connection
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except AWAY as error:
+        name = engine.url.render_as_string(hide_password=True)
+        raise CatalogUnavailableError(f"the catalog at {name} cannot be {purpose}: {error}") from error
 
 
 def _open_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    """Python's sqlite3 begins no transaction for a CREATE or ALTER: each would be for good at once."""
+    """Let SQLAlchemy begin transactions: Python's sqlite3 begins none for a CREATE or ALTER."""
     connection.isolation_level = None
-    connection.execute("PRAGMA journal_mode = WAL")  # stays with the file
+    connection.execute("PRAGMA journal_mode = WAL")  # the file remembers it
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -85,7 +85,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def take_turn(connection: Connection) -> None:
-    """Wait for another node's migration to end; after that, for nothing long."""
+    """Wait for other nodes' migrations to end; after that, let no statement wait long."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
         connection.execute(text("SET LOCAL lock_timeout = '4s'"))

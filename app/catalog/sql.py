@@ -1,11 +1,11 @@
-"""All of the catalog's SQL, the same for SQLite and PostgreSQL."""
+"""All SQL on quotas, the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -30,7 +30,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from app.catalog import lists
-from app.catalog.port import CatalogAway, Changes, Row
+from app.catalog.errors import CatalogUnavailableError
+from app.catalog.port import Changes, QuotaRow
 from app.catalog.tables import CHANGES, QUOTAS, ROW, STATE
 from app.domain.matching import Filter
 from app.domain.quota_value import Definition
@@ -39,15 +40,15 @@ STATEMENT_TIMEOUT_MS: Final = 5_000
 LOCK_TIMEOUT_MS: Final = 4_000
 CONNECT_TIMEOUT_S: Final = 3
 ANSWER_S: Final = 6.0
-"""Longer than the timeouts above, for a database that holds the connection and says nothing."""
+"""Longer than the timeouts above, for a database that keeps the connection open and does not answer."""
 AWAY: Final = (SQLAlchemyError, OSError, TimeoutError)
-"""What a database that is away, locked, full or broken raises."""
+"""What is raised when a database is unreachable, locked, full or broken."""
 
 ROWS_AT_ONCE: Final = 200
-"""How many rows are worked on before decisions get their turn again."""
+"""How many rows to handle before letting decisions run."""
 
 T = TypeVar("T")
-Rows = Mapping[str, Sequence[Row]]
+Rows = Mapping[str, Sequence[QuotaRow]]
 """Rows by entity."""
 
 _REVISIONS: Final = table("alembic_version", column("version_num"))
@@ -58,7 +59,7 @@ _FORGET: Final = delete(QUOTAS).where(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a change comes from."""
+    """The author, time and reason of a change."""
 
     who: str
     at_ms: int
@@ -67,29 +68,29 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """The hash secret as the catalog knows it, both in hex; not kept when it was given by a setting."""
+    """The hash secret in the catalog, in hex; ``kept`` is None if the secret comes from the settings."""
 
     kept: str | None
     fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
-    """What a transaction wrote: which rows, and all of its entities' rows before and after.
+class WriteResult:
+    """What a transaction wrote: the rows, and all rows of its entities before and after.
 
     Attributes:
-        version: the catalog's after it.
+        version: the catalog's version after it.
     """
 
     version: int
-    written: Sequence[Row]
+    written: Sequence[QuotaRow]
     before: Rows
     after: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class PastChange:
-    """A change of one entity, or of what is no entity, as the history keeps it; None where it had nothing."""
+    """One change in the history; ``before`` is None for a creation, ``after`` for a removal."""
 
     id: int
     at_ms: int
@@ -101,7 +102,7 @@ class PastChange:
 
 
 def driver_url(database_url: str, *, asynchronous: bool) -> URL:
-    """Name the drivers in a database URL.
+    """A database URL with the driver to use.
 
     >>> str(driver_url("sqlite:///catalog.db", asynchronous=True))
     'sqlite+aiosqlite:///catalog.db'
@@ -116,7 +117,7 @@ def driver_url(database_url: str, *, asynchronous: bool) -> URL:
 
 
 class Sql:
-    """A connection pool to the catalog's database, and the statements that are asked of it."""
+    """The catalog's database: a connection pool and its statements."""
 
     def __init__(self, database_url: str) -> None:
         url = driver_url(database_url, asynchronous=True)
@@ -124,11 +125,11 @@ class Sql:
         self.engine = _sqlite(url) if url.get_backend_name() == "sqlite" else _postgresql(url)
 
     async def close(self) -> None:
-        """Give back every connection."""
+        """Close all connections."""
         await self.engine.dispose()
 
     async def revision(self) -> str | None:
-        """The schema's revision; None when nothing was ever migrated, and SQLite's file is then not made."""
+        """The schema's revision, or None if it was never migrated; does not create a SQLite file."""
         if not self._is_there():
             return None
         async with self.reading() as connection:
@@ -138,13 +139,13 @@ class Sql:
             return revision
 
     async def secret(self, given: Secret | None, made: Secret) -> Secret:
-        """The secret in force: what the catalog has, else the given one's fingerprint, else the made one.
+        """The secret in force: the catalog's, else ``given`` (only its fingerprint is kept), else ``made``.
 
         One statement decides, so nodes that start at the same moment agree.
         """
         offered = given or made
         nothing_yet = STATE.c.hash_secret_fingerprint.is_(None)
-        async with self.writing(_now() + ANSWER_S) as connection:
+        async with self.writing(deadline()) as connection:
             await connection.execute(
                 update(STATE)
                 .where(nothing_yet)
@@ -156,29 +157,29 @@ class Sql:
             return Secret(kept, fingerprint)
 
     async def max_debt_ms(self, given_ms: int) -> int:
-        """The longest debt in force: what the catalog has, else the given one, which it then keeps."""
+        """The longest debt in force: the catalog's, else the given one, which the catalog then keeps."""
         nothing_yet = STATE.c.max_debt_ms.is_(None)
-        async with self.writing(_now() + ANSWER_S) as connection:
+        async with self.writing(deadline()) as connection:
             await connection.execute(update(STATE).where(nothing_yet).values(max_debt_ms=given_ms))
             agreed_ms: int = (await connection.execute(select(STATE.c.max_debt_ms))).scalar_one()
             return agreed_ms
 
     async def changed(self, since: int) -> Changes:
-        """The version, and every row written after ``since``; one statement, so they belong together."""
+        """The version and all rows written after ``since``; one statement, so both are from one moment."""
         query = select(STATE.c.version.label("now"), *ROW).select_from(
             STATE.outerjoin(QUOTAS, QUOTAS.c.version > since)
         )
         async with self.reading() as connection:
-            found = (await connection.execute(query)).mappings().all()
-        return Changes(found[0]["now"], [_row(row) for row in found if row["quota"] is not None])
+            rows = (await connection.execute(query)).mappings().all()
+        return Changes(rows[0]["now"], [_row(row) for row in rows if row["quota"] is not None])
 
-    async def of_entity(self, entity: str) -> list[Row]:
-        """Every row of one entity, tombstones too."""
+    async def of_entity(self, entity: str) -> list[QuotaRow]:
+        """All rows of one entity, including tombstones."""
         async with self.reading() as connection:
             return (await _rows_of(connection, [entity])).get(entity, [])
 
-    async def page(self, wanted: Filter, after: str | None, limit: int) -> tuple[int, list[list[Row]]]:
-        """The catalog's version, and the rows of each of the first entities past one, in one statement."""
+    async def page(self, wanted: Filter, after: str | None, limit: int) -> tuple[int, list[list[QuotaRow]]]:
+        """The catalog's version, and the rows of the first entities after one, in one statement."""
         query = lists.page(wanted, None if after is None else (after, _hash(after)), limit)
         async with self.reading() as connection:
             found = (await connection.execute(query)).mappings().all()
@@ -193,15 +194,15 @@ class Sql:
         origin: Origin,
         until: float,
     ) -> None:
-        """Add a change of what is no entity to the history, after every change that was there before."""
+        """Add a change of something that is not an entity to the history."""
         async with self.writing(until) as connection:
-            await connection.execute(update(STATE).values(version=STATE.c.version))  # takes its turn
+            await connection.execute(update(STATE).values(version=STATE.c.version))  # waits for other writers
             was, becomes = (None if each is None else json.dumps(each) for each in (before, after))
             change = _change(of, was, becomes, origin)
             await connection.execute(insert(CHANGES), [change])
 
     async def history(self, entity: str | None, before: int | None, limit: int) -> list[PastChange]:
-        """The newest changes, of one entity or of all, that are older than one."""
+        """The newest changes, of one entity or of all, that are older than the change ``before``."""
         query = lists.history(None if entity is None else _hash(entity), before, limit)
         async with self.reading() as connection:
             return [_past(row) for row in (await connection.execute(query)).mappings()]
@@ -209,22 +210,20 @@ class Sql:
     async def write(
         self,
         entities: Sequence[str],
-        beside: Sequence[str],
-        decide: Callable[[Rows, int], Awaitable[Sequence[Row]]],
+        also_read: Sequence[str],
+        decide: Callable[[Rows, int], Awaitable[Sequence[QuotaRow]]],
         origin: Origin,
         until: float,
         keep: bool = True,
-    ) -> Writing:
+    ) -> WriteResult:
         """Change entities in one transaction.
 
         Args:
-            beside: other entities, whose rows the change looks at.
-            decide: is given the rows of all of them by entity, and the version that this change makes, and
-                answers with the rows to write; none leaves all as it was. What it raises is raised, and
-                nothing is written.
-            until: when its author is told that it failed, by the event loop's clock; it is made by then or
-                never.
-            keep: false does everything and takes it back.
+            also_read: other entities, whose rows ``decide`` needs.
+            decide: takes the rows of all these entities, and the version that this change makes; returns the
+                rows to write. If it returns none, or raises, nothing is written.
+            until: the deadline by the event loop's clock: the change is committed by then, or never.
+            keep: false rolls everything back, for a dry run.
         """
         async with self.writing(until) as connection:
             version: int = (
@@ -232,9 +231,9 @@ class Sql:
                     update(STATE).values(version=STATE.c.version + 1).returning(STATE.c.version)
                 )
             ).scalar_one()
-            found = await _rows_of(connection, [*entities, *beside])
-            written = await decide(found, version)
-            before = {entity: found.get(entity, []) for entity in entities}
+            rows = await _rows_of(connection, [*entities, *also_read])
+            written = await decide(rows, version)
+            before = {entity: rows.get(entity, []) for entity in entities}
             after = _rewritten(before, written)
             if written:
                 there = {(row.entity, row.quota) for rows in before.values() for row in rows}
@@ -252,7 +251,7 @@ class Sql:
             if not (written and keep):
                 await connection.rollback()
                 version -= 1
-        return Writing(version, written, before, after)
+        return WriteResult(version, written, before, after)
 
     def _is_there(self) -> bool:
         url = self.engine.url
@@ -260,36 +259,48 @@ class Sql:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A connection to read by."""
-        try:
+        """A connection for reading.
+
+        Raises:
+            CatalogUnavailableError: the database cannot be reached.
+        """
+        with self._unavailable():
             async with self.engine.connect() as connection:
                 yield connection
-        except AWAY as error:
-            raise CatalogAway(f"the catalog at {self.name} is out of reach: {_first_line(error)}") from error
 
     @asynccontextmanager
     async def writing(self, until: float) -> AsyncIterator[AsyncConnection]:
-        """A transaction that commits in time or not at all: by then its author was told that it failed."""
-        try:
+        """A transaction that commits before ``until``, or never, because by then the caller has got an error.
+
+        Raises:
+            CatalogUnavailableError: the database cannot be reached, or is too slow.
+        """
+        with self._unavailable():
             async with self.engine.begin() as connection:
                 yield connection
-                if _now() > until:
+                if asyncio.get_running_loop().time() > until:
                     raise TimeoutError(f"no answer within {ANSWER_S:g} s")
+
+    @contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        try:
+            yield
         except AWAY as error:
-            raise CatalogAway(f"the catalog at {self.name} is out of reach: {_first_line(error)}") from error
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise CatalogUnavailableError(f"the catalog at {self.name} is out of reach: {why}") from error
 
 
 def _sqlite(url: URL) -> AsyncEngine:
-    """Python's sqlite3 begins a transaction at the first write; IMMEDIATE makes it wait for its turn."""
+    """An engine whose transactions wait for other writers (IMMEDIATE) at their first write."""
     connect_args = {"timeout": LOCK_TIMEOUT_MS / 1000, "isolation_level": "IMMEDIATE"}
     return create_async_engine(url, connect_args=connect_args)
 
 
 def _postgresql(url: URL) -> AsyncEngine:
-    """Nothing waits for ever; a connection that died with its server is noticed before it is used.
+    """An engine on which nothing waits for ever, and which checks connections before it uses them.
 
-    A host that vanished says nothing at all: its connections are given up, where the kernel would try for a
-    quarter of an hour, and the turn of whoever waits on one with it.
+    Connections to a host that vanished are closed after ``ANSWER_S``. The kernel would otherwise retry for a
+    quarter of an hour, during which the waiting work would keep its turn.
     """
     connect_args = {
         "connect_timeout": CONNECT_TIMEOUT_S,
@@ -298,25 +309,26 @@ def _postgresql(url: URL) -> AsyncEngine:
         "keepalives_interval": 1,
         "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout={LOCK_TIMEOUT_MS}",
     }
-    said = {name: value for name, value in connect_args.items() if name not in url.query}
-    return create_async_engine(url, connect_args=said, pool_pre_ping=True)
+    defaults = {name: value for name, value in connect_args.items() if name not in url.query}
+    return create_async_engine(url, connect_args=defaults, pool_pre_ping=True)
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+def deadline() -> float:
+    """The deadline of an answer that starts now, by the event loop's clock."""
+    return asyncio.get_running_loop().time() + ANSWER_S
 
 
-async def _rows_of(connection: AsyncConnection, entities: Sequence[str]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+async def _rows_of(connection: AsyncConnection, entities: Sequence[str]) -> dict[str, list[QuotaRow]]:
+    by_entity: dict[str, list[QuotaRow]] = {}
     for some in _parts(entities):
         query = select(*ROW).where(QUOTAS.c.entity_hash.in_([_hash(entity) for entity in some]))
         for row in (await connection.execute(query)).mappings():
-            found.setdefault(row["entity"], []).append(_row(row))
-    return found
+            by_entity.setdefault(row["entity"], []).append(_row(row))
+    return by_entity
 
 
-def _rewritten(before: Rows, written: Sequence[Row]) -> Rows:
-    """The rows of entities with some of them written anew."""
+def _rewritten(before: Rows, written: Sequence[QuotaRow]) -> Rows:
+    """The rows of entities after some of them are written."""
     after = {entity: {row.quota: row for row in rows} for entity, rows in before.items()}
     for row in written:
         after[row.entity][row.quota] = row
@@ -324,7 +336,7 @@ def _rewritten(before: Rows, written: Sequence[Row]) -> Rows:
 
 
 def _parts(every: Sequence[T]) -> Iterator[Sequence[T]]:
-    """In parts that one statement takes, so that decisions get their turn between them."""
+    """Split a sequence into parts for one statement each, so that decisions can run in between."""
     return (every[start : start + ROWS_AT_ONCE] for start in range(0, len(every), ROWS_AT_ONCE))
 
 
@@ -332,19 +344,19 @@ def _hash(entity: str) -> str:
     return sha256(entity.encode()).hexdigest()
 
 
-def _row(row: RowMapping) -> Row:
+def _row(row: RowMapping) -> QuotaRow:
     definition = None if row["definition"] is None else _read(row["definition"])
-    return Row(row["entity"], row["quota"], definition, row["epoch"], row["identity"], row["version"])
+    return QuotaRow(row["entity"], row["quota"], definition, row["epoch"], row["identity"], row["version"])
 
 
 @lru_cache(4096)
 def _read(definition: str) -> Definition:
-    """A definition, which nobody changes; most of many are one of a few."""
-    found: Definition = json.loads(definition)
-    return found
+    """Decode a definition. Most definitions are equal, so equal ones are shared; they are never changed."""
+    decoded: Definition = json.loads(definition)
+    return decoded
 
 
-def _columns(row: Row) -> dict[str, Any]:
+def _columns(row: QuotaRow) -> dict[str, Any]:
     return {
         "entity_hash": _hash(row.entity),
         "quota": row.quota,
@@ -356,7 +368,7 @@ def _columns(row: Row) -> dict[str, Any]:
     }
 
 
-def _key(row: Row) -> dict[str, str]:
+def _key(row: QuotaRow) -> dict[str, str]:
     return {"of_entity": _hash(row.entity), "of_quota": row.quota}
 
 
@@ -372,15 +384,13 @@ def _change(entity: str, before: str | None, after: str | None, origin: Origin) 
     }
 
 
-def _definitions(rows: Sequence[Row]) -> str | None:
-    found: dict[str, Definition] = {row.quota: row.definition for row in rows if row.definition is not None}
-    return json.dumps(found) if found else None
+def _definitions(rows: Sequence[QuotaRow]) -> str | None:
+    definitions: dict[str, Definition] = {
+        row.quota: row.definition for row in rows if row.definition is not None
+    }
+    return json.dumps(definitions) if definitions else None
 
 
 def _past(row: RowMapping) -> PastChange:
     before, after = (None if row[when] is None else json.loads(row[when]) for when in ("before", "after"))
     return PastChange(row["id"], row["at_ms"], row["who"], row["entity"], before, after, row["reason"])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

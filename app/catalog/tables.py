@@ -1,4 +1,4 @@
-"""The catalog's tables, as the newest migration leaves them."""
+"""The catalog's tables, as of the newest migration."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ STATE: Final = Table(
     Column("keys_version", BigInteger, nullable=False, server_default="0"),
     Column("max_debt_ms", BigInteger),
 )
-"""One row. Every transaction that writes quotas begins by adding 1 to its version, and one that writes keys
-to its keys_version, which makes writers take turns."""
+"""One row. Every transaction that writes quotas begins by adding 1 to ``version``, and every transaction that
+writes keys by adding 1 to ``keys_version``, so writers take turns."""
 
 QUOTAS: Final = Table(
     "quotas",
@@ -54,14 +54,17 @@ QUOTAS: Final = Table(
     Index(None, "version"),
     Index(None, "head", "entity_hash"),
 )
-"""One quota a row. A removed one stays with its definition NULL, a tombstone: followers must see that it
-went, and a quota that comes back must know which buckets it had. The key holds a SHA-256 of the entity
-because PostgreSQL cannot index the longest spellings (two names of 512 bytes, each as ``%XX``). Lists go by
-its head, which the database makes by itself."""
+"""One row for each quota.
+
+A removed quota stays as a tombstone, with ``definition`` NULL: followers must see the removal, and a quota
+that comes back must know which buckets it had. The primary key has a SHA-256 of the entity, because
+PostgreSQL cannot index the longest spellings (two names of 512 bytes, each byte as ``%XX``). Lists are
+ordered by
+``head``, which the database computes."""
 
 HEAD_LENGTH: Final = 512
 ROW: Final = tuple(each for each in QUOTAS.columns if each.computed is None)
-"""What a quota consists of; the rest follows from it."""
+"""The columns that are written; the others are computed."""
 
 CHANGES: Final = Table(
     "changes",
@@ -76,7 +79,7 @@ CHANGES: Final = Table(
     Column("reason", Text),
     Index(None, "entity_hash", "id"),
 )
-"""Who changed what, when and why; NULL before is a creation, NULL after a removal."""
+"""Who changed what, when and why. NULL in ``before`` is a creation, NULL in ``after`` a removal."""
 
 KEYS: Final = Table(
     "keys",
@@ -91,4 +94,4 @@ KEYS: Final = Table(
     Column("former_digest", String(64)),
     Column("former_until_ms", BigInteger),
 )
-"""One API key a row, as a SHA-256 of it, and of the one that it replaced. A revoked key's row is gone."""
+"""One row for each API key, with its SHA-256 and that of the key it replaced. Revoking deletes the row."""

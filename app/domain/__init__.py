@@ -1,1 +1,84 @@
-"""What Quotagate means: pure rules, no clock, no I/O; the standard library and mmh3 only."""
+"""The rules of Quotagate: pure functions and values, without a clock and without I/O.
+
+This package imports only the standard library and mmh3. Time is always an argument, in integer milliseconds.
+
+Glossary
+========
+
+"Elsewhere" gives the words that other systems use: Kafka, Envoy (its rate limit service) and the literature
+on token buckets (TB) and Bloom filters (BF).
+
+Questions and answers
+---------------------
+
+- *principal*: who the work is for, as the caller authenticated it. Elsewhere: user (Kafka).
+- *ask*: one question: may this work go ahead? It names a principal, a client, an address and so on, and the
+  usage. Elsewhere: ``RateLimitRequest`` (Envoy); an arriving packet (TB).
+- *usage*: what an ask wants to spend, as amounts by usage field, such as ``{"requests": 1}``. Elsewhere: the
+  recorded value (Kafka), ``hits_addend`` (Envoy), cost or packet size (TB).
+- *verdict*: the answer of one quota, as if it were the only one. Elsewhere: ``DescriptorStatus`` (Envoy).
+- *decision*: the whole answer, combined from all verdicts: admit, delay, throttle or reject. Elsewhere: the
+  throttle time (Kafka), ``overall_code`` OK or OVER_LIMIT (Envoy), conforming or not (TB).
+- *mode*: what an ask does besides being answered. ``admit`` checks and charges. ``peek`` checks and writes
+  nothing. ``record`` charges work that is already done and never refuses. ``refund`` gives usage back.
+  Elsewhere: ``record`` and ``unrecord`` of a quota sensor (Kafka), ``hits_addend: 0`` for peek (Envoy).
+- *charge*: to write usage into a bucket; also the usage of one ask as one bucket is charged for it.
+  Elsewhere: record (Kafka), increment or hit (Envoy), take or consume tokens (TB).
+- *throttled*: what both delay and throttle are; ``throttle_ms`` says for how long.
+- *kept answer*: an answer that charged something and is kept for 60 s, so that a retry with the same ``id``
+  gets it again and charges nothing. Elsewhere: the response stored under an idempotency key.
+
+Quotas
+------
+
+- *entity*: what a quota is set on, such as ``user=alice,client-id=etl``; a name of ``*`` is the default.
+  Elsewhere: client quota entity, ``<default>`` (Kafka), descriptor (Envoy).
+- *quota key*: what a quota limits, such as ``request_rate``; the table is ``app.domain.quota.KEYS``.
+  Elsewhere: the quota's config name or type (Kafka).
+- *limit*: the number that a quota sets. 0 rejects every usage above 0; no limit means unlimited. Elsewhere:
+  bound (Kafka), ``requests_per_unit`` (Envoy), rate or committed information rate (TB).
+- *enforcement*: what a quota does with usage above its limit. ``deny`` refuses the work and charges nothing.
+  ``delay`` lets it go ahead, charges it, and holds the answer. Elsewhere: strict and permissive quotas
+  (Kafka, KIP-599); policing and shaping (TB).
+- *shadow*: a quota that charges and reports but never changes a decision. Elsewhere: ``shadow_mode`` (Envoy).
+- *ladder*: the entities whose quota may apply to an ask, most specific first; the first that has a quota
+  decides. One entity of it is a *rung*. Elsewhere: quota precedence (Kafka), nested descriptors (Envoy).
+- *bucket*: the counter that asks are charged to. Elsewhere: sensor (Kafka), counter or cache key (Envoy).
+- *identity* and *epoch*: the fields of a quota whose change resets its bucket, and the catalog version of
+  the last such change.
+
+Rates and tokens
+----------------
+
+- *sample*: one slice of a sampled rate: a sum, when it began, and its last event. Elsewhere: sample, though
+  Kafka's ``quota.window.size.seconds`` and ``quota.window.num`` call it a window.
+- *window*: the whole span that is measured, never one sample. Elsewhere: the samples together (Kafka), unit
+  (Envoy, whose window is fixed and not sliding).
+- *debt*: the tokens that a bucket is below 0, because delayed or recorded work is charged in any case. It has
+  a longest duration; what lies deeper is *forgiven*. Elsewhere: negative tokens (Kafka), deficit (TB).
+- *throttle factor*: a number from 0 to 1 that scales produce-byte limits while a volume runs out of space.
+  Elsewhere: throttle factor (Strimzi's quota plugin).
+
+Producer ids
+------------
+
+- *seen*, *unseen*: whether the principal's filter holds an id. Only unseen ids are charged.
+- *layer*: a time slice of the filter. Ids are written to the open one, and a layer dies as a whole.
+  Elsewhere: layer (KIP-936), generation or slice (BF).
+- *segment*: a part of the filter, added when the one before is full. It covers all layers. Elsewhere: a
+  filter in the series of a scalable Bloom filter (BF).
+- *shape*: the size of a segment: its blocks, and how many hashes an id has. Elsewhere: (m, k) (BF).
+- *share*: which part of the allowed false-seen probability a segment may use: share s is ``2**-s`` of it.
+  Elsewhere: the tightening ratio of a scalable Bloom filter (BF).
+- *spread*: the 32 bytes that an id's digest is spread over, from which its block and cells are taken; also
+  the function that does it. Elsewhere: the k hash functions (BF).
+- *capacity*: the reason for a throttle when a principal has as many remembered ids as it may have.
+
+Histories
+---------
+
+- *assertion*: one row saying what a bucket should hold at a moment, computed by a Spark job. Elsewhere: a
+  backfill record.
+- *load*: to add assertions to buckets, which never removes anything and has the same result when repeated.
+  Elsewhere: backfill, import.
+"""

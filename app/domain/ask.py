@@ -1,4 +1,4 @@
-"""The question: what a caller wants to spend, and as whom."""
+"""The ask: what a caller wants to spend, and for which principal, client, address, broker and listener."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Mode = Literal["admit", "peek", "record", "refund"]
 MODES: Final[tuple[Mode, ...]] = ("admit", "peek", "record", "refund")
 
 NO_PRODUCER_ID: Final = -1
-"""Kafka's RecordBatch.NO_PRODUCER_ID; never counted."""
+"""Kafka's ``RecordBatch.NO_PRODUCER_ID``, which is never counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One ask, checked and normalised.
+    """One ask, validated and normalised.
 
     Attributes:
-        usage: amounts by usage field, without ``producer_ids``; a field that is absent applies no quota.
-        producer_ids: None if the ask names none; else its ids in order, as 64-bit integers or strings.
-        client_id: may be ``""``, a client of that name; None is no client.
-        ip: as RFC 5952 has it.
-        at_ms: the caller's clock; None under the store's.
+        usage: amounts by usage field, without ``producer_ids``. No quota applies to a field that is absent.
+        producer_ids: its ids in order, as 64-bit integers or strings; None if the ask has no such field.
+        client_id: ``""`` is a client of that name; None means no client.
+        ip: spelled as RFC 5952 says.
+        at_ms: the time by the caller's clock; None if the store's clock is used.
     """
 
     usage: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Assertions: what buckets should hold at a moment, said by a job and loaded into a store; their columns."""
+"""Assertions: what buckets should hold at a moment, computed by a job and loaded into a store."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ Kind = Literal["charge", "id", "sample", "tokens"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 VERSION: Final = 1
-"""Of the columns; a loader refuses a newer one."""
+"""The version of the columns; a loader refuses a newer one."""
 
 MANIFEST: Final = "_assertions.json"
-"""Written last into a folder of assertions: version, as of when, how many, and the files they lie in."""
+"""The file that is written last into a folder of assertions: version, time, number of rows, file names."""
 
 
 class Assertion(NamedTuple):
-    """One thing that a bucket should hold; the fields are the columns of the Parquet files, in this order.
+    """One thing that a bucket should hold. The fields are the columns of the Parquet files, in this order.
 
-    Rows are sorted by bucket, quota, identity, kind and time, so that layers begin as they did.
+    Rows are sorted by bucket, quota, identity, kind and time, so that layers begin in the original order.
 
     Attributes:
-        quota: the key of the quota whose bucket it is.
-        bucket: as decisions spell it.
-        identity: what a change of empties the bucket, as ``identity_of`` has it; None for any.
-        kind: ``charge``: so many ids were charged at a time. ``id``: an id was written at a time.
-            ``sample``: a sample of a rate began at a time. ``tokens``: a token bucket held so many at a time.
-        at_ms: that time.
-        digest: of an id, as a signed integer, big-endian.
-        layer_ms: when the layer began that an id was written to.
-        value: how many charges or tokens, or the sum of a sample.
-        last_ms: the last event of a sample.
+        quota: the quota key of the bucket.
+        bucket: its name, as decisions spell it.
+        identity: the fields whose change resets the bucket, from ``identity_of``; None matches any.
+        kind: what happened at ``at_ms``. ``charge``: ids were charged. ``id``: an id was written.
+            ``sample``: a sample of a rate began. ``tokens``: a token bucket held some tokens.
+        digest: the digest of an id, as a signed big-endian integer.
+        layer_ms: when the layer that an id was written to began.
+        value: the number of charges or tokens, or the sum of a sample.
+        last_ms: the time of the last event in a sample.
     """
 
     quota: str
@@ -64,11 +63,11 @@ NEEDED: Final[dict[Kind, tuple[str, ...]]] = {
     "sample": ("value", "last_ms"),
     "tokens": ("value",),
 }
-"""What an assertion of a kind says beside its time."""
+"""The columns that an assertion of each kind needs in addition to its time."""
 
 
 def identity_of(quota: Quota) -> str:
-    """What a change of starts an empty bucket, and the epoch of the last such change.
+    """The fields whose change resets the bucket, and the epoch of the last such change.
 
     >>> identity_of(Quota("request_rate", 5, "sampled_rate", "delay", epoch=7))
     'sampled_rate.11.1000.cluster.7'

@@ -1,4 +1,4 @@
-"""Bindings: the entities that the holder of a key may ask for."""
+"""Bindings: the entities for which the holder of an API key may ask."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from app.domain.ask import Ask
-from app.domain.entity import Entity, EntityError, Name, check_name, decode_name, read_name, spell
+from app.domain.entity import Entity, Name, check_name, decode_name, read_name, spell
+from app.domain.errors import EntityError
 
 _FIELD_OF: Final = {
     "user": "principal",
@@ -17,14 +18,14 @@ _FIELD_OF: Final = {
     "broker": "broker",
     "listener": "listener",
 }
-"""What an ask calls the name of each type."""
+"""The field of an ask that holds the name of each entity type."""
 
 _ONE_ADDRESS: Final = "128"
-"""The prefix of an IPv6 network that is one address."""
+"""The prefix length of an IPv6 network of one address."""
 
 
 def parts_of(bucket: str) -> dict[str, str]:
-    """The types and names in the name of a bucket, as decisions spell it; its broker's too.
+    """The types and names in the name of a bucket, as decisions spell it, including a broker at its end.
 
     >>> parts_of("user=a%2Cb,client-id=;broker=1")
     {'user': 'a,b', 'client-id': '', 'broker': '1'}
@@ -34,7 +35,7 @@ def parts_of(bucket: str) -> dict[str, str]:
 
 
 def field_of(bucket: str) -> str:
-    """What an ask calls the first name in the name of a bucket.
+    """The field of an ask that the first part of a bucket's name comes from.
 
     >>> field_of("client-id=etl"), field_of("listener=EXTERNAL;broker=1")
     ('client_id', 'listener')
@@ -44,7 +45,7 @@ def field_of(bucket: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One entity; a ``*`` at the end of a name stands for any end of it, so ``user=*`` is every user.
+    """One entity, or many: a ``*`` at the end of a name matches any rest, so ``user=*`` is every user.
 
     >>> Binding.parse("user=acme-*").covers(Ask(principal="acme-etl"))
     True
@@ -56,7 +57,7 @@ class Binding:
     'user=a%2A*,client-id=*'
 
     Attributes:
-        parts: type, name, and whether the name is only the beginning of one; in canonical order.
+        parts: triples in canonical order: type, name, and whether the name is a prefix.
     """
 
     parts: tuple[tuple[str, str, bool], ...]
@@ -66,14 +67,14 @@ class Binding:
         """Read a spelling such as ``user=acme-*``; each name is percent-decoded once.
 
         Raises:
-            EntityError: it is no entity, or has a ``*`` elsewhere.
+            EntityError: it is not an entity, or a ``*`` is not at the end of a name.
         """
         open_ended: set[str] = set()
 
         def read(type_: str, spelled: str) -> Name:
             stem = spelled.removesuffix("*")
             if "*" in stem:
-                raise EntityError(f"{type_}: a * stands at the end of a name; in a name it is written %2A")
+                raise EntityError(f"{type_}: a * may only end a name; write %2A for a * inside it")
             if stem == spelled:
                 return read_name(type_, spelled)
             open_ended.add(type_)
@@ -86,7 +87,7 @@ class Binding:
         return cls(tuple((type_, str(name), type_ in open_ended) for type_, name in names))
 
     def covers(self, ask: Ask) -> bool:
-        """Whether an ask names an entity that this one stands for; one that names none is outside."""
+        """Whether an ask names all that this binding names; an ask that leaves a type out is not covered."""
         for type_, name, is_beginning in self.parts:
             asked: str | None = getattr(ask, _FIELD_OF[type_])
             if asked is None or not (asked.startswith(name) if is_beginning else asked == name):
@@ -94,7 +95,7 @@ class Binding:
         return True
 
     def owns(self, parts: Mapping[str, str]) -> bool:
-        """Whether a bucket is charged by asks that it covers, and by no others: it has every part of it.
+        """Whether only asks that this binding covers can charge a bucket: its name has every part.
 
         >>> [Binding.parse("user=acme").owns(parts_of(name)) for name in ("user=acme,client-id=x", "ip=1")]
         [True, False]
@@ -104,14 +105,14 @@ class Binding:
         True
 
         Args:
-            parts: of the bucket's name.
+            parts: the types and names in the bucket's name.
         """
         for type_, name, is_beginning in self.parts:
             of_bucket = parts.get(type_)
             if of_bucket is None:
                 return False
             if type_ == "ip" and name:
-                # A network is no one's whose name is an address, or the beginning of some.
+                # A network holds more addresses than a bound address, or a prefix of its text, can cover.
                 of_bucket, of_network, prefix = of_bucket.partition("/")
                 if of_network and prefix != _ONE_ADDRESS:
                     return False

@@ -1,4 +1,4 @@
-"""What the holder of a bound key may do to buckets that others share: spend strictly, and nothing else."""
+"""What the holder of a bound key may do to buckets that others share: only spend, under deny."""
 
 from __future__ import annotations
 
@@ -7,43 +7,28 @@ from dataclasses import replace
 
 from app.domain.ask import Ask
 from app.domain.binding import Binding, field_of, parts_of
-from app.domain.ladder import Applied
+from app.domain.errors import OutOfBoundsError
+from app.domain.ladder import AppliedQuota
 
 
-class OutOfBounds(Exception):
-    """The caller is bound, and its record or refund would touch a bucket that others share.
+def restrict(
+    ask: Ask, quotas: Sequence[AppliedQuota], bound_to: Sequence[Binding], place: int = 0
+) -> Iterator[AppliedQuota]:
+    """The quotas that apply to an ask of a bound caller, with deny for those whose buckets others share.
 
-    Attributes:
-        bucket: the first such bucket.
-        field: what of the ask leads there.
-        place: of the ask among those that were asked together.
-    """
-
-    def __init__(self, bucket: str, field: str, place: int) -> None:
-        super().__init__(f"{bucket} is shared with others")
-        self.bucket = bucket
-        self.field = field
-        self.place = place
-
-
-def bounded(
-    ask: Ask, found: Sequence[Applied], bound_to: Sequence[Binding], place: int = 0
-) -> Iterator[Applied]:
-    """The quotas that apply to an ask of a bound caller: those whose buckets others share, as deny.
-
-    So whatever it asks, it puts nobody else into debt, and gives nobody else's usage back.
+    So a bound caller can neither put others into debt nor give back the usage of others.
 
     Raises:
-        OutOfBounds: the ask records in a shared bucket, or gives back to one.
+        OutOfBoundsError: the ask would record in, or refund to, a shared bucket.
     """
     if not bound_to:
-        yield from found
+        yield from quotas
         return
-    for each in found:
-        parts = parts_of(each.bucket)
+    for applied in quotas:
+        parts = parts_of(applied.bucket)
         if any(binding.owns(parts) for binding in bound_to):
-            yield each
+            yield applied
         elif ask.mode in ("record", "refund"):
-            raise OutOfBounds(each.bucket, field_of(each.bucket), place)
+            raise OutOfBoundsError(applied.bucket, field_of(applied.bucket), place)
         else:
-            yield replace(each, quota=replace(each.quota, enforcement="deny"))
+            yield replace(applied, quota=replace(applied.quota, enforcement="deny"))

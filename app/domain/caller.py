@@ -1,4 +1,4 @@
-"""Who sends a request, as far as a decision on it depends on that."""
+"""The sender of a request, as far as decisions depend on it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Caller:
     """The sender of a request.
 
     Attributes:
-        key: the name of its key; None without one: callers without a key are one caller to kept answers.
-        turn: whom it takes turns as: its key, or its address (IPv6 by /64).
-        bound_to: the entities that its key may ask for; none of them is no bound.
-        came_at: when its request had come whole, by the event loop's clock; 0 if nobody looked.
-        is_gone: says whether it has hung up.
+        key: the name of its API key, or None. For kept answers, all callers without a key are one caller.
+        turn: the name under which it takes turns: its key, or its address (IPv6 by /64).
+        bound_to: the entities its key may ask for; empty means any.
+        came_at: when the whole request had arrived, by the event loop's clock; 0 if not measured.
+        is_gone: whether it has disconnected.
     """
 
     key: str | None = None
@@ -29,4 +29,4 @@ class Caller:
 
 
 ANYONE: Final = Caller()
-"""A caller without a key and without an address, such as a test or a command of our own."""
+"""A caller without key and address, such as a test or one of our own commands."""

@@ -1,4 +1,4 @@
-"""The answer: one verdict for each quota that applied, and how verdicts combine into a decision."""
+"""Verdicts, one for each quota that applied, and how they combine into a decision."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ REQUEST_RATES: Final = (REQUEST_RATE, REQUEST_PERCENTAGE)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one quota says, as if it were alone.
+    """The answer of one quota, as if it were the only one.
 
     Attributes:
-        outcome, throttle_ms: its own answer; 0 ms for admit and reject.
-        observed, remaining: the bucket after this ask's effect, in the limit's unit; None if nobody knows.
-        largest: with reason ``too_large``, the most that an empty bucket could hold.
+        outcome, throttle_ms: its own answer; ``throttle_ms`` is 0 for admit and reject.
+        observed, remaining: the bucket after this ask, in the limit's unit; None if unknown.
+        largest: with reason ``too_large``, the most that an empty bucket can hold.
     """
 
     quota: str
@@ -54,7 +54,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class LimitedBy:
-    """The quota that decided, and why when it was not the rate itself."""
+    """The quota that decided; ``reason`` says why if it was not the rate itself."""
 
     quota: str
     entity: str | None
@@ -65,7 +65,7 @@ class LimitedBy:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The whole answer to an ask; ``quotas`` is None unless the ask wanted detail."""
+    """The whole answer to an ask; ``quotas`` is None unless the ask requested detail."""
 
     decision: Outcome
     throttle_ms: int
@@ -79,20 +79,20 @@ class Decision:
 def combine(
     verdicts: Sequence[Verdict], *, sequential: bool = False
 ) -> tuple[Outcome, int, LimitedBy | None]:
-    """Combine verdicts, which stand in the order of section 3, into one outcome.
+    """Combine verdicts, given in the order of ``KEYS``, into one outcome.
 
-    Any reject rejects; otherwise any throttle throttles, with the longest wait; otherwise any delay delays,
-    with the longest one (Kafka's rule). Shadow verdicts count for nothing, and a tie goes to the earlier.
+    A reject goes before a throttle, a throttle before a delay. The longest wait decides (Kafka's rule); a tie
+    goes to the earlier verdict. Shadow verdicts are ignored.
 
     Args:
-        sequential: KIP-124's own rule for delays: the byte delay B, then the request delay R, which the
-            caller has measured at now + B; ``max(B + R, every other delay)``.
+        sequential: combine delays as KIP-124 says: ``max(B + R, every other delay)``, where B is the byte
+            delay and R the request delay, which the caller has measured at now + B.
     """
     binding = [v for v in verdicts if not v.shadow]
     for outcome in ("reject", "throttle"):
-        found = [v for v in binding if v.outcome == outcome]
-        if found:
-            worst = _longest(found)
+        refusals = [v for v in binding if v.outcome == outcome]
+        if refusals:
+            worst = _longest(refusals)
             return worst.outcome, worst.throttle_ms, limited_by(worst)
     delays = [v for v in binding if v.outcome == "delay"]
     if not delays:
@@ -114,14 +114,14 @@ def combine(
 
 
 def is_charged(mode: Mode, outcome: Outcome) -> bool:
-    """The wire's ``charged``: the work was accounted for, or given back."""
+    """Whether the answer has ``charged: true``: usage was written, or given back."""
     return mode == "refund" or (mode in ("admit", "record") and outcome in ("admit", "delay"))
 
 
 def limited_by(verdict: Verdict) -> LimitedBy:
-    """Name the quota of a verdict as the one that decided."""
+    """The quota of a verdict, as the one that decided."""
     return LimitedBy(verdict.quota, verdict.entity, verdict.bucket, verdict.reason, verdict.largest)
 
 
 def _longest(verdicts: Sequence[Verdict]) -> Verdict:
-    return max(verdicts, key=lambda v: v.throttle_ms)  # max keeps the first of equals
+    return max(verdicts, key=lambda v: v.throttle_ms)  # the first one, in a tie

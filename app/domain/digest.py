@@ -1,4 +1,4 @@
-"""From a producer id to the places it has in a filter: a keyed hash, spread by mmh3."""
+"""Hashes of producer ids: a keyed digest, spread by mmh3 over the bytes that give an id's cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS: Final = struct.Struct("<8I")
 
 
 def as_id(text: str) -> int | str:
-    """The id that a text is: the canonical decimal of a signed 64-bit integer is that integer.
+    """The id in a text: an integer if it is the canonical decimal of a signed 64-bit one, else the text.
 
     >>> as_id("4711"), as_id("-1"), as_id("007"), as_id("9223372036854775808")
     (4711, -1, '007', '9223372036854775808')
@@ -25,10 +25,10 @@ def as_id(text: str) -> int | str:
 
 
 def secret_of(text: str) -> bytes:
-    """The deployment secret that a setting spells.
+    """Parse the deployment secret from a setting.
 
     Raises:
-        ValueError: it spells none.
+        ValueError: it is not a secret.
     """
     if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
         raise ValueError("must be 32 bytes, written as 64 hexadecimal digits")
@@ -36,20 +36,20 @@ def secret_of(text: str) -> bytes:
 
 
 def digest(secret: bytes, principal: str, producer_id: int | str) -> bytes:
-    """Eight bytes that nobody without the secret can aim: Murmur alone is open to crafted collisions.
+    """The digest of a principal's id: 8 bytes of BLAKE2b, keyed with the deployment secret (32 bytes).
 
-    BLAKE2b keyed with the deployment secret (32 bytes) over principal, 0x00, kind, id; so a collision for
-    one principal means nothing for another.
+    It covers principal, 0x00, kind and id. The key prevents crafted collisions, to which Murmur alone is open
+    whatever its seed; and a collision for one principal is not one for another.
     """
     kind = f"i{producer_id}" if isinstance(producer_id, int) else f"s{producer_id}"
     return blake2b(f"{principal}\0{kind}".encode(), digest_size=8, key=secret).digest()
 
 
 def spread(digested: bytes) -> bytes:
-    """Spread a digest over 32 bytes, eight little-endian words: mmh3 (x64, 128 bits) with two seeds."""
+    """Spread a digest over 32 bytes (eight little-endian words) by mmh3 (x64, 128 bits) with two seeds."""
     return mmh3.mmh3_x64_128_digest(digested, SEEDS[0]) + mmh3.mmh3_x64_128_digest(digested, SEEDS[1])
 
 
 def fingerprint(secret: bytes) -> str:
-    """What may be kept, and shown, of a secret: enough to tell it from another."""
+    """A hash by which a secret can be recognised; safe to store and show."""
     return sha256(b"quotagate" + secret).hexdigest()

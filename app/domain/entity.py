@@ -1,4 +1,4 @@
-"""Entities, what quotas are set on, and their one canonical spelling."""
+"""Entities, on which quotas are set, and their canonical spelling."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
+
+from app.domain.errors import EntityError
 
 
 class Default(Enum):
@@ -34,22 +36,18 @@ COMBINATIONS: Final = frozenset(
         ("broker", "listener"),
     }
 )
-"""The sets of types that make an entity."""
+"""The sets of types that an entity can have."""
 
 MAX_NAME_BYTES: Final = 512
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
-class EntityError(ValueError):
-    """An entity that cannot be; its text says why and what would be right."""
-
-
 def read_name(type_: str, spelled: str) -> Name:
-    """The name that is spelled; a bare ``*`` is the default.
+    """Parse a name; a bare ``*`` is the default.
 
     Raises:
-        EntityError: it is empty, over-long, wrongly escaped, or an ``ip`` that is no address.
+        EntityError: it is empty, too long, wrongly escaped, or an ``ip`` that is not an address.
     """
     if not spelled:
         raise EntityError(f"empty name for {type_}: write {type_}=NAME, or {type_}=* for the default")
@@ -72,7 +70,7 @@ class Entity:
 
     @classmethod
     def of(cls, **names: Name) -> Entity:
-        """Build an entity of known good names; ``client_id`` stands for ``client-id``.
+        """Build an entity from valid names; the argument ``client_id`` means ``client-id``.
 
         >>> str(Entity.of(user="alice", client_id=ANY))
         'user=alice,client-id=*'
@@ -82,14 +80,14 @@ class Entity:
 
     @classmethod
     def parse(cls, text: str, read: Callable[[str, str], Name] = read_name) -> Entity:
-        """Read a spelling such as ``user=alice,client-id=%2A``; each name is percent-decoded once.
+        """Parse a spelling such as ``user=alice,client-id=%2A``; each name is percent-decoded once.
 
         Args:
-            read: reads a name of a type; those of buckets are a little different.
+            read: parses a name of a type; the names in bucket names differ a little.
 
         Raises:
-            EntityError: unknown type, empty or over-long name, a combination that is none,
-                an ``ip`` that is no address.
+            EntityError: unknown type, empty or too long name, types that do not go together, or an ``ip``
+                that is not an address.
         """
         names: dict[str, Name] = {}
         for part in text.split(","):
@@ -112,15 +110,15 @@ class Entity:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types this entity is made of, in canonical order."""
-        return tuple([type_ for type_, _ in self.parts])  # a list first: twice as fast
+        """The types of this entity, in canonical order."""
+        return tuple([type_ for type_, _ in self.parts])  # a list is twice as fast as a generator
 
     def __str__(self) -> str:
         return ",".join(f"{type_}={spell(name)}" for type_, name in self.parts)
 
 
 def spell(name: Name) -> str:
-    """Spell a name: every byte but RFC 3986 unreserved ones as ``%XX``; the default as ``*``.
+    """Spell a name: all bytes except RFC 3986 unreserved ones as ``%XX``; the default as ``*``.
 
     >>> spell("a b*"), spell(ANY), spell("")
     ('a%20b%2A', '*', '')
@@ -129,7 +127,7 @@ def spell(name: Name) -> str:
 
 
 def check_name(name: str) -> str | None:
-    """Say what is wrong with a name (1-512 bytes of UTF-8, no control characters), or None."""
+    """What is wrong with a name (1-512 bytes of UTF-8, no control characters), or None."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -144,13 +142,13 @@ def check_name(name: str) -> str | None:
 
 
 def normalise_ip(text: str) -> str:
-    """Write an address as RFC 5952 has it; an IPv4-mapped IPv6 address as IPv4.
+    """Spell an address as RFC 5952 says, and an IPv4-mapped IPv6 address as IPv4.
 
     >>> normalise_ip("2001:DB8:0::1"), normalise_ip("::ffff:10.0.0.7")
     ('2001:db8::1', '10.0.0.7')
 
     Raises:
-        EntityError: a host name, a zone, or anything else that is no address.
+        EntityError: it is a host name, has a zone, or is not an address.
     """
     if "%" in text:
         raise EntityError("must be an address without a zone")
@@ -164,7 +162,7 @@ def normalise_ip(text: str) -> str:
 
 
 def network_of(address: str, ipv6_prefix: int) -> str:
-    """The name of the default's bucket for a normalised address: itself, or its IPv6 network.
+    """The name of an address's bucket under the default quota: the address itself, or its IPv6 network.
 
     >>> network_of("2001:db8::7", 64), network_of("10.0.0.7", 64)
     ('2001:db8::/64', '10.0.0.7')
@@ -175,7 +173,7 @@ def network_of(address: str, ipv6_prefix: int) -> str:
 
 
 def decode_name(type_: str, spelled: str) -> str:
-    """A name percent-decoded once, not looked at further.
+    """Percent-decode a name once, without validating it.
 
     Raises:
         EntityError: it is wrongly escaped, or not UTF-8.

@@ -1,4 +1,4 @@
-"""Grants: what a caller may do, and for whom."""
+"""Grants: what a caller may do, and for which entities."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from app.domain.ask import Ask
 from app.domain.binding import Binding
 
 Permission = Literal["decide", "account", "read", "write", "admin"]
-"""What a key may be for; the wire calls it a scope."""
+"""What a key may do; the API calls it a scope."""
 
 PERMISSIONS: Final[tuple[Permission, ...]] = get_args(Permission)
 EVERYTHING: Final = frozenset(PERMISSIONS)
 BINDABLE: Final[frozenset[Permission]] = frozenset({"decide", "account"})
-"""Scopes whose use is an ask, which names an entity; a binding could say nothing of the others."""
+"""The scopes whose requests are asks, and so name an entity that a binding can restrict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Grant:
     """What the caller of one request may do.
 
     Attributes:
-        name: of the key; None without one.
-        bound_to: the entities that may be asked for; none of them is no bound.
-        principal: of the caller's certificate, for asks that name none.
-        until_ms: from when on it is no grant any more, by the node's clock.
+        name: the name of the API key; None without one.
+        bound_to: the entities that the caller may ask for; empty means any.
+        principal: the one in the caller's certificate, used for asks that name none.
+        until_ms: when the grant ends, by the node's clock.
     """
 
     name: str | None
@@ -35,14 +35,15 @@ class Grant:
     principal: str | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the caller may ask for whom he likes, as he asks it."""
+    def is_unrestricted(self) -> bool:
+        """Whether the caller may ask for any entity, and its asks are taken as they are."""
         return not self.bound_to and self.principal is None
 
     def certified(self, name: str) -> Grant:
-        """The grant to one whose certificate names him so; ``""`` names nobody.
+        """This grant for a caller whose certificate has this name; ``""`` means that it has none.
 
-        Without a key he asks for himself alone: a certificate says who he is, not for whom he may speak.
+        A caller without a key may then ask only for itself: a certificate proves an identity, and gives no
+        right to ask for others.
 
         >>> Grant("gateway", BINDABLE).certified("alice").covers(Ask(principal="bob"))
         True
@@ -56,7 +57,7 @@ class Grant:
         return replace(self, bound_to=bound_to, principal=name or None)
 
     def covers(self, ask: Ask) -> bool:
-        """Whether an ask is within the bounds: within any one of them, if there are some.
+        """Whether the caller may ask this: it has no bindings, or one of them covers the ask.
 
         >>> key = Grant("gateway", BINDABLE, (Binding.parse("user=acme"), Binding.parse("ip=10.0.0.7")))
         >>> key.covers(Ask(principal="acme")), key.covers(Ask(principal="other", ip="10.0.0.7"))
@@ -67,10 +68,10 @@ class Grant:
         return not self.bound_to or any(binding.covers(ask) for binding in self.bound_to)
 
 
-def widened(scopes: frozenset[Permission]) -> frozenset[Permission]:
-    """The scopes with all that they include.
+def expand_scopes(scopes: frozenset[Permission]) -> frozenset[Permission]:
+    """The scopes, with all that they include.
 
-    >>> widened(frozenset({"admin"})) == EVERYTHING
+    >>> expand_scopes(frozenset({"admin"})) == EVERYTHING
     True
     """
     return EVERYTHING if "admin" in scopes else scopes

@@ -1,4 +1,4 @@
-"""Which quotas apply to an ask, and which bucket each charges (section 4 of the design)."""
+"""Which quotas apply to an ask, and which bucket each of them charges."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from app.domain.entity import ANY, Entity, Name, network_of
 from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, REQUEST_PERCENTAGE, REQUEST_RATE, Quota
 
 Quotas = Mapping[str, Mapping[Entity, Quota]]
-"""Every quota there is: by quota key, then by entity."""
+"""All quotas, by quota key and then by entity."""
 
 EXEMPT_FOR_CLUSTER_ACTIONS: Final = frozenset({REQUEST_RATE, REQUEST_PERCENTAGE})
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What the deployment decides about matching."""
+class MatchingRules:
+    """The settings of a deployment that affect which quotas match, and which buckets they charge."""
 
     inter_broker_listener: str | None = None
     ipv6_prefix: int = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedQuota:
     """A quota that applies, the entity it is set on, and the bucket it charges.
 
     Attributes:
-        owner: the entity whose name is the hash tag of the bucket's key: the user for a user or a pair.
+        owner: the entity in the hash tag of the bucket's store key: the user, for a user or a pair.
     """
 
     quota: Quota
@@ -40,35 +40,35 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """A quota that applies, and its ladder, most specific rung first: the first limit there is decides.
+class ExplainedQuota:
+    """A quota that applies, and its ladder, most specific rung first; the first rung with a limit decides.
 
     Attributes:
-        ladder: entities, and the limits set on them; None where nothing is set.
+        ladder: pairs of an entity and the limit set on it, or None.
     """
 
-    applied: Applied
+    applied: AppliedQuota
     ladder: tuple[tuple[str, float | None], ...]
 
 
-def applied(ask: Ask, quotas: Quotas, rules: Rules) -> list[Applied]:
-    """The quotas that apply to an ask, in the order in which ties are broken.
+def applied_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[AppliedQuota]:
+    """The quotas that apply to an ask, in the order that breaks ties.
 
-    A quota applies when the ask has its usage field and the quota's entity can be formed from the ask.
+    A quota applies if the ask has its usage field and names the quota's entity.
     """
-    found = []
+    applied = []
     for entities, rungs in _asked(ask, quotas, rules):
         for entity, bucket in rungs:
             quota = entities.get(entity)
             if quota is not None:
-                found.append(_applied(quota, entity, bucket, ask))
+                applied.append(_applied(quota, entity, bucket, ask))
                 break
-    return found
+    return applied
 
 
-def explained(ask: Ask, quotas: Quotas, rules: Rules) -> list[Explained]:
-    """The quotas that apply to an ask, as ``applied`` has them, each with the whole of its ladder."""
-    found = []
+def explained_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[ExplainedQuota]:
+    """The quotas that apply to an ask, as in ``applied_quotas``, each with its whole ladder."""
+    explained = []
     for entities, rungs in _asked(ask, quotas, rules):
         ladder = [(entity, bucket, entities.get(entity)) for entity, bucket in rungs]
         matching = ((quota, entity, bucket) for entity, bucket, quota in ladder if quota is not None)
@@ -76,12 +76,12 @@ def explained(ask: Ask, quotas: Quotas, rules: Rules) -> list[Explained]:
             shown = tuple(
                 (str(entity), None if quota is None else quota.limit) for entity, _, quota in ladder
             )
-            found.append(Explained(_applied(*first, ask), shown))
-    return found
+            explained.append(ExplainedQuota(_applied(*first, ask), shown))
+    return explained
 
 
 def client_rungs(user: str | None, client_id: str | None) -> Iterator[tuple[Entity, Entity]]:
-    """Kafka's ladder for user and client-id: (entity of the quota, entity of the bucket), first match first.
+    """Kafka's ladder for user and client-id: pairs of the quota's entity and the bucket's, first match first.
 
     >>> [str(entity) for entity, _ in client_rungs("a", None)]
     ['user=a', 'user=*']
@@ -101,27 +101,27 @@ def client_rungs(user: str | None, client_id: str | None) -> Iterator[tuple[Enti
         yield Entity.of(client_id=ANY), Entity.of(client_id=client_id)
 
 
-def broader(entity: Entity) -> tuple[Entity, ...]:
-    """The default entities whose buckets may be this one's too, in the order of the ladder.
+def covering_defaults(entity: Entity) -> tuple[Entity, ...]:
+    """The default entities that may charge the same buckets as this entity, in the order of the ladder.
 
-    >>> [str(e) for e in broader(Entity.of(user="a", client_id="c"))]
+    >>> [str(e) for e in covering_defaults(Entity.of(user="a", client_id="c"))]
     ['user=a,client-id=*', 'user=*,client-id=c', 'user=*,client-id=*']
     """
     if entity.types == ("broker", "listener"):
         return ()
     names: list[tuple[Name, ...]] = [(name,) if name is ANY else (name, ANY) for _, name in entity.parts]
     chosen = (Entity(tuple(zip(entity.types, each, strict=True))) for each in product(*names))
-    return tuple(found for found in chosen if found != entity)
+    return tuple(default for default in chosen if default != entity)
 
 
 def ip_rungs(ip: str, ipv6_prefix: int) -> Iterator[tuple[Entity, Entity]]:
-    """The address, then the default, whose bucket is the address or its IPv6 network."""
+    """The ladder of an address: itself, then the default, which charges the address or its IPv6 network."""
     yield Entity.of(ip=ip), Entity.of(ip=ip)
     yield Entity.of(ip=ANY), Entity.of(ip=network_of(ip, ipv6_prefix))
 
 
 def listener_rungs(broker: str | None, listener: str) -> Iterator[tuple[Entity, Entity]]:
-    """The listener of the broker, the listener, the default listener."""
+    """The ladder of a listener: on its broker, on any broker, then the default."""
     if broker is not None:
         pair = Entity.of(broker=broker, listener=listener)
         yield pair, pair
@@ -130,15 +130,15 @@ def listener_rungs(broker: str | None, listener: str) -> Iterator[tuple[Entity, 
 
 
 def broker_rungs(broker: str) -> Iterator[tuple[Entity, Entity]]:
-    """The broker, then the default; each broker has a bucket of its own."""
+    """The ladder of a broker: itself, then the default; each broker has its own bucket."""
     yield Entity.of(broker=broker), Entity.of(broker=broker)
     yield Entity.of(broker=ANY), Entity.of(broker=broker)
 
 
 def _asked(
-    ask: Ask, quotas: Quotas, rules: Rules
+    ask: Ask, quotas: Quotas, rules: MatchingRules
 ) -> Iterator[tuple[Mapping[Entity, Quota], Iterator[tuple[Entity, Entity]]]]:
-    """The ladders of every key that an ask is held to, and what is set on entities for that key."""
+    """The ladders that an ask can match, each with the quotas of its key by entity."""
     for key in KEYS.values():
         entities = quotas.get(key.name)
         if not entities or not _asks_for(key.usage, ask):
@@ -149,8 +149,8 @@ def _asked(
             yield entities, rungs
 
 
-def _ladders(key: str, ask: Ask, rules: Rules) -> Iterator[Iterator[tuple[Entity, Entity]]]:
-    """The ladders of a key, each of which may match once: the ladder before ip, listener before broker."""
+def _ladders(key: str, ask: Ask, rules: MatchingRules) -> Iterator[Iterator[tuple[Entity, Entity]]]:
+    """The ladders of a key, each of which may match once: clients before ip, listener before broker."""
     types = KEYS[key].entities
     if ("user",) in types:
         yield client_rungs(ask.principal, ask.client_id)
@@ -163,8 +163,8 @@ def _ladders(key: str, ask: Ask, rules: Rules) -> Iterator[Iterator[tuple[Entity
             yield broker_rungs(ask.broker)
 
 
-def _between_brokers(ask: Ask, rules: Rules) -> bool:
-    """KIP-612: the inter-broker listener is neither held by nor recorded in the broker-wide bucket."""
+def _between_brokers(ask: Ask, rules: MatchingRules) -> bool:
+    """Whether the ask is on the inter-broker listener, which KIP-612 exempts from the broker-wide limit."""
     return ask.listener is not None and ask.listener == rules.inter_broker_listener
 
 
@@ -172,10 +172,10 @@ def _asks_for(usage: str, ask: Ask) -> bool:
     return ask.producer_ids is not None if usage == "producer_ids" else usage in ask.usage
 
 
-def _applied(quota: Quota, entity: Entity, bucket: Entity, ask: Ask) -> Applied:
+def _applied(quota: Quota, entity: Entity, bucket: Entity, ask: Ask) -> AppliedQuota:
     name = str(bucket)
     type_, first = bucket.parts[0]
     owner = str(Entity(((type_, first),))) if type_ == "user" else name
     if quota.scope == "broker" and "broker" not in bucket.types and ask.broker is not None:
         name = f"{name};{Entity.of(broker=ask.broker)}"
-    return Applied(quota, str(entity), name, owner)
+    return AppliedQuota(quota, str(entity), name, owner)

@@ -1,8 +1,7 @@
-"""Adding a history to buckets that may have one: it adds, it never forgets, and twice is as once.
+"""Loading a history into buckets: it only adds, and loading it twice has the same result as once.
 
-The plain form of what ``lua/load*.lua`` do. None of it depends on the present time but for what is too old
-to count, so a load that was cut short and begun again ends in the same state. A time that is given is never
-ahead of the bucket's.
+This is what ``lua/load*.lua`` do, in plain Python. The current time only decides what is too old to count, so
+a load that was interrupted and repeated ends in the same state. No given time is later than the bucket's.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from typing import NamedTuple
 
 from app.domain.producer_ids import ProducerIds
 from app.domain.quota import Quota
-from app.domain.sampled_rate import Sample, Samples, kept
+from app.domain.sampled_rate import Sample, Samples, kept_samples
 from app.domain.token_bucket import Tokens, tokens_at
 
 
 @dataclass(slots=True)
-class Loaded:
-    """What became of assertions.
+class LoadResult:
+    """How many assertions had which result.
 
     Attributes:
         added: they changed the bucket.
-        there: it holds as much or more already.
-        over: they are of no account any more: layers have died, charges and samples left the window.
-        no_room: the bucket has as many ids or charges as it may have.
+        there: the bucket already held as much or more.
+        over: they are too old: their layers have died, or their charges and samples have left the window.
+        no_room: the bucket already has as many ids or charges as it may have.
     """
 
     added: int = 0
@@ -36,7 +35,7 @@ class Loaded:
 
 
 class WrittenId(NamedTuple):
-    """An id, spread over 32 bytes, when it was written last, and when the layer began that it went to."""
+    """An id, spread over 32 bytes, when it was last written, and when the layer that it went to began."""
 
     spread: bytes
     at_ms: int
@@ -44,20 +43,22 @@ class WrittenId(NamedTuple):
 
 
 class Charges(NamedTuple):
-    """So many ids charged at one time."""
+    """The number of ids charged at one time."""
 
     at_ms: int
     ids: int
 
 
-def load_ids(state: ProducerIds, ids: Sequence[WrittenId], now_ms: int, quota: Quota, max_ids: int) -> Loaded:
-    """Remember ids as long as the write that is asserted would have had them remembered, or longer.
+def load_ids(
+    state: ProducerIds, ids: Sequence[WrittenId], now_ms: int, quota: Quota, max_ids: int
+) -> LoadResult:
+    """Remember ids at least as long as the asserted write would have.
 
     An id goes to the oldest live layer that was open at that write or began after it, so that it is not
-    forgotten before it would have been; if there is none, a layer begins, as it did. One that such a layer
-    holds already is left alone.
+    forgotten too early; if there is no such layer, one begins when the asserted one did. An id that such a
+    layer already holds is left alone.
     """
-    loaded, layers = Loaded(), quota.layers
+    loaded, layers = LoadResult(), quota.layers
     for id_ in ids:
         begins = max(id_.layer_ms, id_.at_ms - layers.interval_ms + 1)
         if now_ms - begins >= layers.ttl_ms:
@@ -81,10 +82,10 @@ def load_ids(state: ProducerIds, ids: Sequence[WrittenId], now_ms: int, quota: Q
 
 def load_charges(
     state: ProducerIds, charges: Sequence[Charges], now_ms: int, quota: Quota, max_ids: int
-) -> Loaded:
-    """Of each time the larger number of charges, in order of time; where there is no room, the newest."""
+) -> LoadResult:
+    """Take the larger number of charges at each time; if there is no room for all, add the newest."""
     window_ms = quota.window_ms
-    loaded, missing = Loaded(), []
+    loaded, missing = LoadResult(), []
     for at_ms, ids in charges:
         if now_ms - at_ms >= window_ms:
             loaded.over += ids
@@ -102,14 +103,15 @@ def load_charges(
     return loaded
 
 
-def load_samples(state: Samples, samples: Samples, now_ms: int, quota: Quota) -> tuple[Samples, Loaded]:
-    """Of samples that began at the same time the larger sum and the later event; the others beside them.
+def load_samples(state: Samples, samples: Samples, now_ms: int, quota: Quota) -> tuple[Samples, LoadResult]:
+    """Merge samples: of two that began at the same time, take the larger sum and the later event.
 
-    Samples of two histories may overlap: each lives as long as those that began before it, as in any bucket.
+    Samples of two histories may overlap. Each lives at least as long as those that began before it, as in
+    any bucket.
     """
-    loaded, by_start = Loaded(), {sample.start_ms: sample for sample in state}
+    loaded, by_start = LoadResult(), {sample.start_ms: sample for sample in state}
     for sample in samples:
-        if now_ms - sample.last_ms >= kept(quota.samples) * quota.sample_ms:
+        if now_ms - sample.last_ms >= kept_samples(quota.samples) * quota.sample_ms:
             loaded.over += 1
             continue
         old = by_start.get(sample.start_ms)
@@ -130,13 +132,13 @@ def load_samples(state: Samples, samples: Samples, now_ms: int, quota: Quota) ->
 
 def load_tokens(
     state: Tokens | None, tokens: Tokens, now_ms: int, quota: Quota
-) -> tuple[Tokens | None, Loaded]:
-    """The smaller of two levels at the later of their times, after which both refill alike."""
+) -> tuple[Tokens | None, LoadResult]:
+    """Take the smaller of two levels at the later of their times; from then on both refill alike."""
     limit, burst = quota.limit, quota.burst
     if tokens_at(tokens, now_ms, limit, burst) >= burst:
-        return state, Loaded(over=1)
+        return state, LoadResult(over=1)
     at_ms = tokens.at_ms if state is None else max(state.at_ms, tokens.at_ms)
     level = tokens_at(tokens, at_ms, limit, burst)
     if state is not None and tokens_at(state, at_ms, limit, burst) <= level:
-        return state, Loaded(there=1)
-    return Tokens(level, at_ms), Loaded(added=1)
+        return state, LoadResult(there=1)
+    return Tokens(level, at_ms), LoadResult(added=1)

@@ -1,7 +1,7 @@
-"""The oracle: a whole decision in plain Python, which the store's script is held to.
+"""The oracle: whole decisions in plain Python, with which the store's script must agree.
 
-It says what the script must answer and remember, with the same arithmetic in the same order, and no thought
-of speed. Time is an argument; one oracle is one store.
+It says what the script must answer and remember, with the same arithmetic in the same order, and without
+regard to speed. Time is an argument. One oracle is one store.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from app.domain import sampled_rate, token_bucket
 from app.domain.ask import Ask, Mode
-from app.domain.bounds import bounded
+from app.domain.bounds import restrict
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import (
     BYTE_RATES,
@@ -26,7 +26,7 @@ from app.domain.decision import (
     combine,
     is_charged,
 )
-from app.domain.ladder import Applied, Quotas, Rules, applied
+from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
 from app.domain.producer_ids import FULL_MS, ProducerIds
 from app.domain.quota import (
     CONNECTION_CREATION_RATE,
@@ -42,8 +42,8 @@ RETRY_MS: Final = 60_000
 """How long an answer is kept for a retry with the same id."""
 
 
-class Said(NamedTuple):
-    """What one quota says by itself."""
+class Judgement(NamedTuple):
+    """The answer of one bucket to one charge."""
 
     outcome: Outcome
     throttle_ms: int = 0
@@ -51,18 +51,19 @@ class Said(NamedTuple):
     largest: float | None = None
 
 
-ADMIT: Final = Said("admit")
+ADMIT: Final = Judgement("admit")
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
-    """One quota's part of an ask.
+class BucketCharge:
+    """What an ask charges to one bucket.
 
     Attributes:
-        usage: in units of the limit; for producer ids their number.
-        spreads: the ids, each spread over 32 bytes, without duplicates and without ``-1``.
-        now_ms, wait_from_ms: the bucket's time, and the uncorrected one that waits are counted from.
-        later_ms: measure a delay so much later, with the charge recorded now (KIP-124's sum).
+        usage: in units of the limit; of producer ids, their number.
+        spreads: the distinct ids, each spread over 32 bytes, without ``-1``.
+        now_ms: the time in the bucket, which never runs backwards; see ``corrected_now``.
+        wait_from_ms: the uncorrected time, from which waits are counted.
+        later_ms: measure a delay this much later, with the charge recorded now (for KIP-124's sum).
         full: the store has no room for anything new.
     """
 
@@ -78,39 +79,39 @@ class Charge:
 
     @property
     def samples(self) -> int:
-        """Samples to measure over: under deny one is decided as two."""
+        """The number of samples to measure over: deny decides one sample as two."""
         return max(self.quota.samples, 2) if self.enforcement == "deny" else self.quota.samples
 
 
 class Bucket(Protocol):
-    """What a bucket of any algorithm can do."""
+    """The operations of a bucket, whatever its algorithm."""
 
     @property
     def newest_ms(self) -> int | None:
-        """The time of its last event, refill, layer or charge; None if absent."""
+        """The time of its last event, refill, layer or charge; None if it is absent."""
 
     def move(self, by_ms: int) -> None:
-        """Move all its times."""
+        """Shift all its times by the same amount, so that ages stay the same."""
 
-    def judge(self, charge: Charge) -> Said:
-        """What the quota says of a charge, nothing written."""
+    def judge(self, charge: BucketCharge) -> Judgement:
+        """The answer to a charge; writes nothing."""
 
-    def touch(self, charge: Charge) -> None:
-        """What is written even when the ask is refused."""
+    def touch(self, charge: BucketCharge) -> None:
+        """Make the writes that happen even if the ask is refused."""
 
-    def charge(self, charge: Charge) -> bool:
-        """Write the charge; False if there was nothing to charge."""
+    def charge(self, charge: BucketCharge) -> bool:
+        """Write the charge; return False if there was nothing to charge."""
 
-    def refund(self, charge: Charge) -> None:
+    def refund(self, charge: BucketCharge) -> None:
         """Give the usage back."""
 
-    def shows(self, charge: Charge) -> tuple[float, float]:
-        """Observed and remaining, as they stand."""
+    def shows(self, charge: BucketCharge) -> tuple[float, float]:
+        """Observed and remaining, in the limit's unit."""
 
 
 @dataclass(slots=True)
 class RateBucket:
-    """A sampled rate."""
+    """A bucket of a sampled rate."""
 
     state: sampled_rate.Samples = ()
 
@@ -123,54 +124,51 @@ class RateBucket:
             s._replace(start_ms=s.start_ms + by_ms, last_ms=s.last_ms + by_ms) for s in self.state
         )
 
-    def judge(self, charge: Charge) -> Said:
+    def judge(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
         if charge.enforcement == "delay":
             return self._delayed(charge)
         if charge.usage == 0:
             return ADMIT
         if sampled_rate.too_large(charge.usage, quota.limit, charge.samples, quota.sample_ms):
-            largest = sampled_rate.largest(quota.limit, charge.samples, quota.sample_ms)
-            return Said("reject", reason="too_large", largest=largest)
-        if self._measured(charge, charge.now_ms) <= quota.limit:
+            largest = sampled_rate.largest_usage(quota.limit, charge.samples, quota.sample_ms)
+            return Judgement("reject", reason="too_large", largest=largest)
+        measured, _ = sampled_rate.measure(
+            self._recorded(charge), charge.now_ms, charge.samples, quota.sample_ms
+        )
+        if measured <= quota.limit:
             return ADMIT
         wait = sampled_rate.wait_ms(
             self.state, charge.usage, charge.now_ms, quota.limit, charge.samples, quota.sample_ms
         )
-        return Said("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
+        return Judgement("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
 
-    def touch(self, charge: Charge) -> None:
+    def touch(self, charge: BucketCharge) -> None:
         pass
 
-    def charge(self, charge: Charge) -> bool:
-        self.state = self._recorded(charge, charge.now_ms)
+    def charge(self, charge: BucketCharge) -> bool:
+        self.state = self._recorded(charge)
         return True
 
-    def refund(self, charge: Charge) -> None:
+    def refund(self, charge: BucketCharge) -> None:
         self.state = sampled_rate.refund(self.state, charge.usage)
 
-    def shows(self, charge: Charge) -> tuple[float, float]:
+    def shows(self, charge: BucketCharge) -> tuple[float, float]:
         quota = charge.quota
         observed, window = sampled_rate.measure(self.state, charge.now_ms, charge.samples, quota.sample_ms)
-        alive = sampled_rate.live(self.state, charge.now_ms, charge.samples, quota.sample_ms)
+        alive = sampled_rate.live_samples(self.state, charge.now_ms, charge.samples, quota.sample_ms)
         return observed, quota.limit * (window / 1000) - sampled_rate.total(alive)
 
-    def _delayed(self, charge: Charge) -> Said:
+    def _delayed(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
-        after = self._recorded(charge, charge.now_ms)
         at = charge.now_ms + charge.later_ms
-        observed, window = sampled_rate.measure(after, at, charge.samples, quota.sample_ms)
+        observed, window = sampled_rate.measure(self._recorded(charge), at, charge.samples, quota.sample_ms)
         delay = sampled_rate.delay_ms(observed, quota.limit, window, quota.longest_delay_ms)
-        return Said("delay", delay) if delay else ADMIT
+        return Judgement("delay", delay) if delay else ADMIT
 
-    def _recorded(self, charge: Charge, at_ms: int) -> sampled_rate.Samples:
-        return sampled_rate.record(
-            self.state, charge.usage, at_ms, charge.quota.samples, charge.quota.sample_ms
-        )
-
-    def _measured(self, charge: Charge, at_ms: int) -> float:
-        after = self._recorded(charge, at_ms)
-        return sampled_rate.measure(after, at_ms, charge.samples, charge.quota.sample_ms)[0]
+    def _recorded(self, charge: BucketCharge) -> sampled_rate.Samples:
+        quota = charge.quota
+        return sampled_rate.record(self.state, charge.usage, charge.now_ms, quota.samples, quota.sample_ms)
 
 
 @dataclass(slots=True)
@@ -178,7 +176,7 @@ class TokensBucket:
     """A token bucket.
 
     Attributes:
-        forgiven: how much of a debt the last ask that wrote to it was forgiven.
+        forgiven: the debt that the last write forgave.
     """
 
     state: token_bucket.Tokens | None = None
@@ -192,55 +190,55 @@ class TokensBucket:
         if self.state:
             self.state = self.state._replace(at_ms=self.state.at_ms + by_ms)
 
-    def judge(self, charge: Charge) -> Said:
+    def judge(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
         if charge.enforcement == "delay":
             return self._delayed(charge)
         if charge.usage > quota.burst:
-            return Said("reject", reason="too_large", largest=quota.burst)
+            return Judgement("reject", reason="too_large", largest=quota.burst)
         if charge.usage == 0 or self._tokens(charge) >= charge.usage:
             return ADMIT
-        state, _ = self._standing(charge)
+        state, _ = self._after_forgiving(charge)
         wait = token_bucket.wait_ms(state, charge.usage, charge.now_ms, quota.limit, quota.burst)
-        return Said("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
+        return Judgement("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
 
-    def touch(self, charge: Charge) -> None:
-        """A debt that ended stays forgiven, also where a refused ask is the first to see it."""
-        standing, self.forgiven = self._standing(charge)
+    def touch(self, charge: BucketCharge) -> None:
+        """Forgive the part of a debt beyond the longest one, even if the ask that finds it is refused."""
+        state, self.forgiven = self._after_forgiving(charge)
         if self.forgiven:
-            self.state = standing
+            self.state = state
 
-    def charge(self, charge: Charge) -> bool:
-        _, before = self._standing(charge)
+    def charge(self, charge: BucketCharge) -> bool:
+        _, before = self._after_forgiving(charge)
         tokens, now = self._spent(charge)
         self.state, self.forgiven = token_bucket.Tokens(tokens, charge.now_ms), before + now
         return True
 
-    def refund(self, charge: Charge) -> None:
+    def refund(self, charge: BucketCharge) -> None:
         self.touch(charge)
         self.state = token_bucket.refund(self.state, charge.usage, charge.quota.burst)
 
-    def shows(self, charge: Charge) -> tuple[float, float]:
+    def shows(self, charge: BucketCharge) -> tuple[float, float]:
         tokens = self._tokens(charge)
         return charge.quota.burst - tokens, tokens
 
-    def _delayed(self, charge: Charge) -> Said:
+    def _delayed(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
         after = token_bucket.Tokens(self._spent(charge)[0], charge.now_ms)
         tokens = token_bucket.tokens_at(after, charge.now_ms + charge.later_ms, quota.limit, quota.burst)
         delay = token_bucket.delay_ms(tokens, quota.limit, quota.longest_delay_ms)
-        return Said("delay", delay) if delay else ADMIT
+        return Judgement("delay", delay) if delay else ADMIT
 
-    def _tokens(self, charge: Charge) -> float:
-        state, _ = self._standing(charge)
+    def _tokens(self, charge: BucketCharge) -> float:
+        state, _ = self._after_forgiving(charge)
         return token_bucket.tokens_at(state, charge.now_ms, charge.quota.limit, charge.quota.burst)
 
-    def _spent(self, charge: Charge) -> tuple[float, float]:
-        """The tokens after the charge, and how much of a debt that forgives."""
+    def _spent(self, charge: BucketCharge) -> tuple[float, float]:
+        """The tokens after the charge, and how much debt that forgives."""
         return token_bucket.forgive(self._tokens(charge) - charge.usage, charge.quota.max_debt)
 
-    def _standing(self, charge: Charge) -> tuple[token_bucket.Tokens, float]:
-        """The bucket with no deeper debt than there may be, and how much of one that forgives."""
+    def _after_forgiving(self, charge: BucketCharge) -> tuple[token_bucket.Tokens, float]:
+        """The state with at most the longest debt, and how much debt that forgives."""
         quota, now_ms = charge.quota, charge.now_ms
         if self.state is None:
             return token_bucket.Tokens(quota.burst, now_ms), 0.0
@@ -251,7 +249,7 @@ class TokensBucket:
 
 @dataclass(slots=True)
 class IdsBucket:
-    """A principal's producer ids."""
+    """The bucket of a principal's producer ids."""
 
     max_ids: int
     state: ProducerIds = field(default_factory=ProducerIds)
@@ -263,7 +261,7 @@ class IdsBucket:
     def move(self, by_ms: int) -> None:
         self.state.move(by_ms)
 
-    def judge(self, charge: Charge) -> Said:
+    def judge(self, charge: BucketCharge) -> Judgement:
         quota, now = charge.quota, charge.now_ms
         unseen = len(self._unseen(charge))
         if unseen == 0:
@@ -272,15 +270,15 @@ class IdsBucket:
         charged = self.state.charged(now, quota.window_ms)
         if charge.recording:
             if quota.limit == 0:
-                return Said("delay", quota.window_ms)
+                return Judgement("delay", quota.window_ms)
             if charged + unseen <= quota.limit:
                 return ADMIT
             after = with_charges(self.state, [now] * unseen, self.max_ids)
             wait = corrected + after.wait_for_rate(1, now, quota.limit, quota.window_ms)
-            return Said("delay", min(wait, MAX_THROTTLE_MS))
+            return Judgement("delay", min(wait, MAX_THROTTLE_MS))
         largest = min(quota.limit, self.max_ids)
         if unseen > largest:
-            return Said("reject", reason="too_large", largest=largest)
+            return Judgement("reject", reason="too_large", largest=largest)
         rate = capacity = 0
         if charged + unseen > quota.limit:
             rate = corrected + self.state.wait_for_rate(unseen, now, quota.limit, quota.window_ms)
@@ -291,80 +289,71 @@ class IdsBucket:
         if not rate and not capacity:
             return ADMIT
         wait = min(max(rate, capacity), MAX_THROTTLE_MS)
-        return Said("throttle", wait, "capacity" if capacity > rate else None)
+        return Judgement("throttle", wait, "capacity" if capacity > rate else None)
 
-    def touch(self, charge: Charge) -> None:
-        layers = charge.quota.layers
-        stale = [s for s in self._seen(charge) if self.state.stale(s, charge.now_ms, layers)]
-        for spread_ in stale:
-            self.state.refresh(
-                spread_, charge.now_ms, layers, charge.quota.limit, self.max_ids, full=charge.full
-            )
+    def touch(self, charge: BucketCharge) -> None:
+        now, layers, limit = charge.now_ms, charge.quota.layers, charge.quota.limit
+        for spread in [s for s in self._seen(charge) if self.state.stale(s, now, layers)]:
+            self.state.refresh(spread, now, layers, limit, self.max_ids, full=charge.full)
 
-    def charge(self, charge: Charge) -> bool:
-        unseen = self._unseen(charge)
+    def charge(self, charge: BucketCharge) -> bool:
+        unseen, now, quota = self._unseen(charge), charge.now_ms, charge.quota
         self.touch(charge)
-        quota = charge.quota
         if unseen:
             self.state.charge(
-                unseen,
-                charge.now_ms,
-                quota.window_ms,
-                quota.layers,
-                quota.limit,
-                self.max_ids,
-                full=charge.full,
+                unseen, now, quota.window_ms, quota.layers, quota.limit, self.max_ids, full=charge.full
             )
         return bool(unseen)
 
-    def refund(self, charge: Charge) -> None:
+    def refund(self, charge: BucketCharge) -> None:
         raise AssertionError(f"ids cannot be given back, not even {charge.usage}")
 
-    def shows(self, charge: Charge) -> tuple[float, float]:
+    def shows(self, charge: BucketCharge) -> tuple[float, float]:
         quota = charge.quota
         charged = self.state.charged(charge.now_ms, quota.window_ms)
         room = max(self.max_ids - self.state.remembered(charge.now_ms, quota.layers), 0)
         return charged, min(quota.limit - charged, room)
 
-    def _grows(self, charge: Charge, charges: int) -> bool:
-        """Whether the bucket must grow for the unseen ids, beside the seen ones that are refreshed."""
+    def _grows(self, charge: BucketCharge, charges: int) -> bool:
+        """Whether the bucket must grow to hold the unseen ids and the refreshed ones."""
         layers, now = charge.quota.layers, charge.now_ms
-        stale = sum(self.state.stale(spread_, now, layers) for spread_ in self._seen(charge))
+        stale = sum(self.state.stale(spread, now, layers) for spread in self._seen(charge))
         return charges > self.state.capacity or self.state.is_short(
             len(self._unseen(charge)) + stale, now, layers
         )
 
-    def _unseen(self, charge: Charge) -> list[bytes]:
+    def _unseen(self, charge: BucketCharge) -> list[bytes]:
         layers = charge.quota.layers
         return [s for s in charge.spreads if self.state.find(s, charge.now_ms, layers) is None]
 
-    def _seen(self, charge: Charge) -> list[bytes]:
+    def _seen(self, charge: BucketCharge) -> list[bytes]:
         layers = charge.quota.layers
         return [s for s in charge.spreads if self.state.find(s, charge.now_ms, layers) is not None]
 
 
 def with_charges(state: ProducerIds, charges: Sequence[int], max_ids: int) -> ProducerIds:
-    """The state with these charges added, for a look at what would be."""
+    """A copy of the state with these charges added."""
     return ProducerIds(state.layers, state.segments, [*state.charges, *charges][-max_ids:])
 
 
 @dataclass(slots=True)
 class Part:
-    """A quota that applied, its bucket and its charge."""
+    """One quota's part of a decision: the quota, its bucket, and what the ask charges to it."""
 
-    applied: Applied
+    applied: AppliedQuota
     bucket: Bucket
-    charge: Charge
+    charge: BucketCharge
 
 
 class Oracle:
-    """One store's worth of buckets and kept answers.
+    """The buckets and kept answers of one store, and decisions on them.
 
     Args:
-        when_full: what a quota says whose new bucket a full store has no room for.
+        when_full: the verdict of a quota that needs a new bucket while the store is full.
 
     Attributes:
-        full: the store is full: it takes no new bucket, no new kept answer and no larger one of ids.
+        full: the store is full. It takes no new bucket and no new kept answer, and no bucket of ids grows.
+        corrections: how often a bucket's newest time was ahead of the clock.
     """
 
     def __init__(
@@ -373,7 +362,7 @@ class Oracle:
         *,
         max_ids: int = 1_000_000,
         sequential: bool = False,
-        when_full: Callable[[Ask, Applied], Verdict] | None = None,
+        when_full: Callable[[Ask, AppliedQuota], Verdict] | None = None,
     ) -> None:
         self.full = False
         self._when_full = when_full
@@ -383,21 +372,20 @@ class Oracle:
         self.buckets: dict[tuple[object, ...], Bucket] = {}
         self.answers: dict[Content, tuple[Decision, int]] = {}
         self.corrections = 0
-        """How often a bucket's newest time was ahead of the clock."""
 
     def decide(
-        self, ask: Ask, quotas: Quotas, rules: Rules, now_ms: int, caller: Caller = ANYONE
+        self, ask: Ask, quotas: Quotas, rules: MatchingRules, now_ms: int, caller: Caller = ANYONE
     ) -> Decision:
-        """Decide an ask and remember what it leaves.
+        """Decide an ask, and write to buckets and kept answers.
 
         Raises:
-            OutOfBounds: the caller is bound, and it would record in a bucket that others share, or give back.
+            OutOfBoundsError: the caller is bound, and the ask would record in, or refund to, a shared bucket.
         """
-        found = list(bounded(ask, applied(ask, quotas, rules), caller.bound_to))
+        applied = list(restrict(ask, applied_quotas(ask, quotas, rules), caller.bound_to))
         retry = content_of(ask, caller.key)
         if retry in self.answers and now_ms - self.answers[retry][1] < RETRY_MS:
             return self.answers[retry][0]
-        parts = [self._part(ask, each, now_ms) for each in found]
+        parts = [self._part(ask, quota, now_ms) for quota in applied]
         verdicts = self._verdicts(ask, parts)
         outcome, throttle_ms, limited_by = combine(verdicts, sequential=self.sequential)
         full = {i for i, verdict in enumerate(verdicts) if verdict.reason == "store_full"}
@@ -414,13 +402,13 @@ class Oracle:
             self.answers[retry] = (decision, now_ms)
         return decision
 
-    def _part(self, ask: Ask, found: Applied, now_ms: int) -> Part:
-        quota = found.quota
-        key = (quota.key, found.bucket, quota.identity, quota.epoch)
+    def _part(self, ask: Ask, applied: AppliedQuota, now_ms: int) -> Part:
+        quota = applied.quota
+        key = (quota.key, applied.bucket, quota.identity, quota.epoch)
         bucket = self.buckets.setdefault(key, self._absent(quota))
         if ask.mode == "peek":
             bucket = copy.deepcopy(bucket)
-        charge = Charge(
+        charge = BucketCharge(
             quota=quota,
             usage=usage_of(ask, quota),
             enforcement=enforcement_of(ask, quota),
@@ -430,7 +418,7 @@ class Oracle:
             spreads=spreads_of(ask, self.secret) if quota.algorithm == "producer_ids" else (),
             full=self.full and ask.mode != "peek",
         )
-        return Part(found, bucket, charge)
+        return Part(applied, bucket, charge)
 
     def _absent(self, quota: Quota) -> Bucket:
         if quota.algorithm == "sampled_rate":
@@ -440,7 +428,7 @@ class Oracle:
     def _now(self, ask: Ask, quota: Quota, bucket: Bucket, now_ms: int) -> int:
         newest = bucket.newest_ms
         self.corrections += newest is not None and now_ms < newest
-        return corrected(ask.mode, quota, bucket, now_ms)
+        return corrected_now(ask.mode, quota, bucket, now_ms)
 
     def _verdicts(self, ask: Ask, parts: list[Part]) -> list[Verdict]:
         verdicts = [self._verdict(ask, part) for part in parts]
@@ -453,7 +441,7 @@ class Oracle:
                 if verdict.outcome == "delay"
                 and not verdict.shadow
                 and verdict.quota in BYTE_RATES
-                # what a full store's quotas say is no measured delay
+                # a full store's verdict is no measured delay
                 and verdict.reason != "store_full"
             ),
             default=0,
@@ -471,12 +459,15 @@ class Oracle:
         if self._when_full is None or not self.full or not needs_room:
             return verdict
         if verdict.outcome in {"throttle", "reject"} and not verdict.shadow:
-            return verdict  # nothing is charged, so no room is needed
+            return verdict  # nothing is charged, so it needs no room
         return self._when_full(ask, part.applied)
 
 
-def corrected(mode: Mode, quota: Quota, bucket: Bucket, now_ms: int) -> int:
-    """A now behind the newest time is taken as that; by more than a window, the bucket moves back with it."""
+def corrected_now(mode: Mode, quota: Quota, bucket: Bucket, now_ms: int) -> int:
+    """The time to use in a bucket: never behind its newest time.
+
+    If the clock is behind by more than a window, the bucket moves back with the clock instead.
+    """
     newest = bucket.newest_ms
     if newest is None or now_ms >= newest:
         return now_ms
@@ -487,7 +478,7 @@ def corrected(mode: Mode, quota: Quota, bucket: Bucket, now_ms: int) -> int:
 
 
 def _write(ask: Ask, outcome: Outcome, parts: list[Part]) -> bool:
-    """Write what the decision leaves; whether a bucket was charged or given back to."""
+    """Write the effects of a decision; return whether a bucket was charged or refunded."""
     if ask.mode == "peek":
         return False
     if ask.mode == "refund":
@@ -502,23 +493,25 @@ def _write(ask: Ask, outcome: Outcome, parts: list[Part]) -> bool:
     return any(charged)
 
 
-def said_of(ask: Ask, part: Part) -> Said:
-    """A quota's own answer, with what its key and the mode make of it."""
+def judgement_of(ask: Ask, part: Part) -> Judgement:
+    """The answer of a part's bucket, changed as its quota key and the ask's mode require."""
     quota, charge = part.applied.quota, part.charge
     if ask.mode == "refund":
         return ADMIT
     if quota.limit == 0 and charge.usage > 0 and quota.algorithm != "producer_ids":
         if charge.recording:
-            return Said("delay", quota.longest_delay_ms)
-        return Said("reject", reason="too_large", largest=0.0)
-    said = part.bucket.judge(charge)
-    if said.outcome == "throttle" and quota.key == CONNECTION_CREATION_RATE:
-        return Said("reject") if ask.recheck else Said("throttle", min(said.throttle_ms, RECHECK_MS))
-    return said
+            return Judgement("delay", quota.longest_delay_ms)
+        return Judgement("reject", reason="too_large", largest=0.0)
+    judged = part.bucket.judge(charge)
+    if judged.outcome != "throttle" or quota.key != CONNECTION_CREATION_RATE:
+        return judged
+    if ask.recheck:
+        return Judgement("reject")
+    return Judgement("throttle", min(judged.throttle_ms, RECHECK_MS))
 
 
 def _verdict(ask: Ask, part: Part) -> Verdict:
-    quota, said = part.applied.quota, said_of(ask, part)
+    quota, judged = part.applied.quota, judgement_of(ask, part)
     return Verdict(
         quota=quota.key,
         entity=part.applied.entity,
@@ -526,10 +519,10 @@ def _verdict(ask: Ask, part: Part) -> Verdict:
         limit=quota.limit,
         enforcement=part.charge.enforcement,
         shadow=quota.shadow,
-        outcome=said.outcome,
-        throttle_ms=said.throttle_ms,
-        reason=said.reason,
-        largest=said.largest,
+        outcome=judged.outcome,
+        throttle_ms=judged.throttle_ms,
+        reason=judged.reason,
+        largest=judged.largest,
     )
 
 

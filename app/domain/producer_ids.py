@@ -1,7 +1,7 @@
-"""Layered Bloom filters of the ids a principal has in use, and the exact count of those it was charged for.
+"""A layered Bloom filter of the ids that a principal has in use, and the exact count of charged ids.
 
-Layers are slices of time, segments are parts of the filter added when it was full; section 5 of the design.
-This is the plain form, a set of cells for each layer and segment; the store packs the same into one string.
+Layers are slices of time; segments are parts of the filter, each added when the one before was full. Here
+each layer of each segment is a set of cells; the store packs the same into one string.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from app.domain.quota import Layers
 from app.domain.shape import LAYERS, Shape, first_segment, next_segment, next_share
 
 FULL_MS: Final = 1_000
-"""How long ids wait that need more room than a full store gives."""
+"""How long an ask must wait if a full store has no room for its ids."""
 
 
-class Place(NamedTuple):
-    """Where an id was found: the segment's place in the list, and the newest live layer that holds it."""
+class IdPlace(NamedTuple):
+    """Where an id is: the index of its segment, and the number of the newest live layer that holds it."""
 
     segment: int
     layer: int
@@ -30,8 +30,8 @@ class Segment:
     """A part of the filter.
 
     Attributes:
-        cells: for each layer number, the (block, cell) pairs that are set.
-        counts: for each layer number, the ids whose newest layer it is.
+        cells: by layer number, the (block, cell) pairs that are set.
+        counts: by layer number, how many ids have it as their newest layer.
         written: the number of the newest layer that was ever written to.
     """
 
@@ -43,12 +43,12 @@ class Segment:
 
 @dataclass(slots=True)
 class ProducerIds:
-    """The state of one principal's bucket; a new one is an absent bucket.
+    """The state of one principal's bucket; a new state is an absent bucket.
 
     Attributes:
-        layers: start times by layer number, the four newest at most; ages are judged when looked at.
+        layers: start times by layer number, at most the four newest; some may be dead.
         charges: the times of charges, oldest first.
-        capacity: how many charges there is room for; more room must be made for more of them.
+        capacity: the number of charges that there is room for; more of them need a larger bucket.
     """
 
     layers: dict[int, int] = field(default_factory=dict)
@@ -63,12 +63,12 @@ class ProducerIds:
         return max(times, default=None)
 
     def move(self, by_ms: int) -> None:
-        """Move every time, ages kept: the clock was set back by more than a window."""
+        """Shift every time so that ages stay the same: the clock was set back by more than a window."""
         self.layers = {number: start + by_ms for number, start in self.layers.items()}
         self.charges = [at + by_ms for at in self.charges]
 
     def live_layers(self, now_ms: int, layers: Layers) -> list[int]:
-        """The numbers of the live layers, oldest first: dead is what began ``ttl_ms`` ago."""
+        """The numbers of the live layers, oldest first; a layer that began ``ttl_ms`` ago is dead."""
         return [number for number, start in self.layers.items() if now_ms - start < layers.ttl_ms]
 
     def charged(self, now_ms: int, window_ms: int) -> int:
@@ -76,18 +76,18 @@ class ProducerIds:
         return sum(now_ms - at < window_ms for at in self.charges)
 
     def remembered(self, now_ms: int, layers: Layers) -> int:
-        """How many ids live layers hold."""
+        """How many ids the live layers hold."""
         return sum(self._remembered_by(number) for number in self.live_layers(now_ms, layers))
 
     def fill(self) -> float:
-        """How full the newest segment's part of the newest layer is; at 1 the next id adds a segment."""
+        """How full the newest layer of the newest segment is; at 1 the next id adds a segment."""
         if not self.segments:
             return 0.0
         newest = self.segments[-1]
         return newest.counts.get(max(self.layers), 0) / newest.shape.ids
 
-    def find(self, spread: bytes, now_ms: int, layers: Layers) -> Place | None:
-        """Where an id is, the newest segment first; None for an unseen one."""
+    def find(self, spread: bytes, now_ms: int, layers: Layers) -> IdPlace | None:
+        """Where an id is, looking at the newest segment first; None for an unseen id."""
         live = self.live_layers(now_ms, layers)
         for index in range(len(self.segments) - 1, -1, -1):
             segment = self.segments[index]
@@ -95,27 +95,27 @@ class ProducerIds:
             for number in reversed(live):
                 set_cells = segment.cells.get(number, set())
                 if all((block, cell) in set_cells for cell in cells):
-                    return Place(index, number)
+                    return IdPlace(index, number)
         return None
 
     def wait_for_rate(self, unseen: int, now_ms: int, limit: float, window_ms: int) -> int:
-        """The least d at which so many unseen ids, at most ``limit``, fit beside the charges."""
+        """The least wait until ``unseen`` ids, at most ``limit``, fit in addition to the charges."""
         alive = [at for at in self.charges if now_ms - at < window_ms]
         leaving = alive[len(alive) + unseen - int(limit) - 1]
         return leaving + window_ms - now_ms
 
     def wait_for_capacity(self, now_ms: int, layers: Layers) -> int:
-        """How long until the oldest live layer with a count dies."""
+        """The wait until the oldest live layer that holds ids dies."""
         starts = [self.layers[n] for n in self.live_layers(now_ms, layers) if self._remembered_by(n)]
         return starts[0] + layers.ttl_ms - now_ms
 
     def stale(self, spread: bytes, now_ms: int, layers: Layers) -> bool:
-        """Whether a seen id is missing from the newest segment's part of the open layer."""
+        """Whether a seen id is missing from the open layer of the newest segment."""
         number = self._open(now_ms, layers)
-        return number is None or self.find(spread, now_ms, layers) != Place(len(self.segments) - 1, number)
+        return number is None or self.find(spread, now_ms, layers) != IdPlace(len(self.segments) - 1, number)
 
     def is_short(self, ids: int, now_ms: int, layers: Layers) -> bool:
-        """Whether so many more ids in the open layer, which is begun if there is none, need a new segment."""
+        """Whether this many more ids in the open layer, or in one that begins now, need a new segment."""
         if not self.segments:
             return True
         newest, number = self.segments[-1], self._open(now_ms, layers)
@@ -126,7 +126,7 @@ class ProducerIds:
         return newest.written not in live or ids > newest.shape.ids
 
     def room(self, charges: int, limit: float, max_ids: int) -> int:
-        """The capacity for so many charges: a quarter more than now, beyond the limit only what is needed."""
+        """The new capacity for this many charges: a quarter more; beyond the limit, just enough."""
         if charges <= self.capacity:
             return self.capacity
         larger = ceil(self.capacity * 1.25)
@@ -137,7 +137,7 @@ class ProducerIds:
     def refresh(
         self, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int, *, full: bool = False
     ) -> None:
-        """Write a seen id to the open layer, uncharged; nothing if it is there by now.
+        """Write a seen id to the open layer, uncharged, unless that layer holds it already.
 
         Args:
             full: the store has no room for a new segment.
@@ -154,16 +154,20 @@ class ProducerIds:
         number: int | None,
         begins_ms: int,
         spread: bytes,
-        place: Place | None,
+        place: IdPlace | None,
         now_ms: int,
         layers: Layers,
         limit: float,
         max_ids: int,
     ) -> None:
-        """Write an id, found at ``place`` or unseen, to a live layer; if that is None, to one that begins."""
+        """Write an id to a live layer; if ``number`` is None, to one that begins at ``begins_ms``.
+
+        Args:
+            place: where the id was found; None for an unseen id.
+        """
         if place is not None:
             counts = self.segments[place.segment].counts
-            # a stranger taken as seen was never counted
+            # an unseen id that is taken as seen was never counted
             counts[place.layer] = max(counts[place.layer] - 1, 0)
         if number is None:
             number = self._begin_layer(begins_ms)
@@ -181,10 +185,10 @@ class ProducerIds:
         *,
         full: bool = False,
     ) -> None:
-        """Charge unseen ids, and remember each while fewer than ``max_ids`` are.
+        """Charge unseen ids, and remember each of them as long as fewer than ``max_ids`` are remembered.
 
         Args:
-            full: the store has no room for a new segment, nor for a longer list of charges.
+            full: the store has no room for a new segment or for more charges.
         """
         for spread in spreads:
             is_closed = full and self.is_short(1, now_ms, layers)
@@ -209,7 +213,7 @@ class ProducerIds:
     def _put(
         self, number: int, spread: bytes, now_ms: int, layers: Layers, limit: float, max_ids: int
     ) -> None:
-        """Set an id's cells in the newest segment's part of a live layer."""
+        """Set an id's cells in a live layer of the newest segment."""
         if not self.segments:
             self._add_segment(first_segment(limit, max_ids))
         elif self.segments[-1].counts.get(number, 0) >= self.segments[-1].shape.ids:
@@ -232,7 +236,7 @@ class ProducerIds:
         return number
 
     def _drop_dead(self, now_ms: int, layers: Layers) -> None:
-        """Drop the segments whose newest layer is dead: nothing of theirs can be found again."""
+        """Drop the segments whose newest layer is dead: no id can be found in them."""
         live = self.live_layers(now_ms, layers)
         self.segments = [segment for segment in self.segments if segment.written in live]
 

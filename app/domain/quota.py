@@ -1,4 +1,4 @@
-"""Quota keys, and what a quota of each key says when everything is resolved."""
+"""Quota keys, and quotas with all their fields resolved."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MAX_EXACT: Final = 2**53 - 1
 MAX_INT: Final = 2**31 - 1
 MAX_PRODUCER_IDS: Final = 500_000
 MAX_DEBT_MS: Final = 3_600_000
-"""How long a token bucket's debt lasts at most, in a deployment that does not say otherwise."""
+"""The default of the longest time that a token bucket's debt lasts."""
 RECHECK_MS: Final = 1_000
-"""KIP-612: the longest an acceptor holds a connection of an over-rate address before it asks again."""
+"""KIP-612: how long an acceptor holds a connection from an address over its rate before it asks again."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaKey:
-    """One row of the table of quota keys (section 3 of the design).
+    """One quota key: what it limits, on which entities, and how.
 
     Attributes:
-        longest_delay: ``None`` for none, ``"sample"`` for one sample, else milliseconds.
-        per_unit: how much usage makes one unit of the limit (10 ms of thread time = 1 percent-second).
+        longest_delay: in milliseconds, or ``"sample"`` for one sample; None means no longest delay.
+        per_unit: the usage in one unit of the limit (10 ms of thread time = 1 percent-second).
     """
 
     name: str
@@ -88,7 +88,7 @@ _ROWS: Final = (
 )
 
 KEYS: Final[Mapping[str, QuotaKey]] = {row.name: row for row in _ROWS}
-"""Every quota key by name, in the order of section 3, which breaks ties."""
+"""Every quota key by name. The order breaks ties between verdicts."""
 
 LAYER_POLICIES: Final[Mapping[str, tuple[tuple[int, int], tuple[int, int]]]] = {
     "layered": ((1, 3), (4, 3)),
@@ -100,7 +100,7 @@ LAYER_POLICIES: Final[Mapping[str, tuple[tuple[int, int], tuple[int, int]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """How long a layer is open, and how long it lives, in milliseconds; ``policy`` names the pair.
+    """How long a layer is open and how long it lives, in milliseconds; ``policy`` is the name of the pair.
 
     >>> Layers.named("layered", 1000)
     Layers(interval_ms=334, ttl_ms=1334, policy='layered')
@@ -112,14 +112,14 @@ class Layers:
 
     @classmethod
     def named(cls, policy: str, window_ms: int) -> Layers:
-        """A policy for a window; parts of a millisecond are rounded up."""
+        """The layers of a policy for a window, rounded up to whole milliseconds."""
         (interval, interval_of), (ttl, ttl_of) = LAYER_POLICIES[policy]
         return cls(-(-window_ms * interval // interval_of), -(-window_ms * ttl // ttl_of), policy)
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a quota that does not say is given; from the settings."""
+    """The values of fields that a quota leaves out, from the settings."""
 
     samples: int = 11
     sample_ms: int = 1_000
@@ -131,16 +131,16 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One quota, everything resolved.
+    """One quota, with all fields resolved.
 
     Attributes:
         limit: in the key's unit; 0 rejects every usage above 0.
-        samples, sample_ms: of a sampled rate; of a token bucket only the default burst came from them.
+        samples, sample_ms: used by a sampled rate; for a token bucket they only give the default burst.
         burst: of a token bucket, in units; 0 with a limit of 0.
-        max_debt: of a token bucket, in units: how far its tokens fall below 0 at most. It is of the limit
-            that was set, whatever factor scales it now; a limit of 0 has no deepest debt.
-        window_ms, layers: of producer ids.
-        epoch: catalog version that emptied its buckets last; 0 if none did. Part of the bucket's key.
+        max_debt: of a token bucket, in units: how far its tokens may fall below 0. It follows from the limit
+            that was set, before any throttle factor. With a limit of 0 the debt is unlimited.
+        window_ms, layers: used by producer ids.
+        epoch: the catalog version that last reset its buckets; 0 if none did. Part of the bucket's key.
     """
 
     key: str
@@ -160,7 +160,7 @@ class Quota:
 
     @property
     def longest_delay_ms(self) -> int:
-        """The longest delay this quota may answer, in milliseconds."""
+        """The longest delay that this quota may answer, in milliseconds."""
         longest = KEYS[self.key].longest_delay
         if longest is None:
             return MAX_THROTTLE_MS
@@ -168,7 +168,7 @@ class Quota:
 
     @property
     def clock_window_ms(self) -> float:
-        """How far behind a bucket's newest time a clock may be before the bucket moves back with it."""
+        """How far a clock may be behind a bucket's newest time before the times in the bucket move back."""
         if self.algorithm == "producer_ids":
             return self.window_ms
         if self.algorithm == "token_bucket":
@@ -177,20 +177,22 @@ class Quota:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What a change of starts an empty bucket: algorithm, samples, sample_ms and scope."""
+        """The fields whose change resets the bucket: algorithm, samples, sample_ms and scope."""
         if self.algorithm == "producer_ids":
             return (self.algorithm, self.scope)
         return (self.algorithm, self.samples, self.sample_ms, self.scope)
 
     @property
     def bound(self) -> tuple[float | None, int]:
-        """The worst ratio of admitted to limit over any window of so many ms, and that window.
+        """The worst ratio of admitted usage to the limit over any window of a length, and that length in ms.
 
-        None where nothing is bounded: under delay, and in shadow. A limit of 0 admits nothing: 0. Ids are
-        counted exactly: 1. A token bucket admits its burst and a window's refill: twice as much, over the
-        window in which it refills: 2. What a sampled rate admits in N samples is all in the sum that
-        admits the last of it, but the oldest sample may have begun one sample earlier, so that the sum is
-        measured over N+1 samples: (N+1)/N. ``docs/bounds.md`` has the argument and the search.
+        - None under delay and in shadow, where nothing is bounded.
+        - 0 for a limit of 0, which admits nothing.
+        - 1 for ids, which are counted exactly.
+        - 2 for a token bucket: over the time in which it refills, it admits its burst and the refill.
+        - (N+1)/N for a sampled rate of N samples: all that it admits in N samples is in the sum that admits
+          the last of it, but the oldest sample may have begun one sample earlier, so the sum is measured
+          over N+1 samples. ``docs/bounds.md`` has the argument and the search.
         """
         if self.algorithm == "producer_ids":
             ratio, window = 1.0, self.window_ms

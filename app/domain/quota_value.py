@@ -1,14 +1,15 @@
-"""Reading a quota's value: all that is wrong with it, its normalised form, and the Quota that it means."""
+"""Quota values: their validation, their normalised form, and the ``Quota`` that they mean."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Final, TypedDict, TypeGuard, TypeVar, cast
 
 from app.domain.entity import Entity
+from app.domain.errors import QuotaValueError
 from app.domain.quota import (
     KEYS,
     LAYER_POLICIES,
@@ -25,7 +26,7 @@ from app.domain.quota import (
 )
 
 Definition = Mapping[str, object]
-"""A quota as its owner wrote it, normalised: always an object, always with a ``limit``."""
+"""A quota's value as it was written, normalised to an object with a ``limit``."""
 
 MAX_WINDOW_MS: Final = 2_073_600_000
 MIN_LAYER_MS: Final = 100
@@ -37,7 +38,7 @@ FIELDS: Final[Mapping[Algorithm, tuple[str, ...]]] = {
     "token_bucket": (*_COMMON, "algorithm", "samples", "sample_ms", "burst"),
     "producer_ids": (*_COMMON, "window_ms", "layers"),
 }
-"""The fields that each algorithm takes, in the order in which they are shown."""
+"""The fields of a value under each algorithm, in the order of display."""
 
 _ORDER: Final = {key: place for place, key in enumerate(KEYS)}
 V = TypeVar("V")
@@ -54,23 +55,12 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "window_ms": (1_000, MAX_WINDOW_MS),
 }
 
-
 MAX_ERRORS: Final = 100
-"""Errors that are named; looking for more would only cost time."""
-
-
-class ValueErrors(ValueError):
-    """What is wrong with a value: (JSON pointer into it, what would be right), never empty; all of it, or the
-    first errors.
-    """
-
-    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
-        self.errors = tuple(errors)
-        super().__init__("; ".join(f"{field} {message}".lstrip() for field, message in self.errors))
+"""Validation stops after this many errors."""
 
 
 class Bound(TypedDict):
-    """How far the admitted may exceed the limit: the worst ratio over any window of that length."""
+    """By how much admitted usage may exceed the limit: the worst ratio over any window of this length."""
 
     ratio: float | None
     window_ms: int
@@ -78,7 +68,7 @@ class Bound(TypedDict):
 
 
 def check(key: str, value: object, entity: Entity, defaults: Defaults) -> dict[str, object]:
-    """Normalise a quota's value: an object with its fields in order, integral numbers as ints.
+    """Validate a quota's value and normalise it: an object, fields in order, integral numbers as ints.
 
     >>> user = Entity.of(user="alice")
     >>> check("producer_ids_rate", 5.0, user, Defaults())
@@ -87,102 +77,93 @@ def check(key: str, value: object, entity: Entity, defaults: Defaults) -> dict[s
     {'limit': 2.5, 'samples': 1}
 
     Raises:
-        ValueErrors: with pointers relative to the value, and every problem that it has.
+        QuotaValueError: with every problem of the value, and pointers into it.
     """
     errors: list[tuple[str, str]] = []
     try:
         check_key(key, entity)
-    except ValueErrors as wrong:
+    except QuotaValueError as error:
         if key not in KEYS:
             raise
-        errors += wrong.errors
-    found: dict[str, object] = {}
+        errors += error.errors
+    definition: dict[str, object] = {}
     if isinstance(value, Mapping):
-        errors += islice(_read(KEYS[key], value, defaults, found), MAX_ERRORS)
+        errors += islice(_read(KEYS[key], value, defaults, definition), MAX_ERRORS)
     elif _is_number(value):
-        errors += [("", message) for _, message in _read(KEYS[key], {"limit": value}, defaults, found)]
+        errors += [("", message) for _, message in _read(KEYS[key], {"limit": value}, defaults, definition)]
     else:
         errors.append(("", "must be a number, which is its limit, or an object with a limit"))
     if errors:
-        raise ValueErrors(errors)
-    return found
+        raise QuotaValueError(errors)
+    return definition
 
 
 def check_all(values: Mapping[str, object], entity: Entity, defaults: Defaults) -> dict[str, Definition]:
-    """Normalise an entity's whole set of quotas, in the order of section 3 of the design.
+    """Validate and normalise all quotas of an entity, in the order of ``KEYS``.
 
     Raises:
-        ValueErrors: with pointers into ``values``.
+        QuotaValueError: with pointers into ``values``.
     """
     if not values:
-        raise ValueErrors([("", f"must set at least one quota: {', '.join(KEYS)}")])
+        raise QuotaValueError([("", f"must set at least one quota: {', '.join(KEYS)}")])
     return _each({key: partial(check, key, value, entity, defaults) for key, value in values.items()})
 
 
 def alter(
     current: Mapping[str, Definition], patch: Mapping[str, object], entity: Entity, defaults: Defaults
 ) -> dict[str, Definition | None]:
-    """What a merge patch makes of the keys that it names; None removes a key.
+    """Apply a merge patch to an entity's quotas; the result has the keys it names, None for a removal.
 
     >>> now = {"request_rate": {"limit": 5, "shadow": True}}
     >>> alter(now, {"request_rate": 7, "producer_ids_rate": None}, Entity.of(user="alice"), Defaults())
     {'producer_ids_rate': None, 'request_rate': {'limit': 7, 'shadow': True}}
 
     Raises:
-        ValueErrors: with pointers into the patch, or beside it, where the merge brought the problem about.
+        QuotaValueError: with pointers into the patch, or next to it if only the merged value is wrong.
     """
 
     def altered(key: str, new: object) -> Definition | None:
-        if new is None:
-            check_key(key, entity)
-            return None
+        merged = None if new is None else merge(current.get(key), new)
         try:
-            return check(key, merge(current.get(key), new), entity, defaults)
-        except ValueErrors as wrong:
-            if _is_number(new):  # the patch has no /limit to point to
-                raise ValueErrors(
-                    [(f.removeprefix("/limit"), message) for f, message in wrong.errors]
-                ) from None
-            raise
+            return _replaced(entity, defaults, key, merged)
+        except QuotaValueError as error:
+            if not _is_number(new):
+                raise
+            # the patch is a number, so it has no /limit to point to
+            errors = [(field.removeprefix("/limit"), message) for field, message in error.errors]
+            raise QuotaValueError(errors) from None
 
     return _each({key: partial(altered, key, new) for key, new in patch.items()})
 
 
 def replace(values: Mapping[str, object], entity: Entity, defaults: Defaults) -> dict[str, Definition | None]:
-    """What each key that is named is to be, whatever it was; None removes a key.
+    """Validate and normalise new values for some of an entity's quotas; None removes a key.
 
     >>> replace({"request_rate": 7, "producer_ids_rate": None}, Entity.of(user="alice"), Defaults())
     {'producer_ids_rate': None, 'request_rate': {'limit': 7}}
 
     Raises:
-        ValueErrors: with pointers into ``values``.
+        QuotaValueError: with pointers into ``values``.
     """
-
-    def replaced(key: str, new: object) -> Definition | None:
-        if new is None:
-            check_key(key, entity)
-            return None
-        return check(key, new, entity, defaults)
-
-    return _each({key: partial(replaced, key, new) for key, new in values.items()})
+    return _each({key: partial(_replaced, entity, defaults, key, new) for key, new in values.items()})
 
 
 def check_key(key: str, entity: Entity) -> None:
-    """Refuse a key that is none, or that cannot be set on such an entity.
+    """Check that a quota key exists and can be set on this entity.
 
     Raises:
-        ValueErrors: with one error, which points to the whole value.
+        QuotaValueError: with one error, which points to the whole value.
     """
     row = KEYS.get(key)
     if row is None:
-        raise ValueErrors([("", f"unknown quota key: use one of {', '.join(KEYS)}")])
+        raise QuotaValueError([("", f"unknown quota key: use one of {', '.join(KEYS)}")])
     if entity.types not in row.entities:
         fitting = "; ".join(" and ".join(types) for types in row.entities)
-        raise ValueErrors([("", f"cannot be set on {' and '.join(entity.types)}: it goes on {fitting}")])
+        raise QuotaValueError([("", f"cannot be set on {' and '.join(entity.types)}: it goes on {fitting}")])
 
 
 def merge(definition: Definition | None, patch: object) -> object:
-    """Apply an RFC 7396 merge patch inside one quota; a number means ``{"limit": n}``.
+    """Apply an RFC 7396 merge patch to one quota; a number means ``{"limit": n}``.
 
     >>> merge({"limit": 5, "burst": 9}, {"limit": 6, "burst": None})
     {'limit': 6}
@@ -193,24 +174,22 @@ def merge(definition: Definition | None, patch: object) -> object:
 
 
 def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults, epoch: int) -> Quota:
-    """The quota that a checked definition means on an entity, with every default applied.
+    """The quota that a validated definition means on an entity, with all defaults applied.
 
     >>> resolve("controller_mutation_rate", {"limit": 5}, Entity.of(user="alice"), Defaults(), 0).burst
     55.0
     """
     row = KEYS[key]
-    said = cast("Mapping[str, float]", definition)
-    limit, samples = said["limit"], int(said.get("samples", defaults.samples))
-    sample_ms, window_ms = (
-        int(said.get("sample_ms", defaults.sample_ms)),
-        int(said.get("window_ms", defaults.window_ms)),
-    )
+    numbers = cast("Mapping[str, float]", definition)
+    limit = numbers["limit"]
+    samples = int(numbers.get("samples", defaults.samples))
+    sample_ms = int(numbers.get("sample_ms", defaults.sample_ms))
+    window_ms = int(numbers.get("window_ms", defaults.window_ms))
     algorithm = cast("Algorithm", definition.get("algorithm", row.algorithm))
-    burst = (
-        said.get("burst", samples * sample_ms / 1000 * limit)
-        if algorithm == "token_bucket" and limit
-        else 0.0
-    )
+    burst, max_debt = 0.0, math.inf
+    if algorithm == "token_bucket" and limit:
+        burst = float(numbers.get("burst", samples * sample_ms / 1000 * limit))
+        max_debt = limit * (defaults.max_debt_ms / 1000)
     types = entity.types
     scope = definition.get("scope", "broker" if types == ("listener",) else "cluster")
     layers = definition.get("layers", defaults.layers)
@@ -224,8 +203,8 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
         on_store_failure=cast("OnStoreFailure", definition.get("on_store_failure", "admit")),
         samples=samples,
         sample_ms=sample_ms,
-        burst=float(burst),
-        max_debt=limit * (defaults.max_debt_ms / 1000) if algorithm == "token_bucket" and limit else math.inf,
+        burst=burst,
+        max_debt=max_debt,
         window_ms=window_ms,
         layers=_resolve_layers(layers, window_ms),
         epoch=epoch,
@@ -233,7 +212,7 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
 
 
 def bound(quota: Quota) -> Bound:
-    """What a quota promises about any stretch of time, in numbers and in words.
+    """What a quota guarantees over any window, in numbers and in words.
 
     >>> bound(Quota("producer_ids_rate", 5, "producer_ids", "deny"))["text"]
     'never more than 5 in any 3600 s'
@@ -254,7 +233,7 @@ def bound(quota: Quota) -> Bound:
 
 
 def pointer(*steps: str | int) -> str:
-    """The JSON pointer (RFC 6901) made of these steps.
+    """The JSON pointer (RFC 6901) with these steps.
 
     >>> pointer("asks", 3, "a/b~c"), pointer()
     ('/asks/3/a~1b~0c', '')
@@ -262,34 +241,42 @@ def pointer(*steps: str | int) -> str:
     return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
 
 
-class _WrongError(ValueError):
-    """What would be right for one field, or for what lies ``below`` it."""
+class _FieldError(ValueError):
+    """What would be right for a field, or for the part of it at the pointer ``below``."""
 
     def __init__(self, message: str, below: str = "") -> None:
         self.below = below
         super().__init__(message)
 
 
+def _replaced(entity: Entity, defaults: Defaults, key: str, value: object) -> Definition | None:
+    """The definition that a key is to have; None removes it."""
+    if value is None:
+        check_key(key, entity)
+        return None
+    return check(key, value, entity, defaults)
+
+
 def _each(reads: Mapping[str, Callable[[], V]]) -> dict[str, V]:
-    """Read every key, in the order of section 3, before any problem is raised, unless there are too many."""
-    found: dict[str, V] = {}
+    """Read every key, in the order of ``KEYS``, and raise all problems together, up to ``MAX_ERRORS``."""
+    results: dict[str, V] = {}
     errors: list[tuple[str, str]] = []
     for key in sorted(reads, key=lambda key: _ORDER.get(key, len(_ORDER))):
         try:
-            found[key] = reads[key]()
-        except ValueErrors as wrong:
-            errors += [(pointer(key) + field, message) for field, message in wrong.errors]
+            results[key] = reads[key]()
+        except QuotaValueError as error:
+            errors += [(pointer(key) + field, message) for field, message in error.errors]
             if len(errors) >= MAX_ERRORS:
                 break
     if errors:
-        raise ValueErrors(errors)
-    return found
+        raise QuotaValueError(errors)
+    return results
 
 
 def _read(
-    row: QuotaKey, given: Mapping[str, object], defaults: Defaults, found: dict[str, object]
+    row: QuotaKey, given: Mapping[str, object], defaults: Defaults, definition: dict[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """Put the fields that are right into ``found``, and say what is wrong with the others."""
+    """Put valid fields into ``definition``, and yield the pointer and message of each problem."""
     algorithm = given.get("algorithm", row.algorithm) if row.algorithm != "producer_ids" else row.algorithm
     fields = (
         FIELDS[cast("Algorithm", algorithm)] if algorithm in CHOICES["algorithm"] else FIELDS[row.algorithm]
@@ -297,17 +284,18 @@ def _read(
     for field in fields:
         if field in given:
             try:
-                found[field] = _field(row, field, given[field], defaults)
-            except _WrongError as wrong:
-                yield pointer(field) + wrong.below, str(wrong)
+                definition[field] = _field(row, field, given[field], defaults)
+            except _FieldError as error:
+                yield pointer(field) + error.below, str(error)
     if "limit" not in given:
         yield "/limit", "is required"
     for field in given:
         if field not in fields:
-            hint = ' (it is of token buckets: add "algorithm": "token_bucket")' if field == "burst" else ""
+            hint = ' (a field of token buckets: add "algorithm": "token_bucket")' if field == "burst" else ""
             yield pointer(field), f"unknown field{hint}: {row.name} takes {', '.join(fields)}"
-    if algorithm == "sampled_rate" and found.get("samples") == 1 and _enforcement(row, given) == "deny":
-        yield "/samples", 'must be at least 2 under deny: one sample goes with "enforcement": "delay" only'
+    enforcement = given.get("enforcement", row.enforcement)
+    if algorithm == "sampled_rate" and definition.get("samples") == 1 and enforcement == "deny":
+        yield "/samples", 'must be at least 2 under deny; a single sample needs "enforcement": "delay"'
 
 
 def _field(row: QuotaKey, field: str, value: object, defaults: Defaults) -> object:
@@ -316,11 +304,11 @@ def _field(row: QuotaKey, field: str, value: object, defaults: Defaults) -> obje
     if field == "burst":
         burst = _number(value, 0, MAX_EXACT, whole=False)
         if burst == 0:
-            raise _WrongError("must be above 0")
+            raise _FieldError("must be above 0")
         return burst
     if field == "shadow":
         if not isinstance(value, bool):
-            raise _WrongError("must be true or false")
+            raise _FieldError("must be true or false")
         return value
     if field == "layers":
         return _layers(value)
@@ -329,19 +317,19 @@ def _field(row: QuotaKey, field: str, value: object, defaults: Defaults) -> obje
         return _number(value, low, high, whole=True)
     choices = ("deny",) if row.algorithm == "producer_ids" and field == "enforcement" else CHOICES[field]
     if not isinstance(value, str) or value not in choices:
-        raise _WrongError(f"must be {' or '.join(map(repr, choices))}")
+        raise _FieldError(f"must be {' or '.join(map(repr, choices))}")
     return value
 
 
 def _number(value: object, low: int, high: int, *, whole: bool) -> int | float:
     if not _is_number(value):
-        raise _WrongError("must be an integer" if whole else "must be a number")
-    if not low <= value <= high:  # not in range, rather than out of it: that catches NaN
-        raise _WrongError(f"must be from {low} to {high}")
+        raise _FieldError("must be an integer" if whole else "must be a number")
+    if not low <= value <= high:  # "not in range" also catches NaN
+        raise _FieldError(f"must be from {low} to {high}")
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if whole and isinstance(value, float):
-        raise _WrongError("must be an integer, without a fraction")
+        raise _FieldError("must be an integer, without a fraction")
     return value
 
 
@@ -350,7 +338,7 @@ def _layers(value: object) -> object:
     if isinstance(value, str) and value in LAYER_POLICIES:
         return value
     if not isinstance(value, Mapping) or set(value) != {"interval_ms", "ttl_ms"}:
-        raise _WrongError(f"must be {policies}, or an object with interval_ms and ttl_ms")
+        raise _FieldError(f"must be {policies}, or an object with interval_ms and ttl_ms")
     interval_ms = _layer_ms(value, "interval_ms", MIN_LAYER_MS, MAX_WINDOW_MS)
     ttl_ms = _layer_ms(value, "ttl_ms", interval_ms, MAX_LAYERS * interval_ms)
     return {"interval_ms": interval_ms, "ttl_ms": ttl_ms}
@@ -359,26 +347,22 @@ def _layers(value: object) -> object:
 def _layer_ms(layers: Mapping[str, object], name: str, low: int, high: int) -> int:
     try:
         return int(_number(layers[name], low, high, whole=True))
-    except _WrongError as wrong:
+    except _FieldError as error:
         of = f", one interval to {MAX_LAYERS} of them" if name == "ttl_ms" else ""
-        raise _WrongError(f"{wrong}{of}", pointer(name)) from None
+        raise _FieldError(f"{error}{of}", pointer(name)) from None
 
 
 def _resolve_layers(layers: object, window_ms: int) -> Layers:
     if isinstance(layers, str):
         return Layers.named(layers, window_ms)
-    said = cast("Mapping[str, int]", layers)
-    return Layers(said["interval_ms"], said["ttl_ms"])
+    times = cast("Mapping[str, int]", layers)
+    return Layers(times["interval_ms"], times["ttl_ms"])
 
 
 def _max_limit(row: QuotaKey, defaults: Defaults) -> int:
     if row.algorithm == "producer_ids":
         return min(MAX_PRODUCER_IDS, defaults.max_ids // 2)
     return int(row.max_limit)
-
-
-def _enforcement(row: QuotaKey, given: Mapping[str, object]) -> object:
-    return given.get("enforcement", row.enforcement)
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

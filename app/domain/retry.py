@@ -1,15 +1,15 @@
-"""Retries: when an ask is one that was answered before."""
+"""Retries: when an ask equals one that was answered before."""
 
 from __future__ import annotations
 
 from app.domain.ask import Ask
 
 Content = tuple[object, ...]
-"""All that two equal asks have in common, made of what any codec can write."""
+"""What two equal asks have in common, in types that any codec can write."""
 
 
 def content_of(ask: Ask, key: str | None) -> Content | None:
-    """Who sends an ask and what it says, but for when it is asked and what is shown; None if none is kept.
+    """The sender and content of an ask, except ``at_ms`` and ``detail``; None if its answer is not kept.
 
     >>> first = content_of(Ask({"requests": 1}, (2, "a", 1, 2), id="x", at_ms=1), "gateway")
     >>> first == content_of(Ask({"requests": 1.0}, (1, 2, "a"), id="x", at_ms=2, detail=True), "gateway")
@@ -18,7 +18,7 @@ def content_of(ask: Ask, key: str | None) -> Content | None:
     False
 
     Args:
-        key: the name of the caller's key; callers without one are one caller.
+        key: the name of the caller's API key; all callers without one count as one.
     """
     if ask.id is None or ask.mode == "peek":
         return None
@@ -30,7 +30,7 @@ def content_of(ask: Ask, key: str | None) -> Content | None:
         ask.mode,
         (ask.client_id, ask.ip, ask.broker, ask.listener),
         (ask.deny, ask.recheck, ask.cluster_action),
-        # The codec may read 1 and 1.0, and 0.0 and -0.0, as two numbers; they are one.
+        # A codec may take 1 and 1.0, or 0.0 and -0.0, for different numbers; they are equal here.
         tuple(sorted((name, amount + 0.0) for name, amount in ask.usage.items())),
         None if ids is None else tuple(sorted(set(ids), key=lambda one: (isinstance(one, str), one))),
     )

@@ -1,7 +1,7 @@
 """The sampled rate of Kafka 3.8 and later: what is recorded, measured, delayed and refused.
 
-A bucket's state is a tuple of samples, oldest first; an empty tuple is an absent bucket. Kafka keeps them in
-a ring of N+1 slots, where the slot that comes next is always obsolete; so a list of the live ones is enough.
+The state of a bucket is a tuple of samples, oldest first; an empty tuple is an absent bucket. Kafka keeps a
+ring of N+1 samples, in which the next slot is always obsolete, so a list of the live ones is enough.
 Source of the arithmetic: ``SampledStat``, ``Rate`` and ``QuotaUtils`` of Apache Kafka.
 """
 
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from app.domain.quota import MAX_THROTTLE_MS
 
 UNREACHABLE_MS: Final = 1 << 40
-"""A window longer than any that can be measured."""
+"""A window longer than any real one."""
 
 
 class Sample(NamedTuple):
@@ -27,13 +27,13 @@ class Sample(NamedTuple):
 Samples = tuple[Sample, ...]
 
 
-def kept(samples: int) -> int:
-    """How many samples a bucket keeps: one sample is decided as two under deny, so two are kept."""
+def kept_samples(samples: int) -> int:
+    """How many samples a bucket keeps: at least two, because deny decides one sample as two."""
     return max(samples, 2)
 
 
-def live(state: Samples, now_ms: int, samples: int, sample_ms: int) -> Samples:
-    """The samples whose last event is younger than the whole window."""
+def live_samples(state: Samples, now_ms: int, samples: int, sample_ms: int) -> Samples:
+    """The samples whose last event is younger than the window."""
     return tuple(s for s in state if now_ms - s.last_ms < samples * sample_ms)
 
 
@@ -46,28 +46,31 @@ def record(state: Samples, usage: float, now_ms: int, samples: int, sample_ms: i
     if state and now_ms - state[-1].start_ms < sample_ms:
         newest = state[-1]
         return (*state[:-1], Sample(newest.value + usage, newest.start_ms, now_ms))
-    return (*live(state, now_ms, kept(samples), sample_ms), Sample(float(usage), now_ms, now_ms))
+    return (
+        *live_samples(state, now_ms, kept_samples(samples), sample_ms),
+        Sample(float(usage), now_ms, now_ms),
+    )
 
 
 def refund(state: Samples, usage: float) -> Samples:
-    """Give usage back, from the newest sample backwards, never below 0; no sample begins, no time moves.
+    """Give usage back, from the newest sample backwards, never below 0; no sample begins, times stay.
 
     >>> refund((Sample(5, 0, 0), Sample(2, 1000, 1000)), 3)
     (Sample(value=4.0, start_ms=0, last_ms=0), Sample(value=0.0, start_ms=1000, last_ms=1000))
     """
-    given: list[Sample] = []
+    refunded: list[Sample] = []
     for sample in reversed(state):
         taken = min(sample.value, usage)
         usage -= taken
-        given.append(sample._replace(value=float(sample.value - taken)))
-    return tuple(reversed(given))
+        refunded.append(sample._replace(value=float(sample.value - taken)))
+    return tuple(reversed(refunded))
 
 
 def window_ms(elapsed_ms: int, samples: int, sample_ms: int) -> int:
-    """The span a rate is measured over, from the age of its oldest live sample.
+    """The span over which a rate is measured, from the age of its oldest live sample.
 
-    While cold, N-1 full samples are assumed to have passed, so that one early burst is not read as a high
-    rate; and at least 1 ms, since a rate over no time is undefined.
+    A cold rate is measured as if N-1 full samples had passed, so that an early burst does not look like a
+    high rate. The span is at least 1 ms, because a rate over no time is undefined.
 
     >>> window_ms(0, 11, 1000), window_ms(999, 11, 1000), window_ms(10_500, 11, 1000), window_ms(0, 1, 1000)
     (10000, 10999, 10500, 1)
@@ -77,12 +80,12 @@ def window_ms(elapsed_ms: int, samples: int, sample_ms: int) -> int:
 
 
 def measure(state: Samples, now_ms: int, samples: int, sample_ms: int) -> tuple[float, int]:
-    """The rate per second and the window in milliseconds it was measured over.
+    """The rate per second, and the window in milliseconds over which it was measured.
 
     >>> measure((Sample(50.0, 0, 0),), 999, 11, 1000)
     (4.545867806164196, 10999)
     """
-    alive = live(state, now_ms, samples, sample_ms)
+    alive = live_samples(state, now_ms, samples, sample_ms)
     elapsed = now_ms - alive[0].start_ms if alive else 0
     window = window_ms(elapsed, samples, sample_ms)
     return total(alive) / (window / 1000), window
@@ -97,10 +100,10 @@ def total(alive: Samples) -> float:
 
 
 def delay_ms(observed: float, limit: float, window: int, longest_ms: int = MAX_THROTTLE_MS) -> int:
-    """How long to hold an answer so that the rate over the window comes down to the limit.
+    """How long to hold an answer so that the rate over the window falls to the limit.
 
-    With O observed, T the limit and W the window: adding a delay of X makes the rate O * W / (W + X);
-    setting that equal to T gives X = (O - T) / T * W. Rounded half up; a violation is at least 1 ms.
+    With O observed, T the limit and W the window, a delay of X makes the rate O * W / (W + X); setting that
+    equal to T gives X = (O - T) / T * W. Rounded half up; at least 1 ms above the limit.
 
     >>> delay_ms(100, 50, 2000), delay_ms(16.5, 20.4, 9000), delay_ms(100, 50, 9000, 500), delay_ms(1, 0, 1)
     (2000, 0, 500, 2147483647)
@@ -113,28 +116,28 @@ def delay_ms(observed: float, limit: float, window: int, longest_ms: int = MAX_T
     return max(1, math.floor(min(exact, float(longest_ms)) + 0.5))
 
 
-def largest(limit: float, samples: int, sample_ms: int) -> float:
-    """The most that an empty bucket could hold under deny, in units: Kafka's max value in a quota window.
+def largest_usage(limit: float, samples: int, sample_ms: int) -> float:
+    """The most that an empty bucket can hold under deny, in units: Kafka's "max value in a quota window".
 
-    >>> largest(10, 4, 1000), largest(7, 2, 2000)
+    >>> largest_usage(10, 4, 1000), largest_usage(7, 2, 2000)
     (30.0, 14.0)
     """
     return limit * ((samples - 1) * sample_ms / 1000)
 
 
 def too_large(usage: float, limit: float, samples: int, sample_ms: int) -> bool:
-    """Whether this usage alone, over N-1 samples, measures above the limit."""
+    """Whether this usage alone, measured over N-1 samples, is above the limit."""
     return usage / ((samples - 1) * sample_ms / 1000) > limit
 
 
 def wait_ms(state: Samples, usage: float, now_ms: int, limit: float, samples: int, sample_ms: int) -> int:
-    """The least whole d >= 1 at which this usage would pass if nothing else were recorded meanwhile.
+    """The least whole wait >= 1 ms after which this usage would pass if nothing else were recorded meanwhile.
 
-    The measured rate is not monotone in time: it falls within a sample, springs back at its edge while cold,
-    and drops when a sample dies. Between two edges the live samples and their sum stay the same, so the
-    first moment that passes follows from the least window that does; the search walks the edges.
+    The measured rate is not monotone in time: it falls within a sample, springs back at the sample's edge
+    while cold, and drops when a sample dies. Between two edges the live samples and their sum stay the same,
+    so the first passing moment follows from the least passing window. The search goes from edge to edge.
 
-    Usage that is too large must have been refused before: it never passes.
+    The caller must have refused usage that is too large, because it never passes.
 
     >>> wait_ms((Sample(20.0, 0, 0),), 20, 5000, 2, 11, 1000)
     6000
@@ -156,8 +159,8 @@ def wait_ms(state: Samples, usage: float, now_ms: int, limit: float, samples: in
 def _first_passing(
     state: Samples, usage: float, at_ms: int, limit: float, samples: int, sample_ms: int
 ) -> int:
-    """The first moment from ``at_ms`` on that passes, were there no further edge."""
-    alive = live(record(state, usage, at_ms, samples, sample_ms), at_ms, samples, sample_ms)
+    """The first passing moment from ``at_ms`` on, if no further edge came."""
+    alive = live_samples(record(state, usage, at_ms, samples, sample_ms), at_ms, samples, sample_ms)
     start = alive[0].start_ms
     need = _least_window(total(alive), limit)
     full = (samples - 1) * sample_ms
@@ -170,7 +173,7 @@ def _first_passing(
 
 
 def _least_window(units: float, limit: float) -> int:
-    """The least window in milliseconds over which so many units measure at most the limit."""
+    """The least window in milliseconds over which these units measure at most the limit."""
     guess = units * 1000 / limit
     if guess > UNREACHABLE_MS:
         return UNREACHABLE_MS

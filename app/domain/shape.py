@@ -1,10 +1,10 @@
-"""How large a segment of a layered filter is, from the ids it holds and the false-seen chance it may have.
+"""The size of a segment of a layered filter, from the ids it holds and its allowed false-seen probability.
 
-A segment is made of blocks of 504 cells. An id has one block, and k cells in it, drawn independently. With
-``load`` ids a block on average, their number in one block is Poisson(load), and i ids leave a cell unset
-with chance (1 - 1/504)^(k i); so (Putze, Sanders, Singler 2009, section 3)
+A segment consists of blocks of 504 cells. An id has one block, and k cells in it, drawn independently. With
+m ids per block on average, the number of ids in one block is Poisson(m), and i ids leave a cell unset with
+probability (1 - 1/504)^(k i). So (Putze, Sanders, Singler 2009, section 3)
 
-    false_seen(load, k) = sum over i of Poisson(i; load) * (1 - (1 - 1/504)^(k i))^k
+    false_seen(m, k) = sum over i of Poisson(i; m) * (1 - (1 - 1/504)^(k i))^k
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ BLOCK_BYTES: Final = 256
 LAYERS: Final = 4
 MAX_HASHES: Final = 21
 FALSE_SEEN: Final = 1e-4
-"""The most that all live layers and segments together may have (section 5 of the design)."""
+"""The highest probability that an unseen id is taken as seen, over all live layers and segments together."""
 
 SMALLEST_SEGMENT: Final = 32
 FIRST_SEGMENT: Final = 140
-"""The most ids a layer of a first one: with its head and its ring it takes 3 KiB, whatever the limit."""
+"""The most ids per layer of a first segment: with header and ring it takes 3 KiB, whatever the limit."""
 
 STEPS: Final = 3
-"""The most steps from the first segment to one that holds as many ids a layer as the limit."""
+"""The most steps from the first segment to one with as many ids per layer as the limit."""
 
 LEAST_STEP: Final = 7
-"""Fewer steps are taken rather than smaller ones: what earlier segments take comes on top of the last one."""
+"""The least growth per step. Fewer, larger steps are better: the earlier segments take memory too."""
 
 GROWTH: Final = 4
-"""How many times as large a segment is that comes beyond the limit: record, and ids that stay in use."""
+"""The growth from segment to segment beyond the limit: records and ids that stay in use fill those."""
 
 SHARES: Final = (
     (14, 17.522573837268),
@@ -52,7 +52,9 @@ SHARES: Final = (
     (21, 6.139104545617),
     (21, 5.716682359594),
 )
-"""For share 1, 2, …: the hashes that let a block hold most ids, and how many; a test computes them again."""
+"""For share 1, 2, …: the number of hashes with which a block holds the most ids, and that number of ids.
+
+A test computes them again."""
 
 SMALLEST_SHARE: Final = len(SHARES)
 
@@ -63,9 +65,9 @@ class Shape:
 
     Attributes:
         ids: how many ids a layer holds before the segment is full.
-        share: the segment may have 2^-share of the whole false-seen chance, each layer a quarter of that.
-        hashes: cells of an id.
-        blocks: blocks of 256 bytes.
+        share: the segment may use 2^-share of the false-seen probability, each layer a quarter of that.
+        hashes: the number of cells of an id.
+        blocks: the number of blocks, of 256 bytes each.
     """
 
     ids: int
@@ -75,23 +77,25 @@ class Shape:
 
     @classmethod
     def of(cls, ids: int, share: int) -> Shape:
-        """A segment for so many ids a layer.
+        """The shape of a segment with this many ids per layer.
 
-        To the blocks that the mean needs come as many as its square root: ids fall on blocks unevenly, and
-        in a small segment one crowded block would take the chance of the whole above its share.
+        The square root of the number of blocks is added to it, because ids fall on blocks unevenly: in a
+            small
+        segment a single crowded block would exceed the share.
 
         >>> Shape.of(334, 1)
         Shape(ids=334, share=1, hashes=14, blocks=25)
         """
-        hashes, load = SHARES[share - 1]
-        blocks = math.ceil(ids / load)
+        hashes, ids_per_block = SHARES[share - 1]
+        blocks = math.ceil(ids / ids_per_block)
         return cls(ids, share, hashes, blocks + math.ceil(math.sqrt(blocks)))
 
     def places(self, spread: bytes) -> tuple[int, tuple[int, ...]]:
-        """The block of an id and its cells there, from its 32 spread bytes.
+        """The block of an id and its cells in it, from its 32 spread bytes.
 
-        The first word picks the block. Each of the others is a fraction of 2^32 that gives three digits in
-        base 504: equally likely and independent; 9-bit pieces mod 504 would hit eight cells twice as often.
+        The first word picks the block. Each other word, as a fraction of 2^32, gives three digits in base
+        504, which are equally likely and independent. (9-bit pieces mod 504 would hit eight cells twice as
+        often.)
         """
         first, *words = struct.unpack("<8I", spread)
         cells = []
@@ -104,7 +108,7 @@ class Shape:
 
 
 def first_segment(limit: float, max_ids: int) -> int:
-    """How many ids a layer of the first segment holds.
+    """How many ids per layer the first segment holds.
 
     >>> first_segment(5, 1_000_000), first_segment(300, 1_000_000), first_segment(500_000, 1_000_000)
     (32, 100, 140)
@@ -113,10 +117,10 @@ def first_segment(limit: float, max_ids: int) -> int:
 
 
 def step(first: int, limit: float) -> float:
-    """How many times as large each segment is as the one before, up to the limit.
+    """The growth from each segment to the next, up to the limit.
 
-    Of three and two steps the most that are large enough, in whole quarters, so that every product is exact
-    here and in the script; else a single one.
+    Three steps if each is large enough, else two, else one. The growth is in whole quarters, so that every
+    product is exact here and in the store's script.
     """
     for steps in range(STEPS, 1, -1):
         grows = 3.0
@@ -128,10 +132,10 @@ def step(first: int, limit: float) -> float:
 
 
 def next_segment(ids: int, limit: float, max_ids: int) -> int:
-    """How many ids a layer of the segment holds that follows a full one.
+    """How many ids per layer the segment after a full one holds.
 
-    It is the first of those planned for the limit that is at least twice as large; the full one may have been
-    made under another limit, or by an older version. Beyond the limit there is no plan.
+    It is the first size planned for the limit that is at least twice as large as the full segment, which may
+    come from another limit or an older version. Beyond the limit, sizes grow by ``GROWTH``.
 
     >>> sizes = [first_segment(500_000, 1_000_000)]
     >>> for _ in range(4):
@@ -147,7 +151,7 @@ def next_segment(ids: int, limit: float, max_ids: int) -> int:
 
 
 def next_share(live: tuple[int, ...]) -> int:
-    """The share of a new segment: half of what the live ones leave, rounded down to a power of two.
+    """The share of a new segment: half of what the live segments leave, rounded down to a power of two.
 
     >>> next_share(()), next_share((1,)), next_share((1, 2)), next_share((2,))
     (1, 2, 3, 2)
@@ -159,11 +163,11 @@ def next_share(live: tuple[int, ...]) -> int:
     return share
 
 
-def false_seen(load: float, hashes: int) -> float:
-    """The chance that a stranger is taken as seen in one layer that holds ``load`` ids a block on average."""
+def false_seen(mean_ids: float, hashes: int) -> float:
+    """The probability that one layer takes an unseen id as seen, with a mean of ids per block."""
     unset_by_one = (1 - 1 / CELLS) ** hashes
-    chance, here = 0.0, math.exp(-load)
-    for ids in range(int(load + 20 * math.sqrt(load)) + 30):
+    chance, here = 0.0, math.exp(-mean_ids)
+    for ids in range(int(mean_ids + 20 * math.sqrt(mean_ids)) + 30):
         chance += here * (1 - unset_by_one**ids) ** hashes
-        here *= load / (ids + 1)
+        here *= mean_ids / (ids + 1)
     return chance

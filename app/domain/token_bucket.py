@@ -1,4 +1,4 @@
-"""The token bucket: refilled by the limit, up to a burst; strict under deny, in bounded debt under delay."""
+"""The token bucket: refilled at the limit, up to a burst; strict under deny, in bounded debt under delay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.domain.quota import MAX_THROTTLE_MS
 
 
 class Tokens(NamedTuple):
-    """A bucket as it stood when it was last written."""
+    """The state of a bucket when it was last written."""
 
     tokens: float
     at_ms: int
@@ -27,7 +27,7 @@ def tokens_at(state: Tokens | None, now_ms: int, limit: float, burst: float) -> 
 
 
 def forgive(tokens: float, max_debt: float) -> tuple[float, float]:
-    """The tokens with no deeper debt than there may be, and how much of one that forgives.
+    """The tokens after a debt below ``-max_debt`` is forgiven, and how much that forgives.
 
     >>> forgive(-100.0, 60), forgive(-60.0, 60), forgive(-(2.0**53), math.inf)
     ((-60, 40.0), (-60.0, 0.0), (-9007199254740992.0, 0.0))
@@ -36,12 +36,12 @@ def forgive(tokens: float, max_debt: float) -> tuple[float, float]:
 
 
 def refund(state: Tokens | None, cost: float, burst: float) -> Tokens | None:
-    """Give tokens back, up to the burst; no time moves, and a full (absent) bucket stays as it is."""
+    """Give tokens back, up to the burst. Times stay, and an absent bucket, which is full, stays absent."""
     return None if state is None else Tokens(min(burst, state.tokens + cost), state.at_ms)
 
 
 def delay_ms(tokens: float, limit: float, longest_ms: int = MAX_THROTTLE_MS) -> int:
-    """How long until a debt is refilled, rounded half up; at least 1 ms while there is one.
+    """How long until a debt is refilled, rounded half up; at least 1 ms if there is a debt.
 
     >>> delay_ms(-60.0, 5), delay_ms(0.0, 5), delay_ms(-1.0, 0)
     (12000, 0, 2147483647)
@@ -54,7 +54,7 @@ def delay_ms(tokens: float, limit: float, longest_ms: int = MAX_THROTTLE_MS) -> 
 
 
 def wait_ms(state: Tokens, cost: float, now_ms: int, limit: float, burst: float) -> int:
-    """The least whole d >= 1 at which the bucket holds the cost, or the longest throttle.
+    """The least whole wait >= 1 ms after which the bucket holds the cost, at most the longest throttle.
 
     >>> wait_ms(Tokens(0.0, 0), 1, 0, 10, 100)
     100
@@ -62,7 +62,7 @@ def wait_ms(state: Tokens, cost: float, now_ms: int, limit: float, burst: float)
     fails, passes = 0, MAX_THROTTLE_MS
     if tokens_at(state, now_ms + passes, limit, burst) < cost:
         return passes
-    while passes - fails > 1:  # what the bucket holds never falls, so halving finds the least
+    while passes - fails > 1:  # the tokens never fall, so bisection finds the least wait
         wait = (fails + passes) // 2
         if tokens_at(state, now_ms + wait, limit, burst) >= cost:
             passes = wait

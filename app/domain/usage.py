@@ -1,4 +1,4 @@
-"""What an ask spends of a quota, and how strictly it is decided; the oracle and the plan share it."""
+"""What an ask spends of a quota, and under which enforcement; used by the oracle and by plans."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from app.domain.quota import KEYS, Enforcement, Quota
 
 
 def enforcement_of(ask: Ask, quota: Quota) -> Enforcement:
-    """How a quota is decided for this ask: work already done is only ever delayed, except for its ids."""
+    """The enforcement of a quota for this ask: work that is already done is only delayed, except for ids."""
     if ask.mode == "record" and quota.algorithm != "producer_ids":
         return "delay"
     return "deny" if ask.deny else quota.enforcement
 
 
 def usage_of(ask: Ask, quota: Quota) -> float:
-    """What an ask spends of a quota, in units of its limit; of producer ids, how many it names."""
+    """The usage of a quota by an ask, in units of the limit; of producer ids, their number."""
     key = KEYS[quota.key]
     if quota.algorithm == "producer_ids":
         return len(ids_of(ask))
@@ -23,10 +23,10 @@ def usage_of(ask: Ask, quota: Quota) -> float:
 
 
 def ids_of(ask: Ask) -> tuple[int | str, ...]:
-    """The ids that count: each once, without Kafka's "no producer id"."""
+    """The distinct ids of an ask, without Kafka's "no producer id"."""
     return tuple(dict.fromkeys(i for i in ask.producer_ids or () if i != NO_PRODUCER_ID))
 
 
 def spreads_of(ask: Ask, secret: bytes) -> tuple[bytes, ...]:
-    """The ids that count, hashed for the principal and spread over 32 bytes each."""
+    """The distinct ids of an ask, hashed for the principal and each spread over 32 bytes."""
     return tuple(spread(digest(secret, ask.principal or "", i)) for i in ids_of(ask))

@@ -1,7 +1,6 @@
-"""Volumes and the throttle factor: what observations make of it, and what it makes of a limit (section 6).
+"""Volumes and the throttle factor: how observations set the factor, and how it scales a limit.
 
-Everything here is a function of a state and a time. Times are milliseconds; which clock they are of is the
-caller's affair.
+Everything here is a function of a state and a time. Times are in milliseconds; the caller chooses the clock.
 """
 
 from __future__ import annotations
@@ -13,25 +12,21 @@ from typing import Final, Literal, NamedTuple, Protocol
 from app.domain.quota import PRODUCER_BYTE_RATE, Quota
 
 LEAST_HOLD_MS: Final = 1_000
-"""The least that an ask to produce waits while the factor is 0."""
+"""The shortest wait of an ask to produce while the factor is 0."""
 
 LEAST_LIMIT: Final = 1.0
-"""In bytes per second: what a factor above 0 leaves of a produce limit at least."""
+"""The lowest produce limit that a factor above 0 leaves, in bytes per second."""
 
 NAMED_AT_MOST: Final = 10
-"""Volumes without sizes that are named one by one."""
+"""How many volumes without sizes a text names before it only counts them."""
 
 Source = Literal["kafka", "push", "static"]
 VolumeState = Literal["ok", "violating", "unknown"]
 Holder = Literal["validity", "fallback"]
 
 
-class ObservationFailed(Exception):
-    """The cluster itself could not be described; the text says why."""
-
-
 class Volume(NamedTuple):
-    """What a broker tells of one log directory; None for what nobody knows, which is neither 0 nor full."""
+    """One log directory, as its broker reports it; None is an unknown size, which is neither 0 nor full."""
 
     broker: str
     dir: str
@@ -44,10 +39,10 @@ class Observation:
     """One look at the volumes of a cluster.
 
     Attributes:
-        volumes: what was told; a log directory that is offline has no sizes.
-        answered: brokers that told all their volumes, so that one they do not name is gone; None: the whole
-            cluster was told, and what it does not name is gone.
-        silent: active brokers that did not answer, and why in a few words.
+        volumes: the reported volumes; a log directory that is offline has no sizes.
+        answered: the brokers that reported all their volumes, so a volume they do not name is gone. None: the
+            report is of the whole cluster, so any volume it does not name is gone.
+        silent: the active brokers that did not answer, each with the reason in a few words.
     """
 
     volumes: tuple[Volume, ...]
@@ -56,24 +51,25 @@ class Observation:
 
     @property
     def is_part(self) -> bool:
-        """Whether it only tells of some volumes, and misses no other."""
+        """Whether it reports some volumes and says nothing about all others."""
         return self.answered == frozenset() and not self.silent
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """The one limit that every volume is held to; at it or below a volume violates."""
+class VolumeLimit:
+    """The limit for every volume; a volume at or below it violates. Exactly one field is set."""
 
     min_available_bytes: int | None = None
     min_available_ratio: float | None = None
 
     def violates(self, total_bytes: int | None, available_bytes: int | None) -> bool | None:
-        """Whether a volume of such sizes violates; None if what the limit needs is not known.
+        """Whether a volume of these sizes violates; None if a size that the limit needs is unknown.
 
-        >>> Limit(min_available_bytes=100).violates(None, 100), Limit(min_available_ratio=0.1).violates(0, 0)
-        (True, True)
-        >>> Limit(min_available_ratio=0.1).violates(None, 5) is None
+        >>> VolumeLimit(min_available_bytes=100).violates(None, 100)
         True
+        >>> ratio = VolumeLimit(min_available_ratio=0.1)
+        >>> ratio.violates(0, 0), ratio.violates(None, 5)
+        (True, None)
         """
         if available_bytes is None:
             return None
@@ -84,51 +80,51 @@ class Limit:
         return total_bytes == 0 or available_bytes / total_bytes <= self.min_available_ratio
 
 
-class Policy(Protocol):
-    """What factor the volumes of a cluster call for."""
+class FactorPolicy(Protocol):
+    """A policy that turns the state of a cluster's volumes into a factor."""
 
     def __call__(self, violating: int, volumes: int) -> float:
-        """The factor, of how many known volumes violate and how many there are."""
+        """The factor, from the number of violating volumes and the number of all volumes."""
 
 
 def all_or_nothing(violating: int, volumes: int) -> float:
-    """Strimzi's policy: 0 if any volume in the cluster violates, else 1."""
+    """Strimzi's policy: the factor is 0 if any volume in the cluster violates, else 1."""
     del volumes
     return 0.0 if violating else 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What the deployment decides about volumes.
+class VolumeRules:
+    """The settings of a deployment for volumes.
 
     Attributes:
-        source: where observations come from; None for nowhere: the factor is 1, drills apart.
-        interval_ms: time between observations.
-        validity_ms: how long a factor holds, and what was observed of a volume is known.
-        fallback: the factor once that is over.
-        excluded: principals that no factor touches.
+        source: where observations come from. Without a source the factor is 1, except in a drill.
+        interval_ms: the time between observations.
+        validity_ms: how long a factor, and the observed size of a volume, stay valid.
+        fallback: the factor when its validity has ended.
+        excluded: the principals to which no factor applies.
     """
 
     source: Source | None = None
-    limit: Limit = Limit()
+    limit: VolumeLimit = VolumeLimit()
     interval_ms: int = 60_000
     validity_ms: int = 300_000
     fallback: float = 1.0
     excluded: frozenset[str] = frozenset()
-    policy: Policy = all_or_nothing
+    policy: FactorPolicy = all_or_nothing
 
     @property
     def observes(self) -> bool:
-        """Whether there is anything to observe, and so a validity that can end."""
+        """Whether observations are made, so that validity can end."""
         return self.source in ("kafka", "push")
 
 
-class Known(NamedTuple):
-    """What is known of a volume.
+class KnownVolume(NamedTuple):
+    """A volume, with its last known sizes.
 
     Attributes:
-        observed_ms: when its sizes were told; None if they never were.
-        told: whether the last observation told them.
+        observed_ms: when its sizes were observed; None if they never were.
+        is_current: whether the last observation had them.
     """
 
     broker: str
@@ -136,29 +132,29 @@ class Known(NamedTuple):
     total_bytes: int | None
     available_bytes: int | None
     observed_ms: int | None
-    told: bool
+    is_current: bool
 
-    def is_valid(self, now_ms: int, rules: Rules) -> bool:
-        """Whether its sizes still count: up to and including the end of the validity."""
+    def is_valid(self, now_ms: int, rules: VolumeRules) -> bool:
+        """Whether the sizes still count: up to and including the end of their validity."""
         return self.observed_ms is not None and now_ms <= self.observed_ms + rules.validity_ms
 
-    def violates(self, now_ms: int, rules: Rules) -> bool:
+    def violates(self, now_ms: int, rules: VolumeRules) -> bool:
         """Whether it is known to violate."""
         return (
             self.is_valid(now_ms, rules)
             and rules.limit.violates(self.total_bytes, self.available_bytes) is True
         )
 
-    def state(self, now_ms: int, rules: Rules) -> VolumeState:
-        """Known to violate, or told to be well, or unknown."""
+    def state(self, now_ms: int, rules: VolumeRules) -> VolumeState:
+        """Its state: violating if known to violate, ok if the last observation says so, else unknown."""
         if self.violates(now_ms, rules):
             return "violating"
         judged = rules.limit.violates(self.total_bytes, self.available_bytes)
-        return "ok" if self.told and judged is False and self.is_valid(now_ms, rules) else "unknown"
+        return "ok" if self.is_current and judged is False and self.is_valid(now_ms, rules) else "unknown"
 
 
 class Drill(NamedTuple):
-    """A factor that somebody set for a while, whatever the volumes say."""
+    """A factor that an administrator set for a while, whatever the volumes say."""
 
     factor: float
     since_ms: int
@@ -166,24 +162,24 @@ class Drill(NamedTuple):
     who: str
 
     def holds(self, now_ms: int) -> bool:
-        """Whether it has not ended; a time behind its beginning, by another's clock, is taken as that."""
+        """Whether the drill has not ended; a time before its start, by another clock, counts as during it."""
         return now_ms < self.until_ms
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What observations have made of the factor.
+class FactorState:
+    """The factor as set by observations. The store keeps these fields by name.
 
     Attributes:
-        factor, since_ms: the last one, and since when it has been that.
-        valid_until_ms: up to and including this time.
+        factor, since_ms: the last factor, and since when it has had this value.
+        valid_until_ms: the end of its validity, inclusive.
         next_check_ms: when the next observation is due.
-        observed_ms: when the last observation was made, however it ended; the beginning before there was one.
-        succeeded: whether it succeeded.
-        reason: what made the factor, in words.
-        trouble: why the last observation failed, and which brokers were silent, in words; "" if all was well.
-        active_brokers: how many brokers it met.
-        violations: volumes that violated, summed over all observations.
+        observed_ms: when the last observation was made or failed; at first, the start.
+        succeeded: whether the last observation succeeded.
+        reason: a text that says what set the factor.
+        trouble: a text that says why the last observation failed and which brokers were silent; or "".
+        active_brokers: how many brokers the last observation found.
+        violations: the number of violating volumes, summed over all observations.
     """
 
     source: Source
@@ -195,18 +191,18 @@ class State:
     succeeded: bool
     reason: str
     trouble: str = ""
-    volumes: tuple[Known, ...] = ()
+    volumes: tuple[KnownVolume, ...] = ()
     active_brokers: int = 0
     violations: int = 0
 
 
-class InForce(NamedTuple):
-    """The factor that holds at a moment.
+class CurrentFactor(NamedTuple):
+    """The factor in force at a moment.
 
     Attributes:
-        valid_until_ms: None if nothing observes, and so nothing ends.
-        held_by: ``validity`` while observations fail or stay away, then ``fallback``; None if neither.
-        held_since_ms: since when it has been held so.
+        valid_until_ms: None if no observations are made, so validity does not end.
+        held_by: ``validity`` while observations fail or are missing, then ``fallback``; else None.
+        held_since_ms: since when ``held_by`` has had this value.
     """
 
     factor: float
@@ -218,10 +214,10 @@ class InForce(NamedTuple):
     held_since_ms: int = 0
 
 
-def start(now_ms: int, rules: Rules) -> State:
-    """The state before the first observation: 1.0, valid from now."""
+def start_state(now_ms: int, rules: VolumeRules) -> FactorState:
+    """The state before the first observation: a factor of 1.0, valid from now."""
     assert rules.source is not None
-    return State(
+    return FactorState(
         source=rules.source,
         factor=1.0,
         since_ms=now_ms,
@@ -233,17 +229,17 @@ def start(now_ms: int, rules: Rules) -> State:
     )
 
 
-def observed(state: State, seen: Observation, now_ms: int, rules: Rules) -> State:
+def after_observation(state: FactorState, seen: Observation, now_ms: int, rules: VolumeRules) -> FactorState:
     """The state after an observation."""
-    state = lapsed(state, now_ms, rules)
+    state = after_missed_pushes(state, now_ms, rules)
     volumes = tuple(_merged(state.volumes, seen, now_ms, rules))
-    told = {(v.broker, v.dir) for v in seen.volumes}
+    reported = {(v.broker, v.dir) for v in seen.volumes}
     unknown = [
         v
         for v in volumes
-        if not v.told
+        if not v.is_current
         and not v.is_valid(now_ms, rules)
-        and (v.broker in seen.silent or (v.broker, v.dir) in told)
+        and (v.broker in seen.silent or (v.broker, v.dir) in reported)
     ]
     never_seen = seen.silent.keys() - {v.broker for v in volumes}
     trouble = "; ".join(f"broker {broker} is unknown: {why}" for broker, why in sorted(seen.silent.items()))
@@ -258,41 +254,40 @@ def observed(state: State, seen: Observation, now_ms: int, rules: Rules) -> Stat
     return _judged(state, volumes, len(brokers), now_ms, rules, succeeded=succeeded, trouble=trouble)
 
 
-def failed(state: State, why: str, now_ms: int, rules: Rules) -> State:
-    """The state after an observation that failed as a whole: the cluster could not be described."""
-    state = lapsed(state, now_ms, rules)
-    volumes = tuple(known._replace(told=False) for known in state.volumes)
+def after_failure(state: FactorState, why: str, now_ms: int, rules: VolumeRules) -> FactorState:
+    """The state after an observation that failed as a whole, because the cluster could not be described."""
+    state = after_missed_pushes(state, now_ms, rules)
+    volumes = tuple(known._replace(is_current=False) for known in state.volumes)
     trouble = f"the observation failed: {why}"
     return _judged(state, volumes, state.active_brokers, now_ms, rules, succeeded=False, trouble=trouble)
 
 
-def in_force(state: State | None, drill: Drill | None, now_ms: int, rules: Rules) -> InForce:
-    """The factor that holds at a moment: a drill's, the observed one while it is valid, or the fallback."""
+def factor_in_force(
+    state: FactorState | None, drill: Drill | None, now_ms: int, rules: VolumeRules
+) -> CurrentFactor:
+    """The factor in force at a moment: a drill's, the observed one while it is valid, or the fallback."""
     if not rules.observes or state is None:
-        found = InForce(1.0, state.since_ms if state else 0, None, None, "off: nothing is observed")
+        current = CurrentFactor(1.0, state.since_ms if state else 0, None, None, "off: nothing is observed")
     else:
-        found = _observed_in_force(lapsed(state, now_ms, rules), now_ms, rules)
+        current = _observed_in_force(after_missed_pushes(state, now_ms, rules), now_ms, rules)
     if drill is not None and drill.holds(now_ms):
         reason = f"drill: by {drill.who}, until {drill.until_ms}"
-        return found._replace(factor=drill.factor, since_ms=drill.since_ms, reason=reason, held_by=None)
-    return found
+        return current._replace(factor=drill.factor, since_ms=drill.since_ms, reason=reason, held_by=None)
+    return current
 
 
-def missed(state: State, now_ms: int, rules: Rules) -> int:
-    """How many observations were due and did not come.
-
-    Only where they are pushed: whoever polls says himself how a poll ended.
-    """
+def missed_pushes(state: FactorState, now_ms: int, rules: VolumeRules) -> int:
+    """How many pushed observations were due and did not arrive; 0 for polls, which report their failures."""
     return max(now_ms - state.observed_ms, 0) // rules.interval_ms if rules.source == "push" else 0
 
 
-def lapsed(state: State, now_ms: int, rules: Rules) -> State:
-    """The state with the observations that were due and did not come, each of which failed.
+def after_missed_pushes(state: FactorState, now_ms: int, rules: VolumeRules) -> FactorState:
+    """The state after the observations that were due and did not arrive; each counts as failed.
 
-    A volume that is known to violate renews the validity of the factor, also in an observation that fails.
-    The same for any two times up to which as many were missed.
+    A volume that is known to violate renews the validity of the factor, even in a failed observation. The
+    result depends only on how many observations were missed, not on the exact time.
     """
-    ticks = missed(state, now_ms, rules)
+    ticks = missed_pushes(state, now_ms, rules)
     if ticks < 1:
         return state
     late = replace(
@@ -300,7 +295,7 @@ def lapsed(state: State, now_ms: int, rules: Rules) -> State:
         observed_ms=state.observed_ms + ticks * rules.interval_ms,
         succeeded=False,
         trouble="nothing was pushed within an interval",
-        volumes=tuple(known._replace(told=False) for known in state.volumes),
+        volumes=tuple(known._replace(is_current=False) for known in state.volumes),
     )
     known_until = max((_violates_until(v, rules) for v in late.volumes), default=0)
     renewing = (min(now_ms, known_until) - state.observed_ms) // rules.interval_ms
@@ -310,28 +305,28 @@ def lapsed(state: State, now_ms: int, rules: Rules) -> State:
     return replace(late, valid_until_ms=max(state.valid_until_ms, renewed_ms + rules.validity_ms))
 
 
-def hold_ms(next_check_ms: int | None, now_ms: int, rules: Rules) -> int:
-    """How long an ask to produce waits while the factor is 0; an overdue check counts as one interval."""
+def hold_ms(next_check_ms: int | None, now_ms: int, rules: VolumeRules) -> int:
+    """How long an ask to produce waits while the factor is 0; if the next check is overdue, one interval."""
     if next_check_ms is None or next_check_ms < now_ms:
         return max(LEAST_HOLD_MS, rules.interval_ms)
     return max(LEAST_HOLD_MS, next_check_ms - now_ms)
 
 
-def scaled(quota: Quota, factor: float) -> Quota:
-    """A produce quota under a factor above 0: its limit is multiplied, but for one that admits nothing.
+def scaled_quota(quota: Quota, factor: float) -> Quota:
+    """A produce quota under a factor above 0, which multiplies its limit unless that is 0.
 
-    What a token bucket holds stays: the factor slows its refill.
+    A token bucket keeps its tokens and refills more slowly.
     """
     if quota.key != PRODUCER_BYTE_RATE or factor == 1 or quota.limit == 0:
         return quota
     return replace(quota, limit=max(LEAST_LIMIT, quota.limit * factor))
 
 
-def _observed_in_force(state: State, now_ms: int, rules: Rules) -> InForce:
+def _observed_in_force(state: FactorState, now_ms: int, rules: VolumeRules) -> CurrentFactor:
     if now_ms > state.valid_until_ms:
         ended = state.valid_until_ms + 1
         reason = f"fallback: {state.trouble or 'no observation succeeded while the factor was valid'}"
-        return InForce(
+        return CurrentFactor(
             rules.fallback, ended, state.valid_until_ms, state.next_check_ms, reason, "fallback", ended
         )
     set_ms = state.valid_until_ms - rules.validity_ms
@@ -339,7 +334,7 @@ def _observed_in_force(state: State, now_ms: int, rules: Rules) -> InForce:
     held = overdue or set_ms < state.observed_ms
     why = "; ".join(filter(None, ["observations are overdue" if overdue else "", state.trouble]))
     reason = f"held: {why}; {state.reason}" if held else "; ".join(filter(None, [state.reason, why]))
-    return InForce(
+    return CurrentFactor(
         state.factor,
         state.since_ms,
         state.valid_until_ms,
@@ -350,46 +345,50 @@ def _observed_in_force(state: State, now_ms: int, rules: Rules) -> InForce:
     )
 
 
-def _merged(before: Iterable[Known], seen: Observation, now_ms: int, rules: Rules) -> Iterator[Known]:
-    """What is known after an observation; in the order of brokers and directories."""
+def _merged(
+    before: Iterable[KnownVolume], seen: Observation, now_ms: int, rules: VolumeRules
+) -> Iterator[KnownVolume]:
+    """The known volumes after an observation, in the order of brokers and directories."""
     known = {(v.broker, v.dir): v for v in before}
-    told = {(v.broker, v.dir): v for v in seen.volumes}
-    for place in sorted(known.keys() | told.keys()):
-        earlier, now = known.get(place), told.get(place)
+    reported = {(v.broker, v.dir): v for v in seen.volumes}
+    for place in sorted(known.keys() | reported.keys()):
+        earlier, now = known.get(place), reported.get(place)
         if now is not None and rules.limit.violates(now.total_bytes, now.available_bytes) is not None:
-            yield Known(*now, observed_ms=now_ms, told=True)
-        elif now is not None:  # its sizes are not known now; those of earlier count while they are valid
-            yield (earlier or Known(*now, observed_ms=None, told=False))._replace(told=False)
+            yield KnownVolume(*now, observed_ms=now_ms, is_current=True)
+        elif now is not None:  # its sizes are unknown now; earlier ones count while they are valid
+            yield (earlier or KnownVolume(*now, observed_ms=None, is_current=False))._replace(
+                is_current=False
+            )
         elif earlier is not None and _stays(earlier, seen, now_ms, rules):
-            yield earlier if seen.is_part else earlier._replace(told=False)
+            yield earlier if seen.is_part else earlier._replace(is_current=False)
 
 
-def _stays(known: Known, seen: Observation, now_ms: int, rules: Rules) -> bool:
-    """Whether a volume that was not told of is still there."""
+def _stays(known: KnownVolume, seen: Observation, now_ms: int, rules: VolumeRules) -> bool:
+    """Whether a volume that the observation does not name still exists."""
     if seen.answered is None or known.broker in seen.answered:
         return False
-    # That of an active broker which is silent stays, so that it is missed; others while they are valid.
+    # Volumes of an active broker that is silent stay, so that missing sizes show; others stay while valid.
     return known.broker in seen.silent or known.is_valid(now_ms, rules)
 
 
-def _violates_until(known: Known, rules: Rules) -> int:
-    """How long a volume is known to violate; 0 if it is not."""
+def _violates_until(known: KnownVolume, rules: VolumeRules) -> int:
+    """Until when a volume is known to violate; 0 if it does not."""
     if known.observed_ms is None or not rules.limit.violates(known.total_bytes, known.available_bytes):
         return 0
     return known.observed_ms + rules.validity_ms
 
 
 def _judged(
-    state: State,
-    volumes: tuple[Known, ...],
+    state: FactorState,
+    volumes: tuple[KnownVolume, ...],
     brokers: int,
     now_ms: int,
-    rules: Rules,
+    rules: VolumeRules,
     *,
     succeeded: bool,
     trouble: str,
-) -> State:
-    """The factor that follows: set by what violates, else by success; otherwise the last one stays."""
+) -> FactorState:
+    """The state that follows: a violation or a success sets the factor, otherwise the last one stays."""
     violating = [v for v in volumes if v.violates(now_ms, rules)]
     after = replace(
         state,
@@ -404,7 +403,7 @@ def _judged(
     if not succeeded and not violating:
         return after
     factor = rules.policy(len(violating), len(volumes))
-    was = in_force(state, None, now_ms, rules)
+    was = factor_in_force(state, None, now_ms, rules)
     return replace(
         after,
         factor=factor,
@@ -414,7 +413,7 @@ def _judged(
     )
 
 
-def _because(violating: Sequence[Known], volumes: int) -> str:
+def _because(violating: Sequence[KnownVolume], volumes: int) -> str:
     if not violating:
         return f"observed: {volumes} volumes, all within the limit"
     worst = min(violating, key=lambda v: v.available_bytes or 0)

@@ -1,4 +1,4 @@
-"""Who may ask what: grants from the bearer key, or from the network of the socket's other end."""
+"""Who may do what: grants from the API key, or from the caller's network."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Final
 from starlette.types import Scope
 
 from app.domain.ask import Ask
-from app.domain.bounds import OutOfBounds
-from app.domain.entity import EntityError, network_of, normalise_ip
+from app.domain.entity import network_of, normalise_ip
+from app.domain.errors import EntityError, OutOfBoundsError
 from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http import host
 from app.http.peer import PEER
-from app.http.problems import FieldError, Problem
+from app.http.problems import FieldError, ProblemError
 from app.http.refusals import Refusals, fingerprint
 from app.http.slowdown import Slowdown
 
 ADMIN: Final = "admin"
-"""What the history calls whoever sends the admin key; no other key has this name."""
+"""The name of the admin key in the history; no other key has this name."""
 OPEN: Final = Grant(None, frozenset({"decide"}))
 NOBODY: Final = Grant(None, frozenset())
 CHALLENGE: Final = 'Bearer realm="quotagate"'
 REMEMBERED_ADDRESSES: Final = 4096
-"""Each is an address of a socket: at most some 110 bytes, so that a cache of them is below a megabyte."""
+"""Each address takes at most about 110 bytes, so a cache of them stays below a megabyte."""
 LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 ALLOWED_HOSTS: Final = ("localhost",)
 
@@ -39,11 +39,11 @@ ADMINS_ALONE: Final = ("/v1/keys", "/v1/volumes:drill")
 
 _BY_A_BROWSER: Final = frozenset({b"origin", b"sec-fetch-site", b"host"})
 _ADDRESS: ContextVar[str] = ContextVar("address", default="")
-"""Who sends the request under way, for the log: what is refused later no longer has the request."""
+"""The sender of the current request, for the log: later refusals do not have the request."""
 
 
 def scope_of(method: str, path: str) -> Permission:
-    """What a route of administration needs: the one place that says so, to the server and to the document.
+    """Return the scope that an admin route needs, for the server and for the OpenAPI document.
 
     >>> scope_of("GET", "/v1/quotas"), scope_of("PATCH", "/v1/quotas/user=a"), scope_of("GET", "/v1/keys")
     ('read', 'write', 'admin')
@@ -56,14 +56,14 @@ def scope_of(method: str, path: str) -> Permission:
 class Access:
     """Judges requests by the admin key, the other keys, and the networks that may ask without one.
 
-    No time tells anything of a key. What is sent is hashed first, and only hashes are compared: the admin
-    key's in constant time, the others' by a look-up, which could tell something of the hash of what was sent,
-    and from that nobody learns a key.
+    Response times reveal nothing about a key. A key is hashed first, and only hashes are compared: the admin
+    key's in constant time, the others' by a look-up. The look-up may reveal something about the hash of what
+    was sent, from which nobody learns a key.
 
     Args:
-        ring: gives what each key grants, by its SHA-256.
-        allowed_hosts: names by which it may be asked over loopback without a key, beside addresses.
-        failed: is told why, whenever access is refused.
+        ring: returns the grant of each key, by its SHA-256.
+        allowed_hosts: host names that callers over loopback may use without a key, besides addresses.
+        failed: called with the reason whenever access is refused.
         now_ms: the node's clock, by which keys expire.
     """
 
@@ -89,10 +89,10 @@ class Access:
         self._by_address = lru_cache(REMEMBERED_ADDRESSES)(lambda address: _is_in(address, self._open_to))
 
     def caller(self, scope: Scope) -> Grant:
-        """What the caller of a request may do.
+        """Return what the caller of a request may do.
 
         Raises:
-            Problem: 401, if it sends credentials that are not a valid key, even where none is needed.
+            ProblemError: 401 for an invalid key, even if none is needed.
         """
         if sent := _credentials(scope):
             grant = self._with_key(sent, scope)
@@ -102,14 +102,13 @@ class Access:
         return grant.certified(state[PEER]) if state and PEER in state else grant
 
     def asker(self, scope: Scope) -> Grant:
-        """What the caller of a decision may do, which without a key no page of another site is.
+        """Return what the caller of a decision may do; without a key, pages of other sites are refused.
 
-        A browser sends what such a page says from the machine of who looks at it, and that machine's address
-        may be in an open network.
+        A browser sends the requests of such a page from its own address, which may be in an open network.
 
         Raises:
-            Problem: 401 as ``caller`` does; 403 for a browser on another site, and for a name that is not
-                ours over loopback, where a page can have its own name lead to this address.
+            ProblemError: 401 as ``caller``; 403 for a page of another site, and for an unknown host name over
+                loopback, since a page can make its own name resolve to this address.
         """
         grant = self.caller(scope)
         if grant.name is not None:
@@ -121,34 +120,34 @@ class Access:
                 raise self._other_site()
             if name == b"origin" and not (hosts and host.is_same(value.strip(), hosts[0])):
                 raise self._other_site()
-        # Whoever asks from elsewhere than an open network needs a key, by whatever name.
+        # Callers outside the open networks need a key anyway.
         if grant.scopes and hosts and not self._is_ours(hosts[0]) and _is_loopback(_address(scope)):
             self._failed("host")
-            raise Problem(
-                403, "Without a key, ask over loopback by an address or a name of QUOTAGATE_ALLOWED_HOSTS."
+            raise ProblemError(
+                403, "Without a key, ask over loopback by an address or by a name in QUOTAGATE_ALLOWED_HOSTS."
             )
         return grant
 
     def is_open(self, scope: Scope) -> bool:
-        """Whether the other end of the socket is in an open network, whatever key it sends."""
+        """Whether the caller's address is in an open network, with or without a key."""
         client = scope.get("client")
         return client is not None and self._by_address(client[0])
 
     def require(self, scope: Scope, wanted: Permission) -> Grant:
-        """Let a request pass that has a scope.
+        """Require a scope of a request, and return its grant.
 
         Raises:
-            Problem: 401 without a valid key, 403 with a key that lacks the scope.
+            ProblemError: 401 without a valid key, 403 with a key that lacks the scope.
         """
         caller = self.caller(scope)
         self.demand(caller, wanted)
         return caller
 
     def demand(self, caller: Grant, wanted: Permission) -> None:
-        """Let a caller pass who has a scope.
+        """Require a scope of a caller.
 
         Raises:
-            Problem: as require does.
+            ProblemError: as ``require``.
         """
         if wanted in caller.scopes:
             return
@@ -156,13 +155,13 @@ class Access:
             raise self._key_needed(f"a key with the scope {wanted}")
         self._refused("scope", key=caller.name)
         challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{wanted}"'
-        raise Problem(403, f"The key lacks the scope {wanted}.", headers={"WWW-Authenticate": challenge})
+        raise ProblemError(403, f"The key lacks the scope {wanted}.", headers={"WWW-Authenticate": challenge})
 
     def confine(self, caller: Grant, ask: Ask, field: str = "") -> Ask:
-        """The ask as this caller asks it: in the name of his certificate if it names no principal.
+        """Return the ask as this caller may ask it; the principal defaults to the certificate's.
 
         Raises:
-            Problem: 403 for one that is not, naming its field.
+            ProblemError: 403 that names the field, for an ask outside the caller's bounds.
         """
         if ask.principal is None and caller.principal is not None:
             ask = replace(ask, principal=caller.principal)
@@ -170,30 +169,30 @@ class Access:
             self._is_bound(caller)
             outside = FieldError(field, "is for an entity that the caller is not bound to")
             holder = "key is bound" if caller.name else "certificate names another principal"
-            raise Problem(403, f"The {holder}, and may not ask for this.", [outside])
+            raise ProblemError(403, f"The {holder}, and may not ask for this.", [outside])
         return ask
 
-    def shared(self, caller: Grant, outside: OutOfBounds, field: str = "") -> Problem:
-        """403 for an ask of a bound caller that would record in a bucket of others too, or give back to one.
+    def shared(self, caller: Grant, outside: OutOfBoundsError, field: str = "") -> ProblemError:
+        """Return the 403 for a bound caller that would record or refund in a shared bucket.
 
         Args:
-            field: of the ask that is the whole body; of one in a batch, of its place.
+            field: the ask in a batch; empty if it is the whole body.
         """
         self._is_bound(caller)
-        why = FieldError(f"{field}/{outside.field}", f"leads to {outside.bucket}, which others share")
-        return Problem(403, "The caller is bound, and may not record or give back for others.", [why])
+        why = FieldError(f"{field}/{outside.field}", f"charges {outside.bucket}, which others share")
+        return ProblemError(403, "The caller is bound, and may not record or refund for others.", [why])
 
     def _is_bound(self, caller: Grant) -> None:
-        if caller.name is None:  # a certificate binds it
+        if caller.name is None:  # bound by a certificate
             self._failed("bound")
         else:
             self._refused("bound", key=caller.name)
 
     def require_key(self, scope: Scope) -> Grant:
-        """Let a request pass that has a valid key, whatever its scopes.
+        """Require a valid key of a request, with any scopes, and return its grant.
 
         Raises:
-            Problem: 401 without one.
+            ProblemError: 401 without one.
         """
         caller = self.caller(scope)
         if caller.name is None:
@@ -201,10 +200,10 @@ class Access:
         return caller
 
     def who(self, scope: Scope) -> str:
-        """Who sends a request: ``admin`` with the admin key, else the name of the key.
+        """Return who sends a request: ``admin`` for the admin key, else the name of the key.
 
         Raises:
-            Problem: 401 without a valid key.
+            ProblemError: 401 without a valid key.
         """
         return self.require_key(scope).name or ADMIN
 
@@ -224,42 +223,42 @@ class Access:
         self._slowdown.forgive(_address(scope))
         return grant
 
-    def _not_valid(self, reason: str, scope: Scope, **key: str) -> Problem:
-        """One answer for every reason: who has no key is not told whether it was one once."""
+    def _not_valid(self, reason: str, scope: Scope, **key: str) -> ProblemError:
+        """Return the same answer for every reason, so that it does not reveal former keys."""
         self._refused(reason, **key)
         wait_s = self._slowdown.wait_s(_address(scope), time.monotonic())
         challenge = f'{CHALLENGE}, error="invalid_token"'
-        return Problem(401, "The key is not valid.", headers={"WWW-Authenticate": challenge}, wait_s=wait_s)
+        return ProblemError(
+            401, "The key is not valid.", headers={"WWW-Authenticate": challenge}, wait_s=wait_s
+        )
 
     def _refused(self, reason: str, **key: str) -> None:
-        """Count a refusal, and log it; of what is no key at all not even a fingerprint, which tells too much
-        of a short password.
-        """
+        """Count and log a refusal; a malformed key without its fingerprint, which may reveal it."""
         self._failed(reason)
-        self._refusals.told(reason, _ADDRESS.get(), time.monotonic(), **key)
+        self._refusals.record(reason, _ADDRESS.get(), time.monotonic(), **key)
 
-    def _other_site(self) -> Problem:
+    def _other_site(self) -> ProblemError:
         self._failed("origin")
-        return Problem(403, "A page of another site may not ask without a key.")
+        return ProblemError(403, "A page of another site needs a key.")
 
     def _is_ours(self, name: bytes) -> bool:
         found = host.parts(name)
         return found is not None and (host.is_address(found[0]) or found[0] in self._allowed_hosts)
 
-    def _key_needed(self, key: str) -> Problem:
+    def _key_needed(self, key: str) -> ProblemError:
         self._failed("missing")
         detail = f"This needs {key}: send Authorization: Bearer KEY."
-        return Problem(401, detail, headers={"WWW-Authenticate": CHALLENGE})
+        return ProblemError(401, detail, headers={"WWW-Authenticate": CHALLENGE})
 
 
 def turn_of(grant: Grant, scope: Scope) -> str:
-    """As whom the sender of a request takes turns: by its key, or else by its address."""
+    """Return the name under which a sender takes turns: its key, or else its address."""
     return f"key {grant.name}" if grant.name is not None else _turn_of(_address(scope))
 
 
 @lru_cache(REMEMBERED_ADDRESSES)
 def _turn_of(address: str) -> str:
-    """An address as callers without a key take turns by it: an IPv6 one by its /64.
+    """Return what callers without a key take turns by: an address, or the /64 of an IPv6 address.
 
     >>> _turn_of("2001:db8::7"), _turn_of("::ffff:10.0.0.7"), _turn_of("")
     ('2001:db8::/64', '10.0.0.7', '')
@@ -286,7 +285,7 @@ def _is_in(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
 
 
 def _address(scope: Scope) -> str:
-    """The socket's other end, as far as it has an address."""
+    """Return the caller's address; empty if it has none."""
     client = scope.get("client")
     return client[0] if client else ""
 

@@ -1,4 +1,4 @@
-"""The whole of HTTP: hot routes by exact path first, and FastAPI for the rest."""
+"""The ASGI application: hot routes by exact path, static content, and FastAPI for the rest."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 import app
+from app.admission.caller_clock import CallerClock
 from app.admission.metrics import Metrics
+from app.admission.port import Decider
 from app.admission.slices import Slices
 from app.domain.quota_value import pointer
 from app.http import check, console, decisions, documents, health, openapi
 from app.http.access import ADMINISTERED, Access, scope_of
 from app.http.check import Check, CheckRoute
 from app.http.check_question import Sources
-from app.http.decisions import CallerClock, Decider, Decisions, HotRoute, PlainRoute, failure, refuse
+from app.http.decisions import DecisionRoutes, HotRoute, PlainRoute, failure, refuse
 from app.http.health import Readiness
 from app.http.intake import Intake
-from app.http.kept import Kept
-from app.http.problems import FieldError, Problem, unprocessable
+from app.http.problems import FieldError, ProblemError, unprocessable
+from app.http.static import StaticPage, Turnstile
 from app.http.wire import Clock
 
 OPEN: Final = frozenset({"/health/live", "/health/ready", "/metrics"})
-"""Paths that need no key, or say themselves who may ask. What is kept as bytes needs none; the rest does."""
+"""Paths that need no key, or check it themselves. Static content needs no key; all other paths do."""
 
 log = structlog.get_logger("quotagate.http")
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
@@ -48,20 +50,20 @@ def create_app(
     metrics: Metrics,
     slices: Slices | None = None,
     lifespan: Lifespan | None = None,
-) -> ASGIApp:
-    """The ASGI application of one process; under the caller's clock ``admission`` is a ``CallerClock``."""
-    hot = Decisions(admission, access, clock, slices or Slices())
+) -> Front:
+    """Return the application of one process; under the caller's clock ``admission`` is a ``CallerClock``."""
+    hot = DecisionRoutes(admission, access, clock, slices or Slices())
     intake = Intake()
     now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
-    gateways = Check(admission, sources, now_ms, metrics.shed)
+    gateways = Check(admission, sources, now_ms, metrics.count_shed)
     api = administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan)
     return Front(
         {
-            decisions.ONE: HotRoute(hot.one, access, metrics.shed, intake),
-            decisions.BATCH: HotRoute(hot.batch, access, metrics.shed, intake),
-            check.PATH: CheckRoute(gateways, access, metrics.shed),
+            decisions.ONE: HotRoute(hot.one, access, metrics.count_shed, intake),
+            decisions.BATCH: HotRoute(hot.batch, access, metrics.count_shed, intake),
+            check.PATH: CheckRoute(gateways, access, metrics.count_shed),
         },
-        kept(api),
+        static_pages(api),
         api,
         access,
     )
@@ -70,13 +72,13 @@ def create_app(
 def administration(
     routers: Sequence[APIRouter], clock: Clock, sources: Sources, lifespan: Lifespan | None = None
 ) -> FastAPI:
-    """Everything but the hot routes, which stand in its OpenAPI document all the same."""
+    """Return the FastAPI application; its OpenAPI document also describes the hot routes."""
     api = FastAPI(
         **openapi.ABOUT, version=app.__version__, lifespan=lifespan, redirect_slashes=False, openapi_url=None
     )
     for router in routers:
         api.include_router(router)
-    api.add_exception_handler(Problem, _problem)
+    api.add_exception_handler(ProblemError, _problem)
     api.add_exception_handler(HTTPException, _http_problem)
     api.add_exception_handler(RequestValidationError, _validation_problem)
     api.add_exception_handler(Exception, _failure)
@@ -84,11 +86,11 @@ def administration(
     return api
 
 
-def kept(api: FastAPI) -> dict[str, Kept]:
-    """What is the same for everybody, by its path."""
+def static_pages(api: FastAPI) -> dict[str, StaticPage]:
+    """Return the static content by path."""
     document = json.dumps(api.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
     return {
-        documents.OPENAPI: Kept(document, "application/json"),
+        documents.OPENAPI: StaticPage(document, "application/json"),
         **documents.pages(),
         console.PATH: console.kept(),
         console.ENTRANCE: console.Entrance(),
@@ -96,15 +98,20 @@ def kept(api: FastAPI) -> dict[str, Kept]:
 
 
 class Front:
-    """Sends each request to a hot route, to what is kept, or to the rest, which mostly needs a key."""
+    """Sends each request to a hot route, to static content, or to FastAPI, after checking the key."""
 
     def __init__(
-        self, hot: Mapping[str, PlainRoute], same: Mapping[str, Kept], rest: ASGIApp, access: Access
+        self, hot: Mapping[str, PlainRoute], same: Mapping[str, StaticPage], rest: FastAPI, access: Access
     ) -> None:
         self._hot = hot
         self._same = same
         self._rest = rest
         self._access = access
+        self._turnstile = Turnstile()
+
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document of all routes."""
+        return self._rest.openapi()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -118,44 +125,45 @@ class Front:
         try:
             same = self._same.get(scope["path"])
             if same is not None or scope["path"] in OPEN:
-                self._access.caller(scope)  # a key that is sent must be valid, also where none is needed
+                self._access.caller(scope)  # a key that is sent must be valid, even if none is needed
             elif scope["path"].startswith(ADMINISTERED):
                 self._access.require(scope, scope_of(scope["method"], scope["path"]))
             else:
                 self._access.require_key(scope)
-        except Problem as problem:
+        except ProblemError as problem:
             await refuse(problem, scope, receive, send)
             return
         if same is not None:
+            await self._turnstile.wait()
             await same(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # is GET without a body, which the server leaves out
+        if scope["method"] == "HEAD":  # like GET; the server drops the body
             scope = {**scope, "method": "GET"}
         try:
             await self._rest(scope, receive, send)
-        except Exception:  # answered by then, and raised again for the sake of logs: here it is logged
+        except Exception:  # already answered; Starlette raises it again so that it can be logged
             log.exception("a request failed", path=scope["path"])
 
 
 async def _problem(_request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, ProblemError)
     return problem.response()
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     details = {404: "There is nothing at this path.", 405: f"This path does not take {request.method}."}
-    return Problem(
+    return ProblemError(
         error.status_code, details.get(error.status_code, error.detail), headers=error.headers
     ).response()
 
 
 async def _validation_problem(_request: Request, error: Exception) -> Response:
-    """FastAPI's own refusals; its locations begin with ``body``, ``path`` or ``query``."""
+    """Turn FastAPI's own errors into a problem; locations begin with ``body``, ``path`` or ``query``."""
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
     if any(fault["type"] == "json_invalid" for fault in faults):
-        return Problem(400, "The body is not JSON.").response()
+        return ProblemError(400, "The body is not JSON.").response()
     return unprocessable(*(FieldError(pointer(*f["loc"][1:]), f["msg"]) for f in faults)).response()
 
 

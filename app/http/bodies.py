@@ -1,4 +1,4 @@
-"""The bodies of asks and decisions, as they stand on the wire."""
+"""The bodies of asks and decisions. In the OpenAPI document their names go without ``Body``."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ClientName = Annotated[str, Meta(max_length=512, extra_json_schema=_NO_CONTROLS)
 Address = Annotated[str, Meta(extra_json_schema=_AN_IP)]
 
 
-class Usage(Struct, forbid_unknown_fields=True, gc=False):
-    """What the ask wants to spend; at least one field."""
+class UsageBody(Struct, forbid_unknown_fields=True, gc=False):
+    """The usage that an ask charges; at least one field."""
 
     requests: Count | UnsetType = UNSET
     connections: Count | UnsetType = UNSET
@@ -41,10 +41,10 @@ class Usage(Struct, forbid_unknown_fields=True, gc=False):
     producer_ids: Annotated[list[NumberId | TextId], Meta(max_length=MAX_IDS)] | UnsetType = UNSET
 
 
-class Ask(Struct, forbid_unknown_fields=True, gc=False):
-    """One ask, as it is sent."""
+class AskBody(Struct, forbid_unknown_fields=True, gc=False):
+    """One ask."""
 
-    usage: Usage
+    usage: UsageBody
     principal: Name | None = None
     client_id: ClientName | None = None
     ip: Address | None = None
@@ -59,14 +59,14 @@ class Ask(Struct, forbid_unknown_fields=True, gc=False):
     at_ms: Count | UnsetType = UNSET
 
 
-class Batch(Struct, forbid_unknown_fields=True, gc=False):
-    """Asks to be decided in this order, each on its own."""
+class BatchBody(Struct, forbid_unknown_fields=True, gc=False):
+    """Asks, which are decided in this order, each by itself."""
 
-    asks: Annotated[list[Ask], Meta(min_length=1, max_length=MAX_ASKS)]
+    asks: Annotated[list[AskBody], Meta(min_length=1, max_length=MAX_ASKS)]
 
 
-class LimitedBy(Struct, gc=False):
-    """The quota that decided, or ``throttle_factor``; ``reason`` when it was not the rate itself."""
+class LimitedByBody(Struct, gc=False):
+    """The quota that decided, or `throttle_factor`; `reason` if the cause was not the rate itself."""
 
     quota: str
     entity: str | None
@@ -75,8 +75,8 @@ class LimitedBy(Struct, gc=False):
     largest: float | UnsetType = UNSET
 
 
-class Verdict(Struct, gc=False):
-    """What one quota that applied says, as if it were alone; numbers that nobody knows are null."""
+class VerdictBody(Struct, gc=False):
+    """What one quota that applied would decide alone; unknown numbers are null."""
 
     quota: str
     entity: str
@@ -90,19 +90,19 @@ class Verdict(Struct, gc=False):
     shadow: bool
 
 
-class Decision(Struct, gc=False):
-    """The answer to an ask; ``quotas`` with ``detail``."""
+class DecisionBody(Struct, gc=False):
+    """The answer to an ask; `quotas` only with `detail`."""
 
     decision: Outcome
     throttle_ms: int
     charged: bool
     applied: int
     source: Source
-    limited_by: LimitedBy | None
-    quotas: list[Verdict] | UnsetType = UNSET
+    limited_by: LimitedByBody | None
+    quotas: list[VerdictBody] | UnsetType = UNSET
 
 
-class Decisions(Struct, gc=False):
+class DecisionsBody(Struct, gc=False):
     """The answers to a batch, in the order of its asks."""
 
-    decisions: list[Decision]
+    decisions: list[DecisionBody]

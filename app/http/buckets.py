@@ -1,4 +1,4 @@
-"""The routes of buckets: how one stands, which looking does not change, and emptied at once."""
+"""The routes that show and reset a bucket; showing it changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.domain.quota import KEYS, MAX_EXACT
 from app.http import buckets_schema as schema
 from app.http.access import Access
 from app.http.problems import FieldError, away, unknown, unprocessable
-from app.http.query import Query
+from app.http.query import Parameters
 from app.http.strict import JSON, answer, read_json
 from app.store.port import StoreError
 
@@ -33,7 +33,7 @@ log = structlog.get_logger("quotagate.http")
 
 
 WasReset = Callable[[str, list[str], str, int | None], None]
-"""Told which bucket was reset for which quotas, by whom, and where that stands in the order of the log."""
+"""Called with the bucket that was reset, its quotas, who did it, and its place in the log's order."""
 
 
 def router(
@@ -42,37 +42,40 @@ def router(
     now_ms: Callable[[], int] | None,
     was_reset: WasReset = lambda *_: None,
 ) -> APIRouter:
-    """The routes.
+    """Return the routes.
 
     Args:
-        now_ms: the newest time seen, under the caller's clock; None under the store's, where none may say.
-        was_reset: told of each reset.
+        now_ms: returns the newest time seen, under the caller's clock; None under the store's.
+        was_reset: called after each reset.
     """
     routes = APIRouter(tags=["Buckets"], default_response_class=Response)
 
     @routes.get(PATH, **schema.show(timed=now_ms is not None))
     async def get_buckets(request: Request) -> Response:
         access.require(request.scope, "read")
-        query = Query.of(request.scope, *FIELDS, *(["at_ms"] if now_ms else []))
+        query = Parameters.of(request.scope, *FIELDS, *(["at_ms"] if now_ms else []))
         if not query.texts("bucket"):
             query.wrong("bucket", MISSING)
-        bucket, quota = query.one("bucket", buckets.named), query.one("quota", _key)
+        bucket, quota = query.one("bucket", buckets.parse), query.one("quota", _key)
         at_ms = query.integer("at_ms", 0, MAX_EXACT) if now_ms else None
         query.check()
         assert bucket is not None
         if at_ms is None and now_ms:
             at_ms = now_ms()
         async with _refusals():
-            found = await buckets.standing(bucket, quota, at_ms)
-        return answer({"buckets": [asdict(one) for one in found]}, headers={"Cache-Control": "no-store"})
+            found = await buckets.status(bucket, quota, at_ms)
+        return answer(
+            schema.BucketsBody([schema.BucketBody(**asdict(one)) for one in found]),
+            headers={"Cache-Control": "no-store"},
+        )
 
     @routes.post(RESET, **schema.RESET)
     async def reset_bucket(request: Request) -> Response:
         access.require(request.scope, "write")
         bucket, quota = _wanted(await read_json(request, JSON), buckets)
-        Query.of(request.scope).check()
+        Parameters.of(request.scope).check()
         async with _refusals():
-            emptied, order = await buckets.empty(bucket, quota)
+            emptied, order = await buckets.reset(bucket, quota)
         who = access.who(request.scope)
         log.info("a bucket was reset", bucket=str(bucket), quotas=emptied, who=who)
         was_reset(str(bucket), emptied, who, order)
@@ -82,17 +85,17 @@ def router(
 
 
 def _wanted(body: Any, buckets: Buckets) -> tuple[BucketName, str | None]:
-    """The bucket and the quota key that a body names; null is no quota.
+    """Return the bucket and the quota key that a body names; null means every quota.
 
     Raises:
-        Problem: 422 that names every fault.
+        ProblemError: 422 that names every error.
     """
     if not isinstance(body, dict):
         raise unprocessable(FieldError("", 'must be an object: {"bucket": NAME, "quota": KEY}'))
     errors = unknown(body, FIELDS)
     if "bucket" not in body:
         errors.append(FieldError("/bucket", MISSING))
-    bucket = _named(body["bucket"], "/bucket", buckets.named, errors) if "bucket" in body else None
+    bucket = _named(body["bucket"], "/bucket", buckets.parse, errors) if "bucket" in body else None
     quota = None if body.get("quota") is None else _named(body["quota"], "/quota", _key, errors)
     if errors or bucket is None:
         raise unprocessable(*errors)
@@ -100,7 +103,7 @@ def _wanted(body: Any, buckets: Buckets) -> tuple[BucketName, str | None]:
 
 
 def _named(name: object, field: str, read: Callable[[str], T], errors: list[FieldError]) -> T | None:
-    """What a name means; None, with what is wrong added to the errors, if it cannot be."""
+    """Return what a name means; None if it is invalid, with the reason added to ``errors``."""
     try:
         if isinstance(name, str):
             return read(name)
@@ -111,10 +114,10 @@ def _named(name: object, field: str, read: Callable[[str], T], errors: list[Fiel
 
 
 def _key(text: str) -> str:
-    """A quota key.
+    """Return a quota key.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a quota key.
     """
     if text not in KEYS:
         raise ValueError(f"is unknown: use {', '.join(KEYS)}")
@@ -123,7 +126,7 @@ def _key(text: str) -> str:
 
 @asynccontextmanager
 async def _refusals() -> AsyncIterator[None]:
-    """A store that is away, as a problem."""
+    """Turn an error of the store into a problem."""
     try:
         yield
     except StoreError as error:

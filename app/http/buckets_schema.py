@@ -1,16 +1,28 @@
-"""What the OpenAPI document says about the routes of buckets."""
+"""The answers of the bucket routes, and what the OpenAPI document says about these routes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
 
 from app.domain.quota import KEYS
-from app.http.problems import FieldError, Problem, unprocessable
-from app.http.quotas_schema import Schema, access_problems, answered_with, at_ms_parameter, or_null
+from app.http.problems import FieldError, away, unprocessable
+from app.http.schema import (
+    BODY_PROBLEMS,
+    Schema,
+    access_problems,
+    answer_of,
+    at_ms_parameter,
+    components,
+    or_null,
+    ref,
+    route,
+)
 from app.http.strict import JSON
 
-AWAY: Final = "The store gives no answer ({reason}): buckets can be neither shown nor reset until it does."
+AWAY: Final = "The store does not answer ({reason}): buckets cannot be shown or reset until it does."
 
 _NAMES: Final = {
     "user": "user=alice",
@@ -26,63 +38,67 @@ _BUCKET: Final[Schema] = {"type": "string", "minLength": 1}
 _KEY: Final[Schema] = {"type": "string", "enum": list(KEYS)}
 _HOW_NAMED: Final = (
     "The name of a bucket as decisions spell it: an entity without defaults, each name percent-encoded. "
-    "An IPv6 network is one of the length at which addresses share a bucket; `;broker=1` at the end names "
-    "the bucket that a quota of scope broker has for that broker."
+    "An IPv6 network must have the prefix length within which addresses share a bucket. `;broker=1` at the "
+    "end selects the bucket of that broker, for a quota with the scope broker."
 )
 
 
-_COUNT: Final = {"type": "integer", "minimum": 0}
+class BucketBody(Struct):
+    """The state of a bucket for one quota; fields that do not apply to its algorithm are null."""
+
+    bucket: Annotated[str, Meta(description="The bucket in canonical spelling.")]
+    quota: Annotated[str, Meta(extra_json_schema={"enum": list(KEYS)})]
+    observed: Annotated[
+        float,
+        Meta(
+            description="As the detail of a peek shows it: the measured rate, the ids charged in the "
+            "trailing window, or the burst minus the tokens."
+        ),
+    ]
+    remaining: Annotated[
+        float, Meta(description="What would be admitted now; negative while the bucket is in debt.")
+    ]
+    tokens: Annotated[
+        float | None, Meta(description="Token bucket: its tokens; negative while it is in debt.")
+    ]
+    layers: Annotated[
+        Annotated[int, Meta(ge=0, le=4)] | None, Meta(description="Producer ids: the number of live layers.")
+    ]
+    fill: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(
+            description="Producer ids: how full the newest segment of the newest live layer is, as "
+            "`quotagate_filter_fill` shows it; at 1 the layer gets a larger segment."
+        ),
+    ]
+    remembered_ids: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="Producer ids: the ids in all live layers.")
+    ]
+    charged_ids: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Producer ids: the ids charged in the trailing window."),
+    ]
+
+
+class BucketsBody(Struct):
+    """A bucket, for each quota that charges it."""
+
+    buckets: list[BucketBody]
+
+
 COMPONENTS: Final[Mapping[str, Schema]] = {
-    "Bucket": {
-        "type": "object",
-        "description": "How a bucket stands for one quota; null is what does not fit its algorithm.",
-        "required": [
-            "bucket",
-            "quota",
-            "observed",
-            "remaining",
-            "tokens",
-            "layers",
-            "fill",
-            "remembered_ids",
-            "charged_ids",
-        ],
-        "properties": {
-            "bucket": {"type": "string", "description": "Its canonical spelling."},
-            "quota": _KEY,
-            "observed": {
-                "type": "number",
-                "description": "The measured rate, ids charged in the trailing window, or burst less tokens: "
-                "as the detail of a peek shows it.",
-            },
-            "remaining": {"type": "number", "description": "What would be admitted now; negative in debt."},
-            "tokens": or_null({"type": "number"}, "Of a token bucket; negative in debt."),
-            "layers": or_null(_COUNT | {"maximum": 4}, "Of producer ids: how many layers are live."),
-            "fill": or_null(
-                {"type": "number", "minimum": 0},
-                "Of producer ids: how full the newest segment's part of the newest live layer is, "
-                "as in `quotagate_filter_fill`; at 1 a larger segment follows.",
-            ),
-            "remembered_ids": or_null(_COUNT, "Of producer ids: how many the live layers hold."),
-            "charged_ids": or_null(_COUNT, "Of producer ids: how many were charged in the trailing window."),
-        },
-    },
-    "Buckets": {
-        "type": "object",
-        "required": ["buckets"],
-        "properties": {"buckets": {"type": "array", "items": {"$ref": "#/components/schemas/Bucket"}}},
-    },
+    **components(BucketsBody),
     "BucketReset": {
         "type": "object",
         "required": ["bucket"],
         "properties": {
             "bucket": _BUCKET | {"description": _HOW_NAMED},
-            "quota": or_null(_KEY, "The one quota whose bucket is meant; without it, every one."),
+            "quota": or_null(_KEY, "Reset the bucket of this quota only; without it, of every quota."),
         },
         "additionalProperties": False,
     },
 }
-"""For ``components.schemas`` of the document, which a router cannot reach by itself."""
+"""For ``components.schemas`` of the document, which a router cannot reach."""
 
 _SHOWN: Final = {
     "buckets": [
@@ -111,24 +127,18 @@ _SHOWN: Final = {
     ]
 }
 _NO_BUCKET: Final = FieldError(
-    "/bucket", "user=* is a default, which has no bucket of its own; %2A is the name *"
+    "/bucket", "user=* is a default, which has no bucket of its own; write %2A for the name *"
 )
 _NO_KEY: Final = FieldError("/quota", f"is unknown: use {', '.join(KEYS)}")
 
 
-def _problems(scope: str, *more: Problem) -> dict[int | str, Any]:
-    every = [
-        *access_problems(scope),
-        *more,
-        unprocessable(_NO_BUCKET, _NO_KEY),
-        Problem(503, AWAY.format(reason="connection"), headers={"Retry-After": "1"}),
-    ]
-    return {problem.status: answered_with(problem) for problem in every}
+_UNKNOWN: Final = unprocessable(_NO_BUCKET, _NO_KEY)
+_STORE_AWAY: Final = away(AWAY.format(reason="connection"))
 
 
 def show(*, timed: bool) -> Schema:
-    """The keyword arguments of the route that shows; ``timed``: it may be told when."""
-    parameters = [
+    """Return the keyword arguments of the route that shows a bucket; ``timed``: it takes ``at_ms``."""
+    parameters: list[Schema] = [
         {
             "name": "bucket",
             "in": "query",
@@ -140,56 +150,42 @@ def show(*, timed: bool) -> Schema:
         {
             "name": "quota",
             "in": "query",
-            "description": "Only the bucket of this quota key.",
+            "description": "Show the bucket of this quota only.",
             "schema": _KEY,
             "example": "producer_ids_rate",
         },
     ]
-    parameters += at_ms_parameter(timed=timed)
-    content = {JSON: {"schema": {"$ref": "#/components/schemas/Buckets"}, "example": _SHOWN}}
-    return {
-        "summary": "Show a bucket",
-        "description": "One entry for each quota in force that charges the bucket, in the order of quota "
-        "keys; none if no quota does, also when it is named. Looking changes nothing, not even an expiry. "
-        "A bucket that was never charged is shown as it would begin.",
-        "status_code": 200,
-        "responses": {200: {"description": "How it stands now.", "content": content}, **_problems("read")},
-        "openapi_extra": {"parameters": parameters},
-    }
+    return route(
+        "Show a bucket",
+        {200: answer_of("The state of the bucket.", "Buckets", _SHOWN)},
+        (*access_problems("read"), _UNKNOWN, _STORE_AWAY),
+        description="One entry for each quota in force that charges the bucket, in the order of the quota "
+        "keys; without any, an empty list. Reading a bucket changes nothing, not even its expiry. A "
+        "bucket that was never charged is shown in its initial state.",
+        parameters=parameters + at_ms_parameter(timed=timed),
+    )
 
 
-RESET: Final[Schema] = {
-    "summary": "Reset a bucket",
-    "description": "Its state is gone at once, on every node: the next ask finds full tokens, an empty "
-    "window and no id seen or charged. All quotas in force that charge the bucket are reset together, or "
-    "none; with `quota`, that one. A bucket without state, and one that no quota charges, is left as it is. "
-    "The state of a quota that is no longer in force is not looked for: it decides nothing, and expires. "
-    "Answers kept for retries stay, so a retry is answered as before. A reset stands in the log with who "
-    "asked for it; the history of quotas does not tell of it, as no quota changed.",
-    "status_code": 204,
-    "responses": {
-        204: {"description": "It is empty."},
-        **_problems(
-            "write",
-            Problem(400, "The body is empty: send JSON."),
-            Problem(413, "The body is larger than 1,048,576 bytes."),
-            Problem(415, f"The body must be sent as Content-Type: {JSON}."),
-        ),
+RESET: Final = route(
+    "Reset a bucket",
+    {204: answer_of("Bucket reset.")},
+    (*access_problems("write"), *BODY_PROBLEMS, _UNKNOWN, _STORE_AWAY),
+    description="Deletes the bucket's state at once, for every node: the next ask finds full tokens, an "
+    "empty window and no remembered ids. Without `quota`, all quotas in force that charge the bucket are "
+    "reset together, or none if the reset fails. A bucket without state, or one that no quota charges, "
+    "stays as it is. State of a quota that is no longer in force is kept until it expires; it decides "
+    "nothing. Answers kept for retries stay: a retry gets the answer it got before. The decision log "
+    "records the reset and who asked for it. The history of quotas does not, since no quota changed.",
+    body={
+        "required": True,
+        "content": {
+            JSON: {
+                "schema": ref("BucketReset"),
+                "examples": {
+                    "all quotas": {"value": {"bucket": "user=alice"}},
+                    "one quota": {"value": {"bucket": "ip=10.0.0.7", "quota": "connection_creation_rate"}},
+                },
+            }
+        },
     },
-    "openapi_extra": {
-        "requestBody": {
-            "required": True,
-            "content": {
-                JSON: {
-                    "schema": {"$ref": "#/components/schemas/BucketReset"},
-                    "examples": {
-                        "all of it": {"value": {"bucket": "user=alice"}},
-                        "one quota": {
-                            "value": {"bucket": "ip=10.0.0.7", "quota": "connection_creation_rate"}
-                        },
-                    },
-                }
-            },
-        }
-    },
-}
+)

@@ -1,4 +1,4 @@
-"""What a gateway asks: who, from the headers of a request, and for what, from its query."""
+"""Reading of a gateway's request: the caller from its headers, the usage from its query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, Final, NamedTuple
 
-from app.domain.entity import EntityError
+from app.domain.errors import EntityError
 from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
 from app.http.problems import FieldError
@@ -29,12 +29,12 @@ _BLANKS: Final = " \t"
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WITH_PORT: Final = re.compile(r"\[([^\]]*:[^\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
-"""An entry of X-Forwarded-For as some proxies write it; the brackets are there for the port's sake."""
+"""An entry of X-Forwarded-For with a port, as some proxies write it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where it stands who asks: in which headers, and which proxies are believed."""
+    """The headers that name the caller, and the proxies that are trusted."""
 
     principal: str = "X-Quotagate-Principal"
     client: str = "X-Quotagate-Client-Id"
@@ -42,8 +42,8 @@ class Sources:
     trusted: tuple[Network, ...] = ()
 
 
-class Who(NamedTuple):
-    """Who asks."""
+class CallerIdentity(NamedTuple):
+    """The caller that a request names."""
 
     principal: str | None
     client_id: str | None
@@ -51,7 +51,7 @@ class Who(NamedTuple):
 
 
 class Callers:
-    """Reads from headers who asks."""
+    """Reads the caller from headers."""
 
     def __init__(self, sources: Sources) -> None:
         address = FORWARDED_FOR if sources.trusted else sources.ip
@@ -61,8 +61,8 @@ class Callers:
         self._trusted = sources.trusted
         self._is_trusted = lru_cache(4096)(self._in_trusted_network)
 
-    def of(self, headers: Headers, errors: list[FieldError]) -> Who:
-        """Who sent these headers, whose names are in lower case; adds to ``errors`` what is wrong."""
+    def of(self, headers: Headers, errors: list[FieldError]) -> CallerIdentity:
+        """Return the caller that these headers (lower-case names) give; adds errors to ``errors``."""
         spelled = self._spelled
         sent: dict[bytes, bytes] = {}
         for name, value in headers:
@@ -72,8 +72,8 @@ class Callers:
                 elif self._trusted and name == self._ip:
                     sent[name] += b"," + value
                 else:
-                    errors.append(self._wrong(name, "stands twice"))
-        return Who(
+                    errors.append(self._wrong(name, "is duplicated"))
+        return CallerIdentity(
             self._name(self._principal, sent, errors) or None,
             self._name(self._client, sent, errors),
             self._address(sent, errors),
@@ -110,19 +110,19 @@ class Callers:
 
 
 def rightmost_untrusted(forwarded_for: str, is_trusted: Callable[[str], bool]) -> str | None:
-    """The address nearest to us that is no trusted proxy's; anyone may have written what stands left of it.
+    """Return the nearest address that is not a trusted proxy's; anyone may have written those before it.
 
     >>> rightmost_untrusted("forged, 203.0.113.9:4711, 10.0.0.2", lambda address: address.startswith("10."))
     '203.0.113.9'
 
     Raises:
-        EntityError: an entry on the way to it is no address, so that nobody knows who asks.
+        EntityError: an entry on the way to it is not an address, so the caller is unknown.
     """
     rest = forwarded_for
     while rest:
         rest, _, entry = rest.rpartition(",")
         entry = entry.strip(_BLANKS)
-        if not entry:  # as every list of RFC 9110 may have them
+        if not entry:  # lists of RFC 9110 may have empty entries
             continue
         with_port = _WITH_PORT.fullmatch(entry)
         try:
@@ -134,8 +134,8 @@ def rightmost_untrusted(forwarded_for: str, is_trusted: Callable[[str], bool]) -
     return None
 
 
-class Query(NamedTuple):
-    """What a query says, and what is wrong with it.
+class CheckQuery(NamedTuple):
+    """A parsed query, and its errors.
 
     Attributes:
         at_ms: None without it.
@@ -149,41 +149,41 @@ class Query(NamedTuple):
     errors: tuple[FieldError, ...]
 
 
-def read_query(query: bytes, *, timed: bool) -> Query:
-    """Read a query; ``timed``: it may say at what time it asks."""
-    said: dict[str, Any] = {}
+def read_query(query: bytes, *, timed: bool) -> CheckQuery:
+    """Read a query; ``timed``: it may have ``at_ms``."""
+    values: dict[str, Any] = {}
     errors: list[FieldError] = []
     for name, text in _each_once(query, errors):
         try:
-            said[name] = _value(name, text, timed=timed)
+            values[name] = _value(name, text, timed=timed)
         except ValueError as wrong:
             errors.append(FieldError(pointer(name), str(wrong)))
-    return Query(
-        {field: said[field] for field in (*COUNTS, *AMOUNTS) if field in said} or {"requests": 1},
-        said.get("broker"),
-        said.get("listener"),
-        said.get("deny_status", 429),
-        said.get("at_ms"),
+    return CheckQuery(
+        {field: values[field] for field in (*COUNTS, *AMOUNTS) if field in values} or {"requests": 1},
+        values.get("broker"),
+        values.get("listener"),
+        values.get("deny_status", 429),
+        values.get("at_ms"),
         tuple(errors),
     )
 
 
 def _each_once(query: bytes, errors: list[FieldError]) -> Iterable[tuple[str, str]]:
-    """Names and values, each name once."""
+    """Return names and values; a duplicated name is an error."""
     found: dict[str, str] = {}
     for name, value in parameters(query, errors):
         if name in found:
-            errors.append(FieldError(pointer(name), "stands twice"))
+            errors.append(FieldError(pointer(name), "is duplicated"))
         else:
             found[name] = value
     return found.items()
 
 
 def _value(name: str, text: str, *, timed: bool) -> int | float | str:
-    """The value of a parameter.
+    """Return the value of a parameter.
 
     Raises:
-        ValueError: what is wrong with it.
+        ValueError: says what is valid.
     """
     if name in COUNTS or (timed and name == "at_ms"):
         return int(_bounded(text, _INTEGER, "an integer"))
@@ -201,7 +201,7 @@ def _value(name: str, text: str, *, timed: bool) -> int | float | str:
 
 
 def _bounded(text: str, syntax: re.Pattern[str], kind: str) -> float:
-    """A number as JSON writes it, within the bounds of usage; integers up to there are exact doubles."""
+    """Return a JSON number within the bounds of usage, where integers are exact doubles."""
     if not syntax.fullmatch(text):
         raise ValueError(f"must be {kind}")
     number = float(text)

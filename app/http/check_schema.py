@@ -1,4 +1,4 @@
-"""What the OpenAPI document says about the check."""
+"""What the OpenAPI document says about ``/v1/check``."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any, Final
 import msgspec
 
 from app.http.bodies import Address, Amount, ClientName, Count, Name
-from app.http.check import not_understood
+from app.http.check import invalid
 from app.http.check_question import AMOUNTS, COUNTS, DENY_STATUSES, FORWARDED_FOR, NAMES, Sources
-from app.http.problems import PROBLEM_JSON, FieldError, Problem
+from app.http.problems import PROBLEM_JSON, FieldError, ProblemError
 from app.http.wire import Clock
 
 Schema = dict[str, Any]
 
 METHODS: Final = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
-"""Every method that OpenAPI 3.1 knows; others are answered too."""
+"""Every method that OpenAPI 3.1 knows; the route answers others too."""
 
 DESCRIPTION: Final = f"""\
-For nginx `auth_request`, Envoy `ext_authz` and forward-auth of Caddy and Traefik: the question stands in
-headers and in the query, the answer in the status and in headers. Any method will do, and a body is not read.
-Every quota is decided as deny. A request counts as `{{"requests": 1}}`, unless the query says what it uses.
+For nginx `auth_request`, Envoy `ext_authz` and forward-auth of Caddy and Traefik. The ask is in the headers
+and the query, the decision in the status and the headers. Any method is accepted; a body is not read. Every
+quota is decided under `deny`. The usage is `{{"requests": 1}}`, unless the query gives another.
 
-A gateway must set or remove each of the headers itself, or its clients say who they are. Headers are UTF-8;
-one that stands twice is 400, and so is a parameter. With trusted proxies, the address is instead the
-rightmost one of `{FORWARDED_FOR}` that is in none of their networks: several lines of it are joined, and an
-entry may have a port (`192.0.2.1:4711`, `[2001:db8::1]:4711`).
+A gateway must set or remove each of these headers itself; otherwise its clients could claim to be anyone.
+Headers are UTF-8. A duplicated header or parameter is answered with 400. With trusted proxies, the address is
+instead the rightmost entry of `{FORWARDED_FOR}` that is in none of their networks. Several lines of this
+header are joined, and an entry may have a port (`192.0.2.1:4711`, `[2001:db8::1]:4711`).
 """
 REFUSED: Final = {
     "decision": "throttle",
@@ -42,37 +42,42 @@ NAMES_OF: Final = {
     "403": "CheckForbidden",
     "429": "CheckRefused",
 }
-"""Where each status is described, once for all methods."""
-_WRONG: Final = [FieldError("/requests", "must be an integer"), FieldError("/X-Quotagate-IP", "stands twice")]
+"""The component that describes each status, for all methods."""
+_WRONG: Final = [
+    FieldError("/requests", "must be an integer"),
+    FieldError("/X-Quotagate-IP", "is duplicated"),
+]
 
 
 def parameters(sources: Sources, clock: Clock) -> list[Schema]:
-    """The headers and the query."""
-    nobody = "Empty is as absent."
+    """Return the headers and the parameters of the query."""
+    nobody = "Empty means absent."
     found = [
-        _parameter("header", sources.principal, msgspec.json.schema(ClientName), f"Who asks. {nobody}"),
-        _parameter("header", sources.client, msgspec.json.schema(ClientName), "As which client."),
+        _parameter("header", sources.principal, msgspec.json.schema(ClientName), f"The principal. {nobody}"),
+        _parameter("header", sources.client, msgspec.json.schema(ClientName), "The client id."),
     ]
     if sources.trusted:
         hops = {"type": "string"}
-        found.append(_parameter("header", FORWARDED_FOR, hops, "The addresses on the way, nearest last."))
+        found.append(
+            _parameter("header", FORWARDED_FOR, hops, "The addresses on the way here, the nearest last.")
+        )
     else:
         address = msgspec.json.schema(Address)
         one = {**address, "anyOf": [*address["anyOf"], {"maxLength": 0}]}
-        found.append(_parameter("header", sources.ip, one, f"From which address, one. {nobody}"))
+        found.append(_parameter("header", sources.ip, one, f"One IP address of the client. {nobody}"))
     found += [_parameter("query", name, msgspec.json.schema(Count)) for name in COUNTS]
     found += [_parameter("query", name, msgspec.json.schema(Amount)) for name in AMOUNTS]
     found += [_parameter("query", name, msgspec.json.schema(Name)) for name in NAMES]
     status = {"type": "integer", "enum": [*DENY_STATUSES], "default": 429}
-    found.append(_parameter("query", "deny_status", status, "The status of a refusal."))
+    found.append(_parameter("query", "deny_status", status, "The status of a refused request."))
     if clock == "caller":
-        newest = "When; without it the newest time of any ask or observation that this process took."
+        newest = "The time in milliseconds; the default is the newest `at_ms` that this process has received."
         found.append(_parameter("query", "at_ms", msgspec.json.schema(Count), newest))
     return found
 
 
 def item(sources: Sources, clock: Clock) -> Schema:
-    """The path with its methods, which all do the same."""
+    """Return the path with its methods, which all do the same."""
     answers = {status: {"$ref": f"#/components/responses/{name}"} for status, name in NAMES_OF.items()}
     operations = {
         method: {
@@ -87,21 +92,21 @@ def item(sources: Sources, clock: Clock) -> Schema:
     return {"description": DESCRIPTION, "parameters": parameters(sources, clock), **operations}
 
 
-def responses(admitted: object, unauthorized: Problem, forbidden: Problem) -> Schema:
-    """What the path answers, by the names under which its methods refer to it."""
+def responses(admitted: object, unauthorized: ProblemError, forbidden: ProblemError) -> Schema:
+    """Return the answers, by the component names that the methods refer to."""
     refused = _content("application/json", "Decision", REFUSED)
-    throttled_only = {"Retry-After": whole("Seconds, rounded up; there when the request was throttled.")}
+    throttled_only = {"Retry-After": whole("Seconds, rounded up; only if the request was throttled.")}
     answers = {
         "200": ("Admitted.", _HEADERS, _content("application/json", "Decision", admitted)),
-        "400": ("Cannot be understood.", _THROTTLE_MS, _problem(not_understood(_WRONG))),
+        "400": ("The request is invalid.", _THROTTLE_MS, _problem(invalid(_WRONG))),
         "401": ("Unauthorized", {}, _problem(unauthorized)),
         "403": (
-            "Throttled or rejected under `deny_status=403`; or, as a problem, the key lacks the scope.",
+            "Throttled or rejected with `deny_status=403`; or a problem: the key lacks the scope.",
             _HEADERS | throttled_only,
             refused | _problem(forbidden),
         ),
         "429": (
-            "Throttled or rejected; or the node is overloaded: then no quota is named.",
+            "Throttled or rejected; or the node is overloaded, and `limited_by` is null.",
             _HEADERS | throttled_only,
             refused,
         ),
@@ -121,12 +126,12 @@ def _content(type_: str, schema: str, example: object) -> Schema:
     return {type_: {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}}
 
 
-def _problem(problem: Problem) -> Schema:
+def _problem(problem: ProblemError) -> Schema:
     return _content(PROBLEM_JSON, "Problem", problem.document())
 
 
 def whole(description: str) -> Schema:
-    """A header that holds a whole number."""
+    """Return a header that holds a whole number."""
     return {"description": description, "schema": {"type": "integer", "minimum": 0}}
 
 
@@ -137,13 +142,13 @@ def _fields(description: str, example: str) -> Schema:
 _THROTTLE_MS: Final = {"X-Throttle-Ms": whole("`throttle_ms` of the decision; 0 on 400.")}
 _HEADERS: Final = _THROTTLE_MS | {
     "RateLimit-Policy": _fields(
-        "For each quota that applied, q units over w seconds (draft-ietf-httpapi-ratelimit-headers). "
-        "The second of two with one key has the type of its entity in its name.",
+        "For each quota that applied: q units over w seconds (draft-ietf-httpapi-ratelimit-headers). "
+        "If two quotas have the same key, the second one has the type of its entity in its name.",
         '"request_rate";q=50;w=10, "request_rate_ip";q=1000;w=10',
     ),
     "RateLimit": _fields(
-        "Of each of them r units are left; t: `Retry-After`, or w where there is none. A quota that was "
-        "decided without the store is left out.",
+        "For each of them: r units are left; t is `Retry-After`, or else w. Quotas that were "
+        "decided without the store are omitted.",
         '"request_rate";r=12;t=10, "request_rate_ip";r=980;t=10',
     ),
 }

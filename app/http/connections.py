@@ -1,4 +1,4 @@
-"""How many connections one process holds, in all and for each address."""
+"""The limits on the connections of one process: in total, and per address."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ MOST_OF_AN_ADDRESS: Final = 2_048
 
 TOO_MANY: Final = "connections"
 TOO_MANY_OF_AN_ADDRESS: Final = "connections_per_address"
-"""Causes, as ``quotagate_shed_total`` names them."""
+"""Causes, as in ``quotagate_shed_total``."""
 
 
 class Connections:
-    """Counts the connections of one process, and says which one is too many.
+    """Counts the connections of one process, and refuses those above a limit.
 
-    An IPv6 network of 64 bits counts as one address: a caller may have any address in it.
+    An IPv6 network of 64 bits counts as one address, since a caller may have any address in it.
 
     Args:
-        most: connections of the process.
-        most_of_an_address: of them, those of one address.
+        most: the limit of the process.
+        most_of_an_address: the limit of one address.
 
     Attributes:
-        shed: is told the cause of each connection that is too many.
+        shed: called with the cause of each refused connection.
     """
 
     def __init__(self, most: int = MOST, most_of_an_address: int = MOST_OF_AN_ADDRESS) -> None:
@@ -36,7 +36,7 @@ class Connections:
         self.shed: Callable[[str], None] = lambda _cause: None
 
     def enter(self, address: str) -> bool:
-        """Count a new connection; False if it is one too many, which is not counted.
+        """Count a new connection; return False, and do not count it, if it is above a limit.
 
         >>> connections = Connections(3, 2)
         >>> [connections.enter(address) for address in ("10.0.0.7", "10.0.0.7", "10.0.0.7", "10.0.0.8")]
@@ -60,7 +60,7 @@ class Connections:
         return False
 
     def leave(self, address: str) -> None:
-        """Count no longer a connection that entered."""
+        """Stop counting a connection that has ended."""
         source = source_of(address)
         self._open -= 1
         self._by_source[source] -= 1

@@ -1,6 +1,6 @@
-"""Pages that show the OpenAPI document, with scripts that lie here, under a policy that allows nothing else.
+"""Pages that show the OpenAPI document, with local scripts and a policy that allows no others.
 
-The scripts are Swagger UI and Redoc as the package fastapi-offline carries them; nothing else of it is used.
+The scripts are Swagger UI and Redoc from the package fastapi-offline, which is used for nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Final
 
-from app.http.kept import Kept
+from app.http.static import StaticPage
 
 OPENAPI: Final = "/openapi.json"
 SWAGGER: Final = "/docs"
@@ -25,7 +25,7 @@ FILES: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 FOREIGN_PICTURE: Final = b"https://cdn.redoc.ly/redoc/logo-mini.svg"
-"""Redoc's sign in a corner; the policy would refuse it, and say so in the browser's console."""
+"""Redoc's logo; the policy would block it, with an error in the browser's console."""
 
 _HEAD: Final = """\
 <!doctype html>
@@ -43,13 +43,13 @@ _REDOC_SCRIPT: Final = (
 )
 _REDOC_STYLE: Final = "body{margin:0}"
 _REDOC_SCROLLBARS: Final = "'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc='"
-"""A style that Redoc's script carries; with another version a browser names another hash."""
+"""The hash of a style in Redoc's script; a browser reports the new one if a version changes it."""
 
 
-def pages() -> dict[str, Kept]:
-    """Both pages and what they load, by their paths."""
+def pages() -> dict[str, StaticPage]:
+    """Return both pages and the files that they load, by path."""
     found = {
-        path: Kept(_file(name), media_type, {"Cross-Origin-Resource-Policy": "same-origin"})
+        path: StaticPage(_file(name), media_type, {"Cross-Origin-Resource-Policy": "same-origin"})
         for path, (name, media_type) in FILES.items()
     }
     swagger = (
@@ -62,15 +62,15 @@ def pages() -> dict[str, Kept]:
         '<div id="page"></div>\n'
         f'<script src="redoc/redoc.standalone.js"></script>\n<script>{_REDOC_SCRIPT}</script>\n</html>\n'
     )
-    found[SWAGGER] = Kept(swagger.encode(), HTML, _under(policy(_SWAGGER_SCRIPT)))
+    found[SWAGGER] = StaticPage(swagger.encode(), HTML, _under(policy(_SWAGGER_SCRIPT)))
     # Redoc puts an empty style element into the page and fills it by script: hence the hash of nothing.
     styles = (hash_of(_REDOC_STYLE), hash_of(""), _REDOC_SCROLLBARS)
-    found[REDOC] = Kept(redoc.encode(), HTML, _under(policy(_REDOC_SCRIPT, *styles)))
+    found[REDOC] = StaticPage(redoc.encode(), HTML, _under(policy(_REDOC_SCRIPT, *styles)))
     return found
 
 
 def policy(script: str, *styles: str) -> str:
-    """A policy under which a page runs the scripts of this host and the one in it, and asks this host alone.
+    """Return a policy: a page runs scripts of this host and its own one, and connects to this host only.
 
     >>> "unsafe" in policy("start()"), "frame-ancestors 'none'" in policy("start()", hash_of(""))
     (False, True)
@@ -84,7 +84,7 @@ def policy(script: str, *styles: str) -> str:
 
 
 def hash_of(text: str) -> str:
-    """What a policy calls a script or a style that stands in the page."""
+    """Return the source expression of a script or style that is part of the page."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 

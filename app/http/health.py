@@ -1,4 +1,4 @@
-"""Whether the process lives, whether it can give decisions, and what it has counted."""
+"""Liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from app.http.access import Access
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What readiness is judged by.
+    """What readiness depends on.
 
     Attributes:
-        snapshot: there are quotas to decide by.
-        store, catalog: ``ok``, or what is wrong; decisions are given without either.
+        snapshot: whether quotas are loaded.
+        store, catalog: ``ok``, or what is wrong; the process decides without either.
     """
 
     snapshot: bool
@@ -41,7 +41,7 @@ _SCRAPED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How this process is."""
+    """The health of this process."""
 
     status: Literal["live", "ready", "starting", "stopping"]
     store: str
@@ -50,21 +50,21 @@ class Health:
 
 
 def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> APIRouter:
-    """The routes of whoever watches over this process."""
+    """Return the routes of liveness, readiness and metrics."""
     routes = APIRouter(tags=["Health"])
 
     @routes.get(
-        "/health/live", summary="Whether the process answers", responses={200: _shown("live", "It does.")}
+        "/health/live", summary="Whether the process is live", responses={200: _answer("live", "Live.")}
     )
     async def live() -> Health:
         return _health(ready(), "live")
 
     not_ready: dict[int | str, dict[str, Any]] = {
-        200: _shown("ready", "They can."),
-        503: _shown("starting", "No quotas were read yet, or the process is stopping."),
+        200: _answer("ready", "Ready."),
+        503: _answer("starting", "Not ready: no quotas are loaded yet, or the process is stopping."),
     }
 
-    @routes.get("/health/ready", summary="Whether decisions can be given", responses=not_ready)
+    @routes.get("/health/ready", summary="Whether the process can decide", responses=not_ready)
     async def is_ready(response: Response) -> Health:
         state = ready()
         if state.snapshot and not state.stopping:
@@ -74,10 +74,11 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
 
     @routes.get(
         "/metrics",
-        summary="Metrics, as Prometheus reads them",
-        description="Open to the networks that may ask for decisions; others need a key with the scope read.",
+        summary="Metrics in Prometheus format",
+        description="Open to the networks that may ask for decisions without a key. "
+        "Others need a key with the scope read.",
         response_class=PlainTextResponse,
-        responses={200: {"description": "Now.", "content": {"text/plain": _SCRAPED}}},
+        responses={200: {"description": "Metrics.", "content": {"text/plain": _SCRAPED}}},
     )
     async def scrape(request: Request) -> Response:
         if not access.is_open(request.scope):
@@ -87,7 +88,7 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
     return routes
 
 
-def _shown(status: str, description: str) -> dict[str, Any]:
+def _answer(status: str, description: str) -> dict[str, Any]:
     example = {"status": status, "store": "ok", "catalog": "ok", "throttle_factor": 1.0}
     schema = {"$ref": "#/components/schemas/Health"}
     content = {"application/json": {"schema": schema, "example": example}}

@@ -1,4 +1,4 @@
-"""The host that a request names: whether it is one, and whether it is the one that was asked."""
+"""The host that a request names: whether it is valid, and whether a page comes from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Final
 
 LONGEST: Final = 261
-"""Bytes: a name of 255, a colon and a port."""
+"""In bytes: a name of 255, a colon and a port."""
 
 _HOST: Final = re.compile(
     r"(\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::([0-9]*))?"
@@ -19,7 +19,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def is_wrong(hosts: Sequence[bytes], *, version: str) -> bool:
-    """Whether a request with these ``Host`` fields is to be refused (RFC 9112, 3.2).
+    """Whether a request with these ``Host`` fields must be refused (RFC 9112, 3.2).
 
     >>> is_wrong([b"localhost:8080"], version="1.1"), is_wrong([b"[::1]"], version="1.1")
     (False, False)
@@ -35,7 +35,7 @@ def is_wrong(hosts: Sequence[bytes], *, version: str) -> bool:
 
 @lru_cache(1024)  # of at most LONGEST bytes each
 def parts(host: bytes) -> tuple[str, int | None] | None:
-    """The name in lower case and the port, as far as it is named; None for what is no host.
+    """Return the name in lower case, and the port if there is one; None for an invalid host.
 
     >>> parts(b"LocalHost:8080"), parts(b"[::1]"), parts(b"example."), parts(b"a/b")
     (('localhost', 8080), ('::1', None), ('example', None), None)
@@ -51,7 +51,7 @@ def parts(host: bytes) -> tuple[str, int | None] | None:
 
 
 def is_address(name: str) -> bool:
-    """Whether a host is an address, which no name server can turn into another one.
+    """Whether a host is an address, which no name server can redirect.
 
     >>> is_address("127.0.0.1"), is_address("::1"), is_address("localhost")
     (True, True, False)
@@ -64,7 +64,7 @@ def is_address(name: str) -> bool:
 
 
 def is_same(origin: bytes, host: bytes) -> bool:
-    """Whether a page of this origin lies on this host and port; the scheme is a matter of proxies.
+    """Whether a page of this origin is on this host and port; proxies may change the scheme.
 
     >>> is_same(b"http://localhost:8080", b"localhost:8080"), is_same(b"https://q.example", b"q.example:443")
     (True, True)

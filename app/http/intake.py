@@ -1,4 +1,4 @@
-"""The bytes of bodies that a node has taken in and not answered: bounded for each caller, and for all."""
+"""Bytes of unanswered request bodies, limited per caller and in total."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from app.admission.queue import OverloadedError
+from app.admission.errors import OverloadedError
 
 MAX_OF_CALLER: Final = 16 * 1024 * 1024
 MAX_OF_ALL: Final = 64 * 1024 * 1024
 
 
-class Taken:
-    """What one request has brought in so far, for whom takes turns by that name."""
+class BodyBytes:
+    """The bytes that one request has sent so far."""
 
     __slots__ = ("_intake", "_turn", "size")
 
@@ -23,20 +23,20 @@ class Taken:
         self.size = 0
 
     def add(self, size: int) -> None:
-        """Take in so many bytes more.
+        """Count more bytes.
 
         Raises:
-            OverloadedError: the caller, or the node, has too many that wait.
+            OverloadedError: the caller, or the node, has too many waiting bytes.
         """
         self._intake.take(self._turn, size)
         self.size += size
 
 
 class Intake:
-    """Counts the bytes that wait, by caller: before a body is decoded nothing else is known of it.
+    """Counts waiting bytes by caller: nothing else is known of a body before it is decoded.
 
     Args:
-        of_caller, of_all: how many may wait.
+        of_caller, of_all: how many bytes may wait.
     """
 
     def __init__(self, of_caller: int = MAX_OF_CALLER, of_all: int = MAX_OF_ALL) -> None:
@@ -46,9 +46,9 @@ class Intake:
         self.total = 0
 
     @contextmanager
-    def request(self, turn: str) -> Iterator[Taken]:
-        """One request, whose bytes wait until it is answered."""
-        taken = Taken(self, turn)
+    def request(self, turn: str) -> Iterator[BodyBytes]:
+        """Open a request, whose bytes wait until it is answered."""
+        taken = BodyBytes(self, turn)
         try:
             yield taken
         finally:
@@ -59,7 +59,7 @@ class Intake:
         """Count bytes of a caller.
 
         Raises:
-            OverloadedError: there are too many that wait, and these are not counted.
+            OverloadedError: there are too many waiting bytes; these are not counted.
         """
         its = self._waiting.get(turn, 0) + size
         if its > self._of_caller:

@@ -1,4 +1,4 @@
-"""The routes of API keys: made, listed, revoked and rotated, by admins alone."""
+"""The routes of API keys: list, create, rotate and revoke, for admins only."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.catalog.keys import Key, KeyExpired, Keys, NameTaken, NoSuchKey
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError, KeyExistsError, KeyExpiredError, KeyNotFoundError
+from app.catalog.keys import Key, Keys
 from app.domain.binding import Binding
-from app.domain.entity import EntityError
+from app.domain.errors import EntityError
 from app.domain.grant import BINDABLE, PERMISSIONS
 from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
 from app.http import keys_schema as schema
 from app.http.access import ADMIN, Access
 from app.http.methods import sharing
-from app.http.problems import FieldError, Problem, away, unprocessable
+from app.http.problems import FieldError, ProblemError, away, unprocessable
 from app.http.strict import JSON, answer, read_json
 
 PATH: Final = "/v1/keys"
@@ -34,8 +34,8 @@ METHODS: Final = {PATH: "GET, POST", ROTATE: "POST", ONE: "DELETE"}
 log = structlog.get_logger("quotagate.keys")
 
 
-class Wanted(NamedTuple):
-    """A key that is to be made."""
+class KeyRequest(NamedTuple):
+    """The key that a request asks for."""
 
     name: str
     scopes: list[str]
@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
 
 
 def router(keys: Keys, access: Access) -> APIRouter:
-    """The routes; no answer but the one that makes a key carries it, and none its hash."""
+    """Return the routes; only the answers to creation and rotation hold a secret, and none holds a hash."""
     routes = APIRouter(tags=["Keys"], default_response_class=Response, route_class=sharing(METHODS))
 
     @routes.get(PATH, **schema.LIST)
@@ -52,7 +52,7 @@ def router(keys: Keys, access: Access) -> APIRouter:
         access.require(request.scope, "admin")
         async with _refusals():
             found = await keys.all()
-        return _json({"keys": [_shown(key) for key in found]})
+        return _json(schema.KeyListBody([schema.KeyBody(**_fields(key)) for key in found]))
 
     @routes.post(PATH, **schema.CREATE)
     async def create_key(request: Request) -> Response:
@@ -61,7 +61,7 @@ def router(keys: Keys, access: Access) -> APIRouter:
         async with _refusals():
             key, secret = await keys.create(*wanted, _now_ms())
         log.info("key created", key=key.name, scopes=key.scopes, who=access.who(request.scope))
-        return _json(_shown(key) | {"key": secret}, 201)
+        return _json(schema.KeyOnceBody(**_fields(key), key=secret), 201)
 
     @routes.post(ROTATE, **schema.ROTATE)
     async def rotate_key(request: Request, name: str) -> Response:
@@ -70,12 +70,12 @@ def router(keys: Keys, access: Access) -> APIRouter:
         async with _refusals():
             key, secret = await keys.rotate(name, grace_ms, _now_ms())
         log.info("key rotated", key=name, grace_ms=grace_ms, who=access.who(request.scope))
-        return _json(_shown(key) | {"key": secret})
+        return _json(schema.KeyOnceBody(**_fields(key), key=secret))
 
     @routes.delete(ONE, **schema.REVOKE)
     async def revoke_key(request: Request, name: str) -> Response:
         access.require(request.scope, "admin")
-        who = access.who(request.scope)  # the key that is revoked may be the one that asks for it
+        who = access.who(request.scope)  # the request may revoke its own key
         async with _refusals():
             await keys.revoke(name)
         log.info("key revoked", key=name, who=who)
@@ -84,16 +84,16 @@ def router(keys: Keys, access: Access) -> APIRouter:
     return routes
 
 
-def wanted_of(body: Any) -> Wanted:
-    """The key that a body asks for.
+def wanted_of(body: Any) -> KeyRequest:
+    """Return the key that a body asks for.
 
     Raises:
-        Problem: 422 that names every fault.
+        ProblemError: 422 that names every error.
     """
     if not isinstance(body, dict):
         raise unprocessable(FieldError("", "must be an object with name and scopes"))
-    errors = [*_unknown(body, Wanted._fields)]
-    wanted = Wanted(
+    errors = [*_unknown(body, KeyRequest._fields)]
+    wanted = KeyRequest(
         _name(body.get("name"), errors),
         _scopes(body.get("scopes"), errors),
         _bound_to(body.get("bound_to"), errors),
@@ -101,7 +101,9 @@ def wanted_of(body: Any) -> Wanted:
     )
     if wanted.bound_to and not BINDABLE.issuperset(wanted.scopes):
         allowed = " and ".join(scope for scope in PERMISSIONS if scope in BINDABLE)
-        errors.append(FieldError("/bound_to", f"goes with the scopes {allowed} only: others name no entity"))
+        errors.append(
+            FieldError("/bound_to", f"is valid with the scopes {allowed} only: the others name no entity")
+        )
     if errors:
         raise unprocessable(*errors)
     return wanted
@@ -117,7 +119,7 @@ def _name(name: object, errors: list[FieldError]) -> str:
     elif not isinstance(name, str) or not re.fullmatch(schema.NAME, name):
         errors.append(FieldError("/name", schema.NAME_MUST))
     elif name == ADMIN:
-        errors.append(FieldError("/name", "admin is the name of the admin key"))
+        errors.append(FieldError("/name", "must not be admin, the name of the admin key"))
     return str(name)
 
 
@@ -130,7 +132,7 @@ def _scopes(scopes: object, errors: list[FieldError]) -> list[str]:
         if scope not in PERMISSIONS:
             errors.append(FieldError(f"/scopes/{place}", f"must be one of {', '.join(PERMISSIONS)}"))
         elif scope in scopes[:place]:
-            errors.append(FieldError(f"/scopes/{place}", "stands twice"))
+            errors.append(FieldError(f"/scopes/{place}", "is duplicated"))
     return [scope for scope in PERMISSIONS if scope in scopes]
 
 
@@ -150,7 +152,7 @@ def _bound_to(entities: object, errors: list[FieldError]) -> list[str]:
 
 
 def _expires_ms(expires_ms: object, errors: list[FieldError]) -> int | None:
-    """An instant; a key whose instant is over is expired from the beginning."""
+    """Return the instant at which the key expires, which may be in the past."""
     if expires_ms is None:
         return None
     if not isinstance(expires_ms, int) or isinstance(expires_ms, bool):
@@ -185,31 +187,26 @@ def _now_ms() -> int:
 
 @asynccontextmanager
 async def _refusals() -> AsyncIterator[None]:
-    """What the catalog refuses, as problems."""
+    """Turn errors of the catalog into problems."""
     try:
         yield
-    except NameTaken as taken:
-        raise Problem(409, f"There is a key named {taken}: revoke or rotate it, or choose another.") from None
-    except NoSuchKey as missing:
-        raise Problem(404, f"There is no key named {missing}.") from None
-    except KeyExpired as expired:
-        raise Problem(409, f"The key {expired} has expired: revoke it and create another.") from None
-    except CatalogAway as error:
-        raise away("The catalog is out of reach; the keys known last stay in force.") from error
+    except KeyExistsError as taken:
+        raise ProblemError(
+            409, f"There is already a key named {taken}: revoke it, rotate it, or use another name."
+        ) from None
+    except KeyNotFoundError as missing:
+        raise ProblemError(404, f"There is no key named {missing}.") from None
+    except KeyExpiredError as expired:
+        raise ProblemError(409, f"The key {expired} has expired: revoke it and create another.") from None
+    except CatalogUnavailableError as error:
+        raise away(schema.UNREACHABLE) from error
 
 
-def _shown(key: Key) -> dict[str, object]:
-    return {
-        "name": key.name,
-        "scopes": key.scopes,
-        "bound_to": key.bound_to,
-        "expires_ms": key.expires_ms,
-        "created_ms": key.created_ms,
-        "rotated_ms": key.rotated_ms,
-        "former_until_ms": key.former_until_ms,
-    }
+def _fields(key: Key) -> dict[str, Any]:
+    """Return the fields of a key that may be shown."""
+    return {field: getattr(key, field) for field in schema.KeyBody.__struct_fields__}
 
 
 def _json(document: object, status: int = 200) -> Response:
-    """An answer that nobody keeps on its way: it may carry a key."""
+    """Return an answer that no cache may keep, as it may hold a secret."""
     return answer(document, status, {"Cache-Control": "no-store"})

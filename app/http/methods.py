@@ -1,4 +1,4 @@
-"""Paths that several routes share: which methods they take together."""
+"""Paths with several routes, and the methods of all of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 
 def sharing(methods: Mapping[str, str]) -> type[APIRoute]:
-    """Routes that know their path's methods: Starlette's own 405 allows those of one route only."""
+    """Return a route class whose 405 lists all methods of the path; Starlette's lists those of one route."""
 
     class OneOfSeveral(APIRoute):
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-            """Answer, or say which methods this path takes."""
+            """Answer, or refuse with the methods that this path takes."""
             if scope["method"] not in (self.methods or ()):
                 raise HTTPException(405, headers={"Allow": methods[self.path]})
             await super().handle(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The name in a caller's certificate, read once for each connection."""
+"""The name in a client certificate, read once per connection."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.domain.entity import check_name
 
 PEER: Final = "peer"
-"""Where it stands in the ``state`` of a scope; absent without a certificate."""
+"""Its key in the ``state`` of a scope; absent without a certificate."""
 
 
 class PeerProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which tells whom the verified certificate of the other end names."""
+    """Uvicorn's protocol, plus the name in the verified client certificate."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take down the name; each request of the connection is given a copy of the state."""
+        """Store the name in the state, of which each request gets a copy."""
         super().connection_made(transport)
         if certificate := transport.get_extra_info("peercert"):
             self.app_state = {**self.app_state, PEER: name_of(certificate)}
 
 
 def name_of(certificate: Mapping[str, Any]) -> str:
-    """The common name; without one the only URI, or else the only DNS name; ``""`` if that names nobody.
+    """Return the common name, or else the only URI, or else the only DNS name; ``""`` if that is not valid.
 
-    Several names of a kind are nobody's: which of them was meant is anyone's guess.
+    Several names of one kind are ambiguous, and give ``""`` too.
 
     >>> name_of({"subject": ((("organizationName", "x"),), (("commonName", "alice"),))})
     'alice'

@@ -1,14 +1,15 @@
-"""Errors on the wire: ``application/problem+json`` as RFC 9457 has it, naming fields by JSON pointer."""
+"""Errors as ``application/problem+json`` (RFC 9457), which name fields by JSON pointer."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Annotated, Any, Final
 
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from app.domain import quota_value
@@ -16,29 +17,40 @@ from app.domain.quota_value import pointer
 
 PROBLEM_JSON: Final = "application/problem+json"
 _PHRASES: Final = {413: "Content Too Large", 422: "Unprocessable Content"}
-"""RFC 9110's phrases, where older Pythons know older ones."""
+"""Status phrases of RFC 9110 that older Pythons have in an older wording."""
 
 
 MAX_ERRORS: Final = quota_value.MAX_ERRORS
-"""Errors that one answer names; who sends more of them learns of the rest afterwards."""
+"""One answer names at most this many errors."""
 MAX_TEXT: Final = 512
-"""Bytes of a field and of a message; what was sent and is told back is cut there."""
+"""Longest field and message in bytes; longer ones are cut, since they may repeat what was sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class FieldError:
-    """What is wrong with one field: ``field`` is a JSON pointer into the body, ``""`` the whole of it."""
+class FieldError(Struct, frozen=True):
+    """What is wrong with one field."""
 
-    field: str
+    field: Annotated[
+        str, Meta(description='A JSON pointer into the body, "" for all of it; /entity is the path.')
+    ]
     message: str
 
 
-class Problem(Exception):
-    """An answer that is an error; raised anywhere below a route, sent by whoever holds the connection.
+class ProblemBody(Struct):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: Annotated[int, Meta(ge=400, le=599)]
+    detail: str
+    errors: list[FieldError] | UnsetType = UNSET
+
+
+class ProblemError(Exception):
+    """An answer that is an error: raised below a route, sent by the code that holds the connection.
 
     Args:
-        wait_s: how long the answer is held back, to slow down whoever tries.
-        type_: the URI that names this kind of problem; most need none.
+        wait_s: how long to delay the answer, to slow down callers that guess.
+        type_: the URI of this kind of problem; most have none.
     """
 
     def __init__(
@@ -64,23 +76,27 @@ class Problem(Exception):
         fields = "".join(f"; {error.field}: {error.message}" for error in self.errors)
         return f"{self.status} {self.detail}{fields}"
 
-    def document(self) -> dict[str, object]:
-        """The problem as a JSON object; ``errors`` is there when fields are named."""
+    def structured(self) -> ProblemBody:
+        """Return the problem as a body; without ``errors`` if no field is named."""
         title = _PHRASES.get(self.status) or HTTPStatus(self.status).phrase
-        document = {"type": self.type, "title": title, "status": self.status, "detail": self.detail}
-        return document | ({"errors": [asdict(error) for error in self.errors]} if self.errors else {})
+        return ProblemBody(self.type, title, self.status, self.detail, [*self.errors] or UNSET)
+
+    def document(self) -> dict[str, Any]:
+        """Return the problem as a JSON object."""
+        document: dict[str, Any] = msgspec.to_builtins(self.structured())
+        return document
 
     def body(self) -> bytes:
-        """The problem as bytes; a lone surrogate in a message, which JSON cannot hold, becomes ``?``."""
+        """Return the problem as bytes; a lone surrogate, which JSON cannot hold, becomes ``?``."""
         return json.dumps(self.document(), ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
     def response(self) -> Response:
-        """The problem as a Starlette response, which is also an ASGI application."""
+        """Return the problem as a Starlette response, which is also an ASGI application."""
         return Response(self.body(), self.status, dict(self.headers), PROBLEM_JSON)
 
 
 def shortened(text: str) -> str:
-    """A text within bounds, which ends in ``…`` where something was cut off.
+    """Return a text of at most ``MAX_TEXT`` bytes; one that was cut ends in ``…``.
 
     >>> shortened("/principal"), len(shortened("x" * 1_000_000)), len(shortened("ü" * 1_000_000).encode())
     ('/principal', 510, 511)
@@ -93,31 +109,31 @@ def shortened(text: str) -> str:
 
 OVERLOADED: Final = "urn:quotagate:overloaded"
 RETRY_MS: Final = (1_000, 3_000)
-"""When who was shed may come again; spread, so that not all of them come at once."""
+"""Callers that were shed may retry after this long; a range, so that they do not all retry at once."""
 
 
 def retry_ms() -> int:
-    """How long one who was shed is to wait."""
-    return random.randint(*RETRY_MS)  # noqa: S311  nothing is secret about it
+    """Return how long a caller that was shed must wait."""
+    return random.randint(*RETRY_MS)  # noqa: S311  not a secret
 
 
-def overloaded(wait_ms: int) -> Problem:
-    """503, for a request that was not taken in."""
-    detail = "The node has more to do than it can answer in time; nothing was charged."
-    return Problem(503, detail, headers={"Retry-After": str(round(wait_ms / 1000))}, type_=OVERLOADED)
+def overloaded(wait_ms: int) -> ProblemError:
+    """Return the 503 for a request that was shed."""
+    detail = "The node is overloaded; nothing was charged."
+    return ProblemError(503, detail, headers={"Retry-After": str(round(wait_ms / 1000))}, type_=OVERLOADED)
 
 
-def away(detail: str) -> Problem:
-    """503, for what stands behind a route is out of reach and may be back in a second."""
-    return Problem(503, detail, headers={"Retry-After": "1"})
+def away(detail: str) -> ProblemError:
+    """Return the 503 for a store or catalog that is unreachable and may be back in a second."""
+    return ProblemError(503, detail, headers={"Retry-After": "1"})
 
 
 def unknown(sent: Iterable[str], known: Sequence[str], *at: str | int) -> list[FieldError]:
-    """The fields of an object, found at a place, that nobody knows."""
+    """Return an error for each unknown field of the object at this place."""
     use = ", ".join(known)
     return [FieldError(pointer(*at, name), f"is unknown: use {use}") for name in sent if name not in known]
 
 
-def unprocessable(*errors: FieldError) -> Problem:
-    """422 for these fields."""
-    return Problem(422, "The body cannot be used as it is: see errors.", errors)
+def unprocessable(*errors: FieldError) -> ProblemError:
+    """Return the 422 that names these fields."""
+    return ProblemError(422, "The request is invalid: see errors.", errors)

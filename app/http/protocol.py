@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, and what callers may do that it does not foresee."""
+"""HTTP/1.1 on one connection: uvicorn's protocol, plus the limits and cases that it does not handle."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from app.http import host
 from app.http.connections import Connections
 from app.http.decisions import IS_GONE
 from app.http.peer import PeerProtocol
-from app.http.problems import PROBLEM_JSON, Problem
+from app.http.problems import PROBLEM_JSON, ProblemError
 
 MAX_HEAD: Final = 65_536
-"""Bytes of a target and header fields together."""
+"""The most bytes of a request target and its header fields together."""
 PIECE: Final = 1_024
-"""Bytes that are parsed at once, bodies apart; the requests in them are all taken in."""
+"""Bytes that are parsed in one step, except for bodies; all requests in them are accepted."""
 WAITING: Final = 8
-"""With so many requests waiting for their turn, no further piece is parsed."""
+"""Parsing stops while this many requests are queued."""
 BODY_RATE: Final = 65_536
-"""Bytes of a body for which a caller is given a second."""
+"""The slowest body in bytes per second."""
 FRAMING: Final = 8
-"""Bytes that may frame a byte of a chunked body; chunks of one byte take six."""
+"""The most framing bytes per byte of a chunked body; chunks of one byte need six."""
 THROWN_AWAY: Final = 16 * 2**20
-"""Bytes of a body that nobody wants which are read all the same, so that the connection stays good."""
+"""How much of an unneeded body is read, in bytes, so that the connection can be reused."""
 A_LITTLE: Final = 65_536
-"""Bytes that are read where it cannot stay good; who still sends hears the answer only if most is read."""
+"""How much is read, in bytes, when the connection will be closed: a caller that is still sending would
+otherwise miss the answer."""
 
-NOT_HTTP: Final = Problem(400, "This is no request of HTTP/1.1.")
-WRONG_HOST: Final = Problem(400, "A request of HTTP/1.1 names its host once (RFC 9112, 3.2).")
-TOO_SLOW: Final = Problem(408, "The request did not come to its end in time.")
-TOO_LARGE: Final = Problem(431, f"The head is larger than {MAX_HEAD:,} bytes.")
+NOT_HTTP: Final = ProblemError(400, "This is not an HTTP/1.1 request.")
+WRONG_HOST: Final = ProblemError(400, "An HTTP/1.1 request names its host exactly once (RFC 9112, 3.2).")
+TOO_SLOW: Final = ProblemError(408, "The request did not arrive in time.")
+TOO_LARGE: Final = ProblemError(431, f"The head is larger than {MAX_HEAD:,} bytes.")
 
 _BODY_FIELDS: Final = (b"content-length", b"transfer-encoding")
 
 
 class Flow(FlowControl):
-    """Reading and writing as uvicorn pauses them; what is held stays so until it is released.
+    """Uvicorn's flow control, plus a way to hold reading until it is released.
 
     Attributes:
-        read_since: when reading was resumed last, by the loop's clock.
+        read_since: when reading was last resumed, by the loop's clock.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -53,18 +54,18 @@ class Flow(FlowControl):
         self.read_since = 0.0
 
     def resume_reading(self) -> None:
-        """Read on, unless this is held."""
+        """Resume reading, unless it is held."""
         if self.read_paused and not self.is_held:
             self.read_since = self._loop.time()
             super().resume_reading()
 
     def hold(self) -> None:
-        """Read nothing, whatever uvicorn says."""
+        """Stop reading, even if uvicorn resumes it."""
         self.is_held = True
         self.pause_reading()
 
     def release(self) -> None:
-        """Leave it to uvicorn again."""
+        """Stop holding reading: uvicorn's flow control decides again."""
         self.is_held = False
         self.resume_reading()
 
@@ -72,33 +73,32 @@ class Flow(FlowControl):
 class Protocol(PeerProtocol):
     """One connection.
 
-    - An upgrade is declined by answering as if it had not been offered, body and all. Java's own client
-      offers HTTP/2 with the first request of each connection.
-    - Trailers are no headers.
-    - What is no HTTP, and a head without bounds, is answered with a problem, after the answers to what was
-      asked before it.
-    - A request that names no host, or several, is none of HTTP/1.1 (RFC 9112, 3.2).
-    - Who connects and says nothing, or begins a question and does not end it, is not waited for without end;
-      nor is who does not read the answers.
-    - Requests are taken in while their answers are read: what waits for its turn, what is not parsed yet and
-      what is not read are all bounded.
-    - A body that nobody wants, and what comes after the last word, are read up to a bound.
-    - A connection that is one too many is closed without a word.
-    - A caller that ends its side after a question still gets the answer; one that leaves altogether is
-      written to no more, whichever of its questions is being answered.
+    - An upgrade is declined: the request is answered as if it had not offered one, with its body. Java's
+      client offers HTTP/2 with the first request of each connection.
+    - Trailers are not treated as headers.
+    - Invalid HTTP, or a head that is too large, is answered with a problem, after the responses to all
+      earlier requests.
+    - A request without a host, or with several, is invalid (RFC 9112, 3.2).
+    - Timeouts apply to a caller that connects and sends nothing, that does not finish a request, or that does
+      not read responses.
+    - While responses are sent, further requests are accepted. Queued requests, unparsed bytes and unread
+      responses are all bounded.
+    - An unneeded body, and bytes after the final response, are read up to a bound.
+    - A connection above the limit is closed without a response.
+    - A half-closed client still gets its response; a disconnected one gets nothing.
 
     Args:
-        allowed: how many connections there may be; None for as many as come.
+        allowed: the limit of connections; None for no limit.
     """
 
     HEAD_S: ClassVar[float] = 10.0
-    """From the first byte of a head to its last."""
+    """The longest time for a head."""
     BODY_S: ClassVar[float] = 10.0
-    """From the head to the last byte of the body, and a second more for each 64 KiB."""
+    """The longest time for a body, plus a second for each 64 KiB."""
     UNREAD_S: ClassVar[float] = 10.0
-    """How long an answer may lie here of which the caller reads nothing."""
+    """How long a response may wait while the caller reads nothing."""
     LINGER_S: ClassVar[float] = 1.0
-    """How long is listened after the last word, for the caller to read it."""
+    """How long the connection stays open after the final response, so that the caller can read it."""
 
     flow: Flow
 
@@ -107,66 +107,66 @@ class Protocol(PeerProtocol):
         self._allowed = allowed
         self._newest: RequestResponseCycle | None = None
         self._answering: RequestResponseCycle | None = None
-        self._last_word: bytes | None = None  # once it is known, nothing is parsed any more
-        self._has_heard_all = False
+        self._final_response: bytes | None = None  # once it is set, parsing stops
+        self._peer_has_ended = False
         self._unparsed = b""
-        self._due = 0.0  # when what is awaited must be there, by the loop's clock
+        self._due = 0.0  # the deadline, by the loop's clock
         self._unread_timer: asyncio.TimerHandle | None = None
-        self._refusal: Problem | None = None
+        self._refusal: ProblemError | None = None
         self._announced_size = 0
         self._body_size = 0
         self._framed_size = 0
         self._thrown_away = 0
         self._begun = 0
-        self._is_amid_a_request = False
+        self._in_request = False
         self._hosts: list[bytes] = [b""]
         self._fields: list[tuple[bytes, bytes]] = []
         self._in_head = True
         self._arriving = 0
         self._head_size = 0
         self._head_size_at_most = 0
-        self._head_is_made_up = False
+        self._synthetic_head = False
 
-    # What the connection tells
+    # Events of the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a question, as long as for the next one later."""
+        """Wait for a request, with the keep-alive timeout."""
         super().connection_made(transport)
         self.flow = Flow(transport, self.loop)
         if self._allowed is not None and not self._allowed.enter(self._address):
-            self._allowed = None  # which did not count it
-            self._last_word = b""
+            self._allowed = None  # it did not count this connection
+            self._final_response = b""
             transport.abort()
             return
         self._wait_until(self.loop.time() + self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
+        """Parse what arrived."""
         if self._is_ending():
             self._throw_away(len(data))
             return
-        begun, was_amid = self._begun, self._is_amid_a_request
+        begun, was_in_request = self._begun, self._in_request
         self._unparsed = self._unparsed + data if self._unparsed else data
         self._parse()
         if self._is_ending():
             return
-        if self._is_amid_a_request:
-            if not was_amid or self._begun != begun:
+        if self._in_request:
+            if not was_in_request or self._begun != begun:
                 self._wait_until(self._due)
         elif not self._is_idle():
             self._unset_keepalive_if_required()
-        elif was_amid:  # what came was answered before it ended
+        elif was_in_request:  # what came was answered before it ended
             self._wait_until(self.loop.time() + self.timeout_keep_alive)
         else:  # blank lines, which begin nothing
             self._wait_until(min(self._due, self.loop.time() + self.HEAD_S))
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Stay open while there is something to answer; over TLS no connection is closed by halves."""
-        self._has_heard_all = True
-        self._forget_what_is_not_whole()
+        """Stay open while there is something to answer; with TLS, a connection cannot be half-closed."""
+        self._peer_has_ended = True
+        self._drop_incomplete_request()
         if self._is_idle() or self.scheme == "https":
             return None
-        self._last_word = self._last_word or b""
+        self._final_response = self._final_response or b""
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -183,47 +183,47 @@ class Protocol(PeerProtocol):
             _give_up(self._answering)
 
     def pause_writing(self) -> None:
-        """Take in nothing more from a caller that does not read."""
+        """Stop reading from a caller that does not read."""
         super().pause_writing()
         self.flow.hold()
-        self._watch_what_is_unread()
+        self._watch_unread()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Parse on."""
         super().resume_writing()
         if not self._is_ending():
             self._parse()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Wait no longer."""
+        """Handle a timeout."""
         now = self.loop.time()
-        if self._is_amid_a_request:
-            if self.flow.read_paused:  # it is us who do not read
+        if self._in_request:
+            if self.flow.read_paused:  # the wait is ours
                 self._due = now + self.BODY_S
             self._due = max(self._due, self.flow.read_since + self.BODY_S)
         answered = not self._in_head and self._newest is not None and self._newest.response_complete
         if now < self._due:
             self._wait_until(self._due)
-        elif self._is_amid_a_request and not answered:
+        elif self._in_request and not answered:
             self._end(TOO_SLOW)
         else:
             super().timeout_keep_alive_handler()
 
-    # What the parser tells
+    # Events of the parser
 
     def on_message_begin(self) -> None:
         """Begin a request."""
-        if not self._head_is_made_up:
+        if not self._synthetic_head:
             super().on_message_begin()
-            self._is_amid_a_request = True
+            self._in_request = True
             self._begun += 1
             self._in_head = True
             self._head_size = self._head_size_at_most = 0
             self._due = self.loop.time() + self.HEAD_S
 
     def on_headers_complete(self) -> None:
-        """Begin to answer."""
-        if not self._head_is_made_up:
+        """Check the head, and begin to answer."""
+        if not self._synthetic_head:
             if self._head_size_at_most + self._arriving > MAX_HEAD:
                 self._head_size = len(self.url) + sum(
                     len(name) + len(value) + 4 for name, value in self.headers
@@ -236,7 +236,7 @@ class Protocol(PeerProtocol):
                     hosts.append(value)
                 elif name == b"content-length":
                     announced = int(value)
-            if not hosts or hosts != self._hosts:  # which were right
+            if not hosts or hosts != self._hosts:  # those were valid
                 if host.is_wrong(hosts, version=self.parser.get_http_version()):
                     self._refuse(WRONG_HOST)
                 self._hosts = hosts
@@ -244,14 +244,14 @@ class Protocol(PeerProtocol):
             super().on_headers_complete()
             self._newest = self.cycle
             self._fields = self.headers
-            self.headers = []  # for trailers, which are no headers
+            self.headers = []  # for trailers, which are not headers
             self._announced_size = announced
             self._body_size = self._framed_size = self._thrown_away = 0
             in_time = announced / BODY_RATE if announced <= THROWN_AWAY else 0
             self._due = self.loop.time() + self.BODY_S + in_time
 
     def on_body(self, body: bytes) -> None:
-        """Take in a part of a body, or throw it away if it was answered already."""
+        """Take a part of a body, or discard it if the request was answered already."""
         self._body_size += len(body)
         if not self._announced_size:
             self._due += len(body) / BODY_RATE
@@ -262,20 +262,20 @@ class Protocol(PeerProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request; the parser believes that one with an upgrade has no body."""
+        """End a request, unless the parser assumes that it has no body because it offers an upgrade."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
-            self._is_amid_a_request = False
+            self._in_request = False
 
-    def _refuse(self, problem: Problem | None) -> None:
-        """End the parsing, and the connection; None if everything was answered."""
+    def _refuse(self, problem: ProblemError | None) -> None:
+        """End parsing and the connection, with a problem if there is one left to send."""
         self._refusal = problem
-        raise ValueError("what comes is refused")
+        raise ValueError("refused")
 
     # Answers
 
     def on_response_complete(self) -> None:
-        """Go on to the next question, or say the last word."""
+        """Continue with the next request, or send the final response."""
         super().on_response_complete()
         if self.transport.is_closing():
             return
@@ -285,7 +285,7 @@ class Protocol(PeerProtocol):
             return
         if self._unparsed:
             self._parse()
-        if self._is_amid_a_request:
+        if self._in_request:
             self._wait_until(self._due)
         elif self._is_idle():
             self._due = self.loop.time() + self.timeout_keep_alive
@@ -300,20 +300,20 @@ class Protocol(PeerProtocol):
         self._due = due
         self.timeout_keep_alive_task = self.loop.call_at(due, self.timeout_keep_alive_handler)
 
-    def _watch_what_is_unread(self) -> None:
+    def _watch_unread(self) -> None:
         size = self.transport.get_write_buffer_size()
-        self._unread_timer = self.loop.call_later(self.UNREAD_S, self._look_at_what_is_unread, size)
+        self._unread_timer = self.loop.call_later(self.UNREAD_S, self._check_unread, size)
 
-    def _look_at_what_is_unread(self, before: int) -> None:
+    def _check_unread(self, before: int) -> None:
         self._unread_timer = None
         left = self.transport.get_write_buffer_size()
         if left >= before:
             self.transport.abort()
         elif left:
-            self._watch_what_is_unread()
+            self._watch_unread()
 
     def _parse(self) -> None:
-        """As much of what came as there is room for; the rest waits, and nothing more is read."""
+        """Parse what fits the queue; while bytes are left, stop reading."""
         data, at = self._unparsed, 0
         self._refusal = NOT_HTTP
         try:
@@ -323,10 +323,10 @@ class Protocol(PeerProtocol):
                     piece = memoryview(data)[at : at + size]
                     at += len(piece)
                     self._read(piece)
-                else:  # as it mostly is
+                else:  # the usual case
                     at = len(data)
                     self._read(data)
-                if self._last_word is not None:
+                if self._final_response is not None:
                     return
         except httptools.HttpParserError:
             self._end(TOO_LARGE if self._head_size > MAX_HEAD else self._refusal)
@@ -338,7 +338,7 @@ class Protocol(PeerProtocol):
             self.flow.release()
 
     def _piece_size(self) -> int:
-        """The rest of a body is one piece."""
+        """Return the size of the next piece; the rest of a body is one piece."""
         left = self._announced_size - self._body_size
         return PIECE if self._in_head or left < PIECE else left
 
@@ -354,34 +354,34 @@ class Protocol(PeerProtocol):
                 continue
             if self._in_head:
                 self._head_size_at_most += len(data)
-                if self._begun == begun:  # all of it lies within one head
+                if self._begun == begun:  # all of it belongs to one head
                     self._head_size += len(data)
                 if self._head_size > MAX_HEAD:
                     self._end(TOO_LARGE)
-            elif self._is_amid_a_request:
+            elif self._in_request:
                 self._framed_size += len(data)
                 if self._framed_size > MAX_HEAD + FRAMING * self._body_size:
                     self._end(NOT_HTTP)
             return
 
     def _decline_upgrade(self) -> None:
-        """Parse what follows as the body that was announced, by a parser that knows of no upgrade."""
+        """Parse what follows as the announced body, with a new parser that has seen no upgrade."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         fields = [name + b": " + value for name, value in self._fields if name in _BODY_FIELDS]
-        self._head_is_made_up = True
+        self._synthetic_head = True
         try:
             self.parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *fields, b"", b""]))
         finally:
-            self._head_is_made_up = False
+            self._synthetic_head = False
 
-    def _end(self, problem: Problem | None) -> None:
-        """Answer what was asked, then with a problem, and no more."""
+    def _end(self, problem: ProblemError | None) -> None:
+        """Answer all whole requests, then send a problem, and end."""
         self._unset_keepalive_if_required()
-        self._forget_what_is_not_whole()
+        self._drop_incomplete_request()
         self._unparsed = b""
         self._thrown_away = 0
-        self._last_word = self._answer(problem) if problem else b""
+        self._final_response = self._answer(problem) if problem else b""
         if self._is_idle():
             self._close()
         else:
@@ -392,7 +392,7 @@ class Protocol(PeerProtocol):
         if self._thrown_away > A_LITTLE:
             self.transport.close()
 
-    def _answer(self, problem: Problem) -> bytes:
+    def _answer(self, problem: ProblemError) -> bytes:
         body = problem.body()
         fields = [
             *self.server_state.default_headers,
@@ -403,8 +403,8 @@ class Protocol(PeerProtocol):
         status = f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}".encode()
         return b"\r\n".join([status, *(name + b": " + value for name, value in fields), b"", body])
 
-    def _forget_what_is_not_whole(self) -> None:
-        """The newest question, if it will never be whole."""
+    def _drop_incomplete_request(self) -> None:
+        """Drop the newest request if it is incomplete."""
         newest = self._newest
         if newest is not None and newest.more_body and not newest.response_complete:
             _give_up(newest)
@@ -416,20 +416,20 @@ class Protocol(PeerProtocol):
         return self.client[0] if self.client else ""
 
     def _is_ending(self) -> bool:
-        """Whether the last word is known."""
-        return self._last_word is not None
+        """Whether the final response is decided."""
+        return self._final_response is not None
 
     def _is_idle(self) -> bool:
-        """Whether nothing is left to answer."""
+        """Whether no request is left to answer."""
         now = self._answering
         return not self.pipeline and (now is None or now.response_complete or now.disconnected)
 
     def _close(self) -> None:
-        """Say the last word; then listen a little, as closing with something unread would take it back."""
+        """Send the final response, then linger: closing with unread input would reset the connection."""
         if self.transport.is_closing():
             return
-        self.transport.write(self._last_word or b"")
-        if not self._last_word or self._has_heard_all or not self.transport.can_write_eof():
+        self.transport.write(self._final_response or b"")
+        if not self._final_response or self._peer_has_ended or not self.transport.can_write_eof():
             self.transport.close()
             return
         self.transport.write_eof()
@@ -438,6 +438,6 @@ class Protocol(PeerProtocol):
 
 
 def _give_up(cycle: RequestResponseCycle) -> None:
-    """Let whoever answers know that nobody listens."""
+    """Tell the application that the caller has gone."""
     cycle.disconnected = True
     cycle.message_event.set()

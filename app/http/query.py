@@ -1,4 +1,4 @@
-"""Reading the query of an admin route strictly: every parameter known, in its place once, and understood."""
+"""Strict reading of queries: every parameter must be known, valid, and given once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _INTEGER: Final = re.compile("0|[1-9][0-9]{0,18}")
 
 
-class Query:
-    """The parameters of a request, and everything that is wrong with them.
+class Parameters:
+    """The query parameters of a request, and their errors.
 
-    >>> query = Query.of({"query_string": b"limit=5&entity=user%3Da"}, "limit", "entity")
+    >>> query = Parameters.of({"query_string": b"limit=5&entity=user%3Da"}, "limit", "entity")
     >>> query.integer("limit", 1, 1000), query.one("entity", str.upper), query.one("cursor", str.upper)
     (5, 'USER=A', None)
     """
@@ -32,23 +32,23 @@ class Query:
 
     @classmethod
     def of(cls, scope: Scope, *known: str) -> Self:
-        """Read the query of a request that knows these parameters."""
+        """Read the query of a request to a route that has these parameters."""
         return cls(*_known_ones(scope["query_string"], known))
 
     def texts(self, name: str) -> list[str]:
-        """Every value of a parameter that may stand several times."""
+        """Return all values of a parameter that may be repeated."""
         return [text for known, text in self._sent if known == name]
 
     def one(self, name: str, read: Callable[[str], T], *, blank: bool = False) -> T | None:
-        """The value of a parameter that may stand once; None without it, or if it is wrong.
+        """Return the value of a parameter that may be given once; None without it, or if it is invalid.
 
         Args:
-            read: raises ``ValueError`` with what would be right.
-            blank: an empty value is as absent, as some clients write a None.
+            read: parses the value; raises ``ValueError`` that says what is valid.
+            blank: an empty value counts as absent, since some clients send None so.
         """
         texts = self.texts(name)
         if len(texts) > 1:
-            self.wrong(name, "stands twice")
+            self.wrong(name, "is duplicated")
         elif texts and (texts[0] or not blank):
             try:
                 return read(texts[0])
@@ -57,7 +57,7 @@ class Query:
         return None
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        """An integer in a range."""
+        """Return an integer in a range."""
 
         def read(text: str) -> int:
             if not _INTEGER.fullmatch(text) or not low <= int(text) <= high:
@@ -67,7 +67,7 @@ class Query:
         return self.one(name, read)
 
     def flag(self, name: str) -> bool:
-        """``true`` or ``false``, which it is when nothing is said."""
+        """Return the value of a flag, which is false by default."""
 
         def read(text: str) -> bool:
             if text not in ("true", "false"):
@@ -77,21 +77,21 @@ class Query:
         return bool(self.one(name, read))
 
     def wrong(self, name: str, message: str) -> None:
-        """Remember what is wrong with a parameter."""
+        """Record an error of a parameter."""
         self._errors.append(FieldError(pointer(name), message))
 
     def check(self) -> None:
-        """Refuse the request if anything is wrong with its query.
+        """Refuse the request if its query has errors.
 
         Raises:
-            Problem: 422 that names every fault.
+            ProblemError: 422 that names each of them.
         """
         if self._errors:
             raise unprocessable(*self._errors)
 
 
 def parameters(query: bytes, errors: list[FieldError]) -> Iterator[tuple[str, str]]:
-    """Names and values as they stand, decoded once; adds to ``errors`` what cannot be."""
+    """Yield names and values, decoded once; adds to ``errors`` those that cannot be decoded."""
     for part in filter(None, query.decode("latin-1").replace("+", " ").split("&")):
         spelled, _, text = part.partition("=")
         try:

@@ -6,45 +6,45 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from fastapi import APIRouter
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
-from app.catalog.catalog import Catalog, Conditions, QuotaSet, Written
-from app.domain.entity import Entity, EntityError
-from app.domain.ladder import Rules
+from app.catalog.catalog import Catalog, Conditions, EntityChange, QuotaSet
+from app.domain.entity import Entity
+from app.domain.errors import EntityError
+from app.domain.ladder import MatchingRules
 from app.http import quotas_alter, quotas_effective, quotas_list
 from app.http import quotas_schema as schema
 from app.http.access import Access
-from app.http.problems import FieldError, Problem, unprocessable
-from app.http.query import Query
+from app.http.methods import sharing
+from app.http.problems import FieldError, ProblemError, unprocessable
+from app.http.query import Parameters
 from app.http.quotas_effective import LimitNow
-from app.http.quotas_wire import absent, conditions_of, document_of, etag, origin_of, refusals, stale
+from app.http.quotas_wire import absent, body_of, conditions_of, etag, origin_of, refusals, stale
 from app.http.strict import JSON, MERGE_PATCH, answer, read_json
 
 PATH: Final = "/v1/quotas/{entity:path}"
-"""A path convertor, for an escaped slash in a name stands unescaped in what Starlette matches."""
-METHODS: Final = "DELETE, GET, PATCH, PUT"
-COMMON_RULES: Final = Rules()
+"""A path converter, because Starlette matches the unescaped path, in which a name may hold a slash."""
+METHODS: Final = {PATH: "DELETE, GET, PATCH, PUT"}
+COMMON_RULES: Final = MatchingRules()
 
 
 def router(
     catalog: Catalog,
     access: Access,
-    rules: Rules = COMMON_RULES,
+    rules: MatchingRules = COMMON_RULES,
     limit_now: LimitNow = lambda quota, _ask: quota.limit,
     *,
     timed: bool = False,
 ) -> APIRouter:
-    """Every route of quotas; access is judged before anything else of a request is looked at.
+    """Return all routes of quotas; they check access before anything else.
 
     Args:
-        limit_now: gives a limit as it is for an ask this moment, after the throttle factor.
-        timed: under the caller's clock, where questions may say when they are asked.
+        limit_now: returns a limit for an ask now, after the throttle factor.
+        timed: under the caller's clock, where questions may have ``at_ms``.
     """
-    routes = APIRouter(tags=["Quotas"], default_response_class=Response, route_class=_OneOfFour)
+    routes = APIRouter(tags=["Quotas"], default_response_class=Response, route_class=sharing(METHODS))
 
     @routes.get(PATH, **schema.GET)
     async def get_quotas(request: Request) -> Response:
@@ -96,27 +96,16 @@ def router(
     return routes
 
 
-class _OneOfFour(APIRoute):
-    """A route that knows of its siblings: Starlette's own 405 allows the methods of the first one only."""
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or say which methods this path takes."""
-        if scope["method"] not in (self.methods or ()):
-            raise HTTPException(405, headers={"Allow": METHODS})
-        await super().handle(scope, receive, send)
-
-
 def _entity(scope: Scope) -> Entity:
-    """The entity of the raw path, decoded once, so that ``user=*`` and ``user=%2A`` are two.
+    """Return the entity of the raw path, decoded once, so that ``user=*`` and ``user=%2A`` differ.
 
-    A client that escapes a whole path segment, as generated ones do, escapes the ``=`` too: such a segment
-    is the escaped spelling.
+    Generated clients escape a whole path segment, also the ``=``: a segment without one is decoded first.
     """
-    Query.of(scope).check()
+    Parameters.of(scope).check()
     raw = scope["raw_path"].decode("utf-8", "surrogateescape")
     segments = raw.split("/", 3)
     if len(segments) < 4 or "/" in segments[3]:
-        raise Problem(404, "There is nothing at this path; a slash in a name is written %2F.")
+        raise ProblemError(404, "There is nothing at this path; write a slash in a name as %2F.")
     spelled = segments[3] if "=" in segments[3] else unquote(segments[3], errors="surrogateescape")
     try:
         return Entity.parse(spelled)
@@ -132,7 +121,7 @@ def _object(body: Any) -> dict[str, object]:
     raise unprocessable(FieldError("", "must be an object of quotas by their key"))
 
 
-def _answer(written: Written) -> Response:
+def _answer(written: EntityChange) -> Response:
     if written.after is None:
         return Response(status_code=204)
     return _shown(written.after, 201 if written.before is None else 200)
@@ -142,4 +131,4 @@ def _shown(found: QuotaSet, status: int) -> Response:
     headers = {"ETag": etag(found.version)}
     if status == 201:
         headers["Location"] = f"/v1/quotas/{found.entity}"
-    return answer(document_of(found), status, headers)
+    return answer(body_of(found), status, headers)

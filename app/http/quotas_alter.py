@@ -1,4 +1,4 @@
-"""The routes that change many quotas at once: `alter`, each entity by itself, and `apply`, all or nothing."""
+"""The routes that change many quotas: ``alter``, each entity by itself, and ``apply``, all or nothing."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.catalog.catalog import Catalog, Changed, Conditions, QuotaChange
-from app.domain.entity import Entity, EntityError
+from app.catalog.catalog import Catalog, ChangeResult, Conditions, QuotaChange
+from app.domain.entity import Entity
+from app.domain.errors import EntityError, QuotaValueError
 from app.domain.quota import Defaults
-from app.domain.quota_value import Definition, ValueErrors, pointer, replace
+from app.domain.quota_value import Definition, pointer, replace
 from app.http import quotas_lists_schema as schema
 from app.http.access import Access
 from app.http.problems import MAX_ERRORS, FieldError, unknown, unprocessable
-from app.http.query import Query
+from app.http.query import Parameters
 from app.http.quotas_lists_schema import MAX_ALTERED, MAX_APPLIED
 from app.http.quotas_wire import conditions_of, origin_of, refusals
 from app.http.strict import JSON, answer, read_json
 
 AT_ONCE: Final = 100
-"""How many alterations are read before decisions get their turn again."""
+"""How many alterations to read before letting decisions run."""
 
 
 @dataclass(slots=True)
 class Alteration:
-    """What one entity's quotas are to be, or what is wrong with it."""
+    """The new quotas of one entity, or the errors in them."""
 
     sent: str
     entity: Entity | None = None
@@ -39,10 +40,10 @@ class Alteration:
 
 
 def router(catalog: Catalog, access: Access) -> APIRouter:
-    """The routes; access is judged before anything else of a request is looked at."""
+    """Return the routes; they check access before anything else."""
     routes = APIRouter(tags=["Quotas"], default_response_class=Response)
 
-    async def change(request: Request, good: list[Alteration], *, keep: bool) -> Changed:
+    async def change(request: Request, good: list[Alteration], *, keep: bool) -> ChangeResult:
         edits = {each.entity: each.edits for each in good if each.entity is not None}
         conditions = Conditions(match=conditions_of(request).match)
         async with refusals():
@@ -52,30 +53,30 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
     async def alter_quotas(request: Request) -> Response:
         access.require(request.scope, "write")
         sent, validate_only = _structure(await read_json(request, JSON), MAX_ALTERED)
-        Query.of(request.scope).check()
+        Parameters.of(request.scope).check()
         alterations = await _read(sent, catalog.defaults)
         await change(request, [each for each in alterations if not each.errors], keep=not validate_only)
-        return answer({"results": _results(alterations)})
+        return answer(schema.QuotaResultsBody(_results(alterations)))
 
     @routes.post("/v1/quotas:apply", **schema.APPLY)
     async def apply_quotas(request: Request) -> Response:
         access.require(request.scope, "write")
         sent, validate_only = _structure(await read_json(request, JSON), MAX_APPLIED)
-        Query.of(request.scope).check()
+        Parameters.of(request.scope).check()
         alterations = await _read(sent, catalog.defaults)
         if errors := [error for each in alterations for error in each.errors]:
             raise unprocessable(*errors)
         changed = await change(request, alterations, keep=not validate_only)
-        return answer({"version": changed.version, "changes": [_shown(each) for each in changed.changes]})
+        return answer(schema.QuotaPlanBody(changed.version, [*map(_planned, changed.changes)]))
 
     return routes
 
 
 def _structure(body: Any, most: int) -> tuple[list[dict[str, Any]], bool]:
-    """The alterations of a body, and whether it is only to be validated.
+    """Return the alterations of a body, and whether this is a dry run.
 
     Raises:
-        Problem: 422 for a body that is not made as it should be.
+        ProblemError: 422 for a body with another structure.
     """
     if not isinstance(body, dict):
         raise unprocessable(FieldError("", "must be an object with alterations"))
@@ -109,7 +110,7 @@ def _misshapen(alteration: Any, *at: str | int) -> list[FieldError]:
 
 
 async def _read(sent: list[dict[str, Any]], defaults: Defaults) -> list[Alteration]:
-    """Every alteration, with all that is wrong with it by itself or beside the others."""
+    """Return every alteration with its errors, duplicated entities included."""
     found: list[Alteration] = []
     for place, each in enumerate(sent):
         if place % AT_ONCE == 0:
@@ -131,35 +132,35 @@ def _alteration(spelled: str, quotas: dict[str, object], defaults: Defaults, *at
         found.edits = replace(quotas, found.entity, defaults)
     except EntityError as error:
         found.errors = [FieldError(pointer(*at, "entity"), str(error))]
-    except ValueErrors as wrong:
+    except QuotaValueError as wrong:
         found.errors = [
             FieldError(pointer(*at, "quotas") + below, message) for below, message in wrong.errors
         ]
     return found
 
 
-def _results(alterations: list[Alteration]) -> list[dict[str, object]]:
-    """What became of each; of all errors as many as one answer names, and of each that failed the first."""
-    results: list[dict[str, object]] = []
+def _results(alterations: list[Alteration]) -> list[schema.QuotaResult]:
+    """Return the results; together they name ``MAX_ERRORS`` errors, but at least one for each failure."""
+    results = []
     left = MAX_ERRORS
     for each in alterations:
-        spelled = each.sent if each.entity is None else str(each.entity)
-        result: dict[str, object] = {"entity": spelled, "ok": not each.errors}
+        result = schema.QuotaResult(
+            each.sent if each.entity is None else str(each.entity), ok=not each.errors
+        )
         if each.errors:
             named = each.errors[: max(1, left)]
             left -= len(named)
-            result["problem"] = unprocessable(*named).document()
+            result.problem = unprocessable(*named).structured()
         results.append(result)
     return results
 
 
-def _shown(change: QuotaChange) -> dict[str, object]:
-    kind = "added" if change.before is None else "removed" if change.after is None else "changed"
-    return {
-        "entity": str(change.entity),
-        "quota": change.quota,
-        "change": kind,
-        "before": change.before,
-        "after": change.after,
-        "buckets": "emptied" if change.emptied else "kept",
-    }
+def _planned(change: QuotaChange) -> schema.PlannedChange:
+    return schema.PlannedChange(
+        str(change.entity),
+        change.quota,
+        "added" if change.before is None else "removed" if change.after is None else "changed",
+        change.before,
+        change.after,
+        "emptied" if change.emptied else "kept",
+    )

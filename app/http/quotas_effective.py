@@ -1,4 +1,4 @@
-"""The route that explains which limits hold for a caller, by the quotas that this node decides by."""
+"""The route that explains which limits apply to a caller on this node."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
-from app.domain.ladder import Explained, Rules, explained
+from app.domain.ladder import ExplainedQuota, MatchingRules, explained_quotas
 from app.domain.quota import KEYS, MAX_EXACT, Quota
 from app.http import quotas_lists_schema as schema
 from app.http.access import Access
-from app.http.query import Query
+from app.http.query import Parameters
 from app.http.strict import answer
 from app.http.wire import read_address, wrong_name
 
@@ -24,27 +24,31 @@ EVERY_USAGE: Final = {key.usage: 0.0 for key in KEYS.values() if key.usage != "p
 
 
 LimitNow = Callable[[Quota, Ask], float]
-"""What a limit is for an ask this moment, after the throttle factor."""
+"""Returns the limit of a quota for an ask now, after the throttle factor."""
 
 
-def router(catalog: Catalog, access: Access, rules: Rules, limit_now: LimitNow, *, timed: bool) -> APIRouter:
-    """The route; ``timed``: it may be asked at what time, as everything under the caller's clock."""
+def router(
+    catalog: Catalog, access: Access, rules: MatchingRules, limit_now: LimitNow, *, timed: bool
+) -> APIRouter:
+    """Return the route; ``timed``: it takes ``at_ms``, as all routes under the caller's clock."""
     routes = APIRouter(tags=["Quotas"], default_response_class=Response)
 
     @routes.get("/v1/quotas:effective", **schema.effective(timed=timed))
     async def effective_quotas(request: Request) -> Response:
         access.require(request.scope, "read")
-        query = Query.of(request.scope, *NAMES, *(["at_ms"] if timed else []))
+        query = Parameters.of(request.scope, *NAMES, *(["at_ms"] if timed else []))
         ask = _ask(query)
         query.check()
-        found = explained(ask, catalog.snapshot.quotas, rules)
-        return answer({"quotas": [_shown(each, limit_now(each.applied.quota, ask)) for each in found]})
+        found = explained_quotas(ask, catalog.snapshot.quotas, rules)
+        return answer(
+            schema.EffectiveQuotasBody([_body(each, limit_now(each.applied.quota, ask)) for each in found])
+        )
 
     return routes
 
 
-def _ask(query: Query) -> Ask:
-    """The ask of such a caller for everything that can be limited."""
+def _ask(query: Parameters) -> Ask:
+    """Return an ask of this caller with every kind of usage."""
     return Ask(
         usage=EVERY_USAGE,
         producer_ids=(),
@@ -63,13 +67,9 @@ def _name(text: str) -> str:
     return text
 
 
-def _shown(found: Explained, limit_now: float) -> dict[str, object]:
-    quota = found.applied.quota
-    return {
-        "quota": quota.key,
-        "entity": found.applied.entity,
-        "bucket": found.applied.bucket,
-        "limit": quota.limit,
-        "limit_now": limit_now,
-        "ladder": [{"entity": entity, "limit": limit} for entity, limit in found.ladder],
-    }
+def _body(found: ExplainedQuota, limit_now: float) -> schema.EffectiveQuota:
+    applied = found.applied
+    ladder = [schema.Rung(entity, limit) for entity, limit in found.ladder]
+    return schema.EffectiveQuota(
+        applied.quota.key, applied.entity, applied.bucket, applied.quota.limit, limit_now, ladder
+    )

@@ -1,42 +1,53 @@
-"""What the OpenAPI document says about the routes that list and change many quotas at once."""
+"""The answers of the routes that list and change many quotas, and what the OpenAPI document says of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.domain.entity import TYPES
-from app.domain.quota import KEYS, MAX_EXACT
+from app.domain.quota import KEYS
 from app.http import quotas_schema
 from app.http.bodies import Address, ClientName, Name
-from app.http.problems import FieldError, unprocessable
+from app.http.problems import FieldError, ProblemBody, unprocessable
 from app.http.quotas_schema import (
     ANSWER_EXAMPLE,
+    AWAY,
     ENTITY_PATTERN,
     ETAG,
     IF_MATCH,
     IF_NONE_MATCH,
+    NOT_HTTP,
     REASON,
-    Schema,
-    body_of,
-    problem_responses,
-    ref,
+    STALE,
+    EntityQuotasBody,
 )
-from app.http.strict import JSON
+from app.http.schema import (
+    BODY_PROBLEMS,
+    Schema,
+    access_problems,
+    answer_of,
+    at_ms_parameter,
+    body_of,
+    components,
+    ref,
+    route,
+)
 
 MAX_ALTERED: Final = 1_000
 MAX_APPLIED: Final = 10_000
-"""What fits a body of 1 MiB; a catalog that is larger is applied in parts."""
+"""As many as fit a body of 1 MiB; a larger catalog is applied in parts."""
 
 
 THROTTLE_FACTOR: Final = "throttle_factor"
-"""What the history calls what drills change, which is spelled as no entity is."""
+"""The entity of drills in the history; no real entity has this spelling."""
 
 
 def _list_of(alteration: str, most: int) -> Schema:
-    """A body of alterations."""
+    """Return the schema of a body of alterations."""
     return {
         "type": "object",
         "required": ["alterations"],
@@ -45,7 +56,7 @@ def _list_of(alteration: str, most: int) -> Schema:
             "validate_only": {
                 "type": "boolean",
                 "default": False,
-                "description": "Write nothing, and answer as if.",
+                "description": "Dry run: return the result without writing.",
             },
         },
         "additionalProperties": False,
@@ -53,33 +64,123 @@ def _list_of(alteration: str, most: int) -> Schema:
 
 
 def _of_entity(entity: Schema, quotas: Schema) -> Schema:
-    """One alteration."""
-    by_key = "By key: a value replaces the whole quota, null takes it away; keys that are not named stay."
+    """Return the schema of one alteration."""
+    by_key = "By key: a value replaces the whole quota, null deletes it; other keys stay as they are."
     return {
         "type": "object",
         "required": ["entity", "quotas"],
         "properties": {
-            "entity": {**entity, "description": "Spelled as in a path."},
+            "entity": {**entity, "description": "The entity, spelled as in a path."},
             "quotas": {**quotas, "description": by_key},
         },
         "additionalProperties": False,
     }
 
 
-_CURSOR: Final[Schema] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+QuotaKeyName = Annotated[str, Meta(extra_json_schema={"enum": list(KEYS)})]
+QuotaValue = Annotated[Any, Meta(extra_json_schema={"anyOf": [ref("Quota"), {"type": "null"}]})]
+Definitions = Annotated[Any, Meta(extra_json_schema=ref("QuotaDefinitions"))]
+NonNegative = Annotated[float, Meta(ge=0)]
+
+
+class QuotaPageBody(Struct):
+    """A page of entities and their quotas."""
+
+    quotas: list[EntityQuotasBody]
+    next_cursor: Annotated[str | None, Meta(description="For the next page; null after the last one.")]
+
+
+class QuotaResult(Struct):
+    """The result of one alteration."""
+
+    entity: Annotated[str, Meta(description="The entity, in canonical spelling if it is valid.")]
+    ok: bool
+    problem: Annotated[ProblemBody, Meta(description="Why the alteration failed.")] | UnsetType = UNSET
+
+
+class QuotaResultsBody(Struct):
+    """The result of each alteration."""
+
+    results: Annotated[list[QuotaResult], Meta(description="One for each alteration, in the same order.")]
+
+
+class PlannedChange(Struct):
+    """What happens to one quota."""
+
+    entity: str
+    quota: QuotaKeyName
+    change: Annotated[Literal["added", "changed", "removed"], Meta(extra_json_schema={"type": "string"})]
+    before: QuotaValue
+    after: QuotaValue
+    buckets: Annotated[
+        Literal["kept", "emptied"],
+        Meta(description="Whether existing counts are kept or reset.", extra_json_schema={"type": "string"}),
+    ]
+
+
+class QuotaPlanBody(Struct):
+    """The changes that were made, or with ``validate_only`` would be made."""
+
+    version: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="The catalog's version after the change; with `validate_only`, the current one.",
+        ),
+    ]
+    changes: Annotated[list[PlannedChange], Meta(description="No-op alterations are omitted.")]
+
+
+class Rung(Struct):
+    """One entity of a ladder."""
+
+    entity: str
+    limit: Annotated[float | None, Meta(description="null if no quota is set on it.")]
+
+
+class EffectiveQuota(Struct):
+    """A quota that applies to a caller."""
+
+    quota: QuotaKeyName
+    entity: Annotated[str, Meta(description="The entity that the quota is set on.")]
+    bucket: Annotated[str, Meta(description="The bucket that is charged.")]
+    limit: NonNegative
+    limit_now: Annotated[NonNegative, Meta(description="The limit after the throttle factor of volumes.")]
+    ladder: Annotated[
+        list[Rung], Meta(description="The most specific entity first; the first limit that is set decides.")
+    ]
+
+
+class EffectiveQuotasBody(Struct):
+    """The quotas that apply to a caller."""
+
+    quotas: Annotated[list[EffectiveQuota], Meta(description="In the order in which a decision shows them.")]
+
+
+class QuotaChangeBody(Struct):
+    """One change in the history."""
+
+    at_ms: int
+    who: Annotated[str, Meta(description="The name of the API key; admin for the admin key.")]
+    entity: Annotated[str, Meta(description=f"An entity, or {THROTTLE_FACTOR} for drills.")]
+    before: Definitions
+    after: Definitions
+    reason: Annotated[str | None, Meta(description="From X-Reason.")]
+
+
+class QuotaHistoryBody(Struct):
+    """Changes, newest first."""
+
+    changes: list[QuotaChangeBody]
+    next_cursor: Annotated[str | None, Meta(description="For older changes; null after the oldest one.")]
+
+
 COMPONENTS: Final[Mapping[str, Schema]] = {
+    **components(QuotaPageBody, QuotaResultsBody, QuotaPlanBody, EffectiveQuotasBody, QuotaHistoryBody),
     **quotas_schema.COMPONENTS,
-    "QuotaPage": {
-        "type": "object",
-        "required": ["quotas", "next_cursor"],
-        "properties": {
-            "quotas": {"type": "array", "items": ref("EntityQuotas")},
-            "next_cursor": {**_CURSOR, "description": "For the next page; null after the last."},
-        },
-    },
     "QuotaAlterations": {
         **_list_of("QuotaAlteration", MAX_ALTERED),
-        "description": "What is wrong with one alteration is told in its result and fails no other one.",
+        "description": "An invalid alteration has its errors in its result and does not affect the others.",
     },
     "QuotaAlteration": _of_entity({"type": "string"}, {"type": "object"}),
     "QuotaApplication": _list_of("QuotaSetting", MAX_APPLIED),
@@ -94,126 +195,13 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
             "additionalProperties": False,
         },
     ),
-    "QuotaResults": {
-        "type": "object",
-        "required": ["results"],
-        "properties": {
-            "results": {
-                "type": "array",
-                "description": "One for each alteration, in their order.",
-                "items": {
-                    "type": "object",
-                    "required": ["entity", "ok"],
-                    "properties": {
-                        "entity": {"type": "string", "description": "Its canonical spelling if it has one."},
-                        "ok": {"type": "boolean"},
-                        "problem": {**ref("Problem"), "description": "Why not; there when not ok."},
-                    },
-                },
-            }
-        },
-    },
-    "QuotaPlan": {
-        "type": "object",
-        "required": ["version", "changes"],
-        "properties": {
-            "version": {
-                "type": "integer",
-                "minimum": 0,
-                "description": "The catalog's after this; with validate_only the one planned for.",
-            },
-            "changes": {
-                "type": "array",
-                "description": "Real changes only: what is so already is none.",
-                "items": {
-                    "type": "object",
-                    "required": ["entity", "quota", "change", "before", "after", "buckets"],
-                    "properties": {
-                        "entity": {"type": "string"},
-                        "quota": {"type": "string", "enum": list(KEYS)},
-                        "change": {"type": "string", "enum": ["added", "changed", "removed"]},
-                        "before": {"anyOf": [ref("Quota"), {"type": "null"}]},
-                        "after": {"anyOf": [ref("Quota"), {"type": "null"}]},
-                        "buckets": {
-                            "type": "string",
-                            "enum": ["kept", "emptied"],
-                            "description": "What has been counted until now goes on counting, or does not.",
-                        },
-                    },
-                },
-            },
-        },
-    },
-    "EffectiveQuotas": {
-        "type": "object",
-        "required": ["quotas"],
-        "properties": {
-            "quotas": {
-                "type": "array",
-                "description": "In the order in which a decision shows them.",
-                "items": {
-                    "type": "object",
-                    "required": ["quota", "entity", "bucket", "limit", "limit_now", "ladder"],
-                    "properties": {
-                        "quota": {"type": "string", "enum": list(KEYS)},
-                        "entity": {"type": "string", "description": "What the quota is set on."},
-                        "bucket": {"type": "string", "description": "What is charged."},
-                        "limit": {"type": "number", "minimum": 0},
-                        "limit_now": {
-                            "type": "number",
-                            "minimum": 0,
-                            "description": "After the throttle factor of volumes.",
-                        },
-                        "ladder": {
-                            "type": "array",
-                            "description": "From the most specific rung down; the first limit decides.",
-                            "items": {
-                                "type": "object",
-                                "required": ["entity", "limit"],
-                                "properties": {
-                                    "entity": {"type": "string"},
-                                    "limit": {
-                                        "anyOf": [{"type": "number"}, {"type": "null"}],
-                                        "description": "null where nothing is set.",
-                                    },
-                                },
-                            },
-                        },
-                    },
-                },
-            }
-        },
-    },
     "QuotaDefinitions": {
-        "description": "All that is set on an entity, or a drill; null when nothing is, or none.",
+        "description": "All quotas of an entity, or a drill; null for no quotas, or no drill.",
         "anyOf": [
             {"type": "object", "additionalProperties": ref("Quota")},
             ref("Drill"),
             {"type": "null"},
         ],
-    },
-    "QuotaChange": {
-        "type": "object",
-        "required": ["at_ms", "who", "entity", "before", "after", "reason"],
-        "properties": {
-            "at_ms": {"type": "integer"},
-            "who": {"type": "string", "description": "The name of the key; admin for the admin key."},
-            "entity": {"type": "string", "description": f"An entity, or {THROTTLE_FACTOR} for drills."},
-            "before": ref("QuotaDefinitions"),
-            "after": ref("QuotaDefinitions"),
-            "reason": {
-                "anyOf": [{"type": "string"}, {"type": "null"}],
-                "description": "From X-Reason.",
-            },
-        },
-    },
-    "QuotaHistory": {
-        "type": "object",
-        "required": ["changes", "next_cursor"],
-        "properties": {
-            "changes": {"type": "array", "items": ref("QuotaChange")},
-            "next_cursor": {**_CURSOR, "description": "For older changes; null after the first one ever."},
-        },
     },
 }
 
@@ -221,20 +209,21 @@ CURSOR_EXAMPLE: Final = "ZW50aXR5IHVzZXI9YWxpY2U"
 _LIMIT: Final = {
     "name": "limit",
     "in": "query",
-    "description": "How many at most.",
+    "description": "The most entries to return.",
     "schema": {"type": "integer", "minimum": 1, "maximum": 1_000, "default": 100},
 }
 _NEXT: Final = {
     "name": "cursor",
     "in": "query",
-    "description": "The next_cursor of the page before. It stays good while quotas change.",
+    "description": "The `next_cursor` of the previous page. It stays valid while quotas change.",
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]*$"},
 }
 _MATCH: Final = {
     "name": "match",
     "in": "query",
-    "description": "TYPE=NAME that very one, TYPE=* the default, TYPE any, the default too. Several match "
-    "together: every one must. A name is percent-encoded as in a path, then all of it as part of a query.",
+    "description": "TYPE=NAME matches this name, TYPE=* the default, and TYPE any name and the default. If "
+    "there are several, all must match. Percent-encode a name as in a path, and then the whole value as part "
+    "of a query.",
     "schema": {
         "type": "array",
         "uniqueItems": True,
@@ -249,26 +238,31 @@ _MATCH: Final = {
 _STRICT: Final = {
     "name": "strict",
     "in": "query",
-    "description": "Entities of exactly the types that are matched, no others beside them.",
+    "description": "Only entities that have exactly the types in `match`.",
     "schema": {"type": "boolean", "default": False},
 }
-_READ: Final = (400, 401, 403, 412, 422, 503)
-
-
-def _answer(schema: str, example: object, headers: Schema | None = None) -> dict[int | str, Any]:
-    content = {JSON: {"schema": ref(schema), "example": example}}
-    return {200: {"description": "What was asked for.", "headers": headers or {}, "content": content}}
-
-
-LIST: Final[dict[str, Any]] = {
-    "summary": "List quotas",
-    "description": "Pages in the order of the entities' spelling. The ETag is the version of the whole "
-    "catalog, as of which the page is: `quotas:apply` takes it in If-Match.",
-    "responses": _answer("QuotaPage", {"quotas": [ANSWER_EXAMPLE], "next_cursor": CURSOR_EXAMPLE}, ETAG)
-    | {304: {"description": "Nothing newer than If-None-Match."}}
-    | problem_responses(_READ, FieldError("/match", "ip is matched twice")),
-    "openapi_extra": {"parameters": [_MATCH, _STRICT, _LIMIT, _NEXT, IF_MATCH, IF_NONE_MATCH]},
-}
+LIST: Final = route(
+    "List quotas",
+    {
+        200: answer_of(
+            "A page of quotas.",
+            "QuotaPage",
+            {"quotas": [ANSWER_EXAMPLE], "next_cursor": CURSOR_EXAMPLE},
+            ETAG,
+        ),
+        304: answer_of("Not modified."),
+    },
+    (
+        *access_problems("read"),
+        NOT_HTTP,
+        STALE,
+        unprocessable(FieldError("/match", "ip is matched twice")),
+        AWAY,
+    ),
+    description="Pages are in the order of the entities' spelling. The ETag is the version of the whole "
+    "catalog that the page shows; `quotas:apply` takes it in If-Match.",
+    parameters=[_MATCH, _STRICT, _LIMIT, _NEXT, IF_MATCH, IF_NONE_MATCH],
+)
 _CHANGE_EXAMPLE: Final = {
     "at_ms": 1_764_000_000_000,
     "who": "admin",
@@ -277,26 +271,29 @@ _CHANGE_EXAMPLE: Final = {
     "after": {"producer_ids_rate": {"limit": 5}},
     "reason": "launch week",
 }
-HISTORY: Final[dict[str, Any]] = {
-    "summary": "Read who changed quotas, when and why",
-    "description": "Newest first; of one entity, of drills, or of all.",
-    "responses": _answer("QuotaHistory", {"changes": [_CHANGE_EXAMPLE], "next_cursor": None})
-    | problem_responses((400, 401, 403, 422, 503), FieldError("/limit", "must be an integer from 1 to 1000")),
-    "openapi_extra": {
-        "parameters": [
-            {
-                "name": "entity",
-                "in": "query",
-                "description": "Spelled as in a path, and then encoded as part of a query; or "
-                f"{THROTTLE_FACTOR}, for the drills of volumes.",
-                "schema": {"type": "string", "pattern": f"^$|^{THROTTLE_FACTOR}$|{ENTITY_PATTERN}"},
-                "example": "user=alice",
-            },
-            _LIMIT,
-            _NEXT,
-        ]
-    },
-}
+HISTORY: Final = route(
+    "Read who changed quotas, when and why",
+    {200: answer_of("Changes.", "QuotaHistory", {"changes": [_CHANGE_EXAMPLE], "next_cursor": None})},
+    (
+        *access_problems("read"),
+        NOT_HTTP,
+        unprocessable(FieldError("/limit", "must be an integer from 1 to 1000")),
+        AWAY,
+    ),
+    description="Newest first: the changes of one entity, of drills, or all.",
+    parameters=[
+        {
+            "name": "entity",
+            "in": "query",
+            "description": "Spelled as in a path, then encoded as part of a query; or "
+            f"{THROTTLE_FACTOR}, for the drills of volumes.",
+            "schema": {"type": "string", "pattern": f"^$|^{THROTTLE_FACTOR}$|{ENTITY_PATTERN}"},
+            "example": "user=alice",
+        },
+        _LIMIT,
+        _NEXT,
+    ],
+)
 _APPLICATION: Final = {
     "alterations": [{"entity": "user=alice", "quotas": {"producer_ids_rate": 5, "request_rate": None}}],
     "validate_only": False,
@@ -330,46 +327,28 @@ _PLAN: Final = {
         }
     ],
 }
-_CATALOG_IF_MATCH: Final = {
-    **IF_MATCH,
-    "description": "Go ahead only while the whole catalog is at this version, as the list's ETag has it.",
-}
-_WRITE: Final = (400, 401, 403, 412, 413, 415, 422, 503)
-
-
-def _write(
-    summary: str,
-    description: str,
-    body: tuple[str, object],
-    answer: tuple[str, object],
-    wrong: FieldError,
-) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        "description": description,
-        "responses": _answer(*answer) | problem_responses(_WRITE, wrong),
-        "openapi_extra": {
-            "parameters": [_CATALOG_IF_MATCH, REASON],
-            "requestBody": body_of(*body, JSON),
-        },
-    }
-
-
-ALTER: Final = _write(
-    "Alter the quotas of many entities, each by itself",
-    f"At most {MAX_ALTERED:,} of them. Each is altered whole or not at all, and a bad one hinders no other; "
-    "an entity that is given twice fails in all its places.",
-    ("QuotaAlterations", _ALTERATIONS),
-    ("QuotaResults", _RESULTS),
-    FieldError("/alterations", "is required"),
+_WRITE: Final = [
+    {**IF_MATCH, "description": "Change only if the whole catalog is at this version (the list's ETag)."},
+    REASON,
+]
+_WRITE_PROBLEMS: Final = (*access_problems("write"), *BODY_PROBLEMS, STALE, AWAY)
+ALTER: Final = route(
+    "Alter the quotas of many entities independently",
+    {200: answer_of("The result of each alteration.", "QuotaResults", _RESULTS)},
+    (*_WRITE_PROBLEMS, unprocessable(FieldError("/alterations", "is required"))),
+    description=f"At most {MAX_ALTERED:,} alterations. Each is applied atomically, and an invalid "
+    "alteration does not affect the others. If an entity is named more than once, all its alterations fail.",
+    parameters=_WRITE,
+    body=body_of("QuotaAlterations", _ALTERATIONS),
 )
-APPLY: Final = _write(
+APPLY: Final = route(
     "Apply a set of quotas, all or nothing",
-    f"At most {MAX_APPLIED:,} alterations, in one transaction. With `validate_only` the answer is the plan, "
-    "and its version in If-Match makes sure that it is this plan that is applied.",
-    ("QuotaApplication", _APPLICATION),
-    ("QuotaPlan", _PLAN),
-    _BAD_LIMIT,
+    {200: answer_of("The changes.", "QuotaPlan", _PLAN)},
+    (*_WRITE_PROBLEMS, unprocessable(_BAD_LIMIT)),
+    description=f"At most {MAX_APPLIED:,} alterations, in one transaction. With `validate_only` the answer "
+    "is the plan. To apply exactly this plan, send its version in If-Match.",
+    parameters=_WRITE,
+    body=body_of("QuotaApplication", _APPLICATION),
 )
 _EFFECTIVE: Final = {
     "quotas": [
@@ -383,41 +362,39 @@ _EFFECTIVE: Final = {
         }
     ]
 }
-# Empty is as absent, but for the principal, whom nobody is, and the client, who may have no name.
+# An empty value counts as absent, except for the principal, which cannot be empty, and the client, which can.
 _WHO: Final = {
-    "principal": ("Who asks.", Name, "alice"),
-    "client_id": ("As which client; one may be named by nothing at all.", ClientName, "etl"),
-    "ip": ("From which address.", Address, "10.0.0.7"),
-    "broker": ("At which broker.", ClientName, "1"),
-    "listener": ("On which of its listeners.", ClientName, "EXTERNAL"),
+    "principal": ("The principal.", Name, "alice"),
+    "client_id": ("The client id; it may be empty.", ClientName, "etl"),
+    "ip": ("The client's address.", Address, "10.0.0.7"),
+    "broker": ("The broker.", ClientName, "1"),
+    "listener": ("The listener of the broker.", ClientName, "EXTERNAL"),
 }
 
 
 def _or_blank(schema: Schema) -> Schema:
-    """A schema of alternatives with nothing as one more."""
+    """Return the schema; if it lists alternatives, with an empty string as one more."""
     return schema | {"anyOf": [*schema["anyOf"], {"maxLength": 0}]} if "anyOf" in schema else schema
 
 
 def effective(*, timed: bool) -> dict[str, Any]:
-    """The route of effective limits; ``timed``: under the caller's clock."""
-    parameters = [
+    """Return the keyword arguments of the route of effective limits; ``timed``: it takes ``at_ms``."""
+    parameters: list[Schema] = [
         {
             "name": name,
             "in": "query",
-            "description": said,
+            "description": description,
             "schema": _or_blank(msgspec.json.schema(type_)),
             "examples": {"one": {"value": example}},
         }
-        for name, (said, type_, example) in _WHO.items()
+        for name, (description, type_, example) in _WHO.items()
     ]
-    if timed:
-        when = {"type": "integer", "minimum": 0, "maximum": MAX_EXACT}
-        parameters.append({"name": "at_ms", "in": "query", "description": "When.", "schema": when})
     wrong = FieldError("/ip", "must be an IPv4 or IPv6 address, not a host name")
-    return {
-        "summary": "Explain which limits hold for a caller",
-        "description": "Every quota that applies to a caller who asks for everything, by what is in force on "
-        "this node, and the whole ladder.",
-        "responses": _answer("EffectiveQuotas", _EFFECTIVE) | problem_responses((400, 401, 403, 422), wrong),
-        "openapi_extra": {"parameters": parameters},
-    }
+    return route(
+        "Explain which limits apply to a caller",
+        {200: answer_of("The quotas that apply.", "EffectiveQuotas", _EFFECTIVE)},
+        (*access_problems("read"), NOT_HTTP, unprocessable(wrong)),
+        description="Lists the quotas in force on this node that would apply to an ask of this caller with "
+        "every kind of usage, each with its whole ladder.",
+        parameters=parameters + at_ms_parameter(timed=timed),
+    )

@@ -1,16 +1,26 @@
-"""What the OpenAPI document says about the routes of quotas."""
+"""What the OpenAPI document says about the routes of one entity's quotas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
 
 from app.domain.quota import KEYS, LAYER_POLICIES, MAX_EXACT, QuotaKey
 from app.domain.quota_value import CHOICES, FIELDS, MAX_LAYERS, MAX_WINDOW_MS, MIN_LAYER_MS, RANGES
-from app.http.problems import PROBLEM_JSON, FieldError, Problem, unprocessable
+from app.http.problems import FieldError, ProblemBody, ProblemError, away, unprocessable
+from app.http.schema import (
+    BODY_PROBLEMS,
+    Schema,
+    access_problems,
+    answer_of,
+    body_of,
+    components,
+    ref,
+    route,
+)
 from app.http.strict import JSON, MERGE_PATCH
-
-Schema = dict[str, Any]
 
 
 def _number(low: float, high: float, *, whole: bool, **more: Any) -> Schema:
@@ -18,17 +28,18 @@ def _number(low: float, high: float, *, whole: bool, **more: Any) -> Schema:
 
 
 def _limit(row: QuotaKey) -> Schema:
-    unit = "rejects every usage above 0"
-    return _number(0, row.max_limit, whole=row.integer_limit, description=f"0 {unit}.")
+    return _number(0, row.max_limit, whole=row.integer_limit, description="0 rejects every usage above 0.")
 
 
 _LAYER_MS: Final = {
-    "interval_ms": _number(MIN_LAYER_MS, MAX_WINDOW_MS, whole=True, description="How long a layer is open."),
+    "interval_ms": _number(
+        MIN_LAYER_MS, MAX_WINDOW_MS, whole=True, description="How long a layer takes new ids."
+    ),
     "ttl_ms": _number(
         MIN_LAYER_MS,
         MAX_LAYERS * MAX_WINDOW_MS,
         whole=True,
-        description=f"How long a layer lives: one interval to {MAX_LAYERS} of them.",
+        description=f"How long a layer lives: 1 to {MAX_LAYERS} intervals.",
     ),
 }
 _LAYERS: Final[Schema] = {
@@ -53,16 +64,19 @@ def _field(row: QuotaKey, field: str) -> Schema:
     if field in RANGES:
         return _number(*RANGES[field], whole=True)
     others: dict[str, Schema] = {
-        "shadow": {"type": "boolean", "description": "Charge, but never change a decision."},
+        "shadow": {"type": "boolean", "description": "Charge the bucket, but never change a decision."},
         "burst": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_EXACT},
         "layers": _LAYERS,
     }
     return others[field]
 
 
-def _object(row: QuotaKey, fields: tuple[str, ...], title: str, **said: Schema) -> Schema:
-    """An object of these fields; ``said`` narrows some, which must be there if it rules out their default."""
-    properties = {field: {**_field(row, field), **said.get(field, {})} for field in fields}
+def _object(row: QuotaKey, fields: tuple[str, ...], title: str, **narrowed: Schema) -> Schema:
+    """Return the schema of an object of these fields.
+
+    ``narrowed`` restricts some of them; one whose default it excludes is required.
+    """
+    properties = {field: {**_field(row, field), **narrowed.get(field, {})} for field in fields}
     defaults = {"enforcement": row.enforcement, "algorithm": row.algorithm}
     needed = [
         field
@@ -79,7 +93,7 @@ def _object(row: QuotaKey, fields: tuple[str, ...], title: str, **said: Schema) 
 
 
 def _value(row: QuotaKey) -> Schema:
-    """A quota's value: its limit, or an object; a sampled rate under deny has two samples or more."""
+    """Return the schema of a quota: its limit, or an object; a sampled rate under deny has at least two."""
     if row.algorithm == "producer_ids":
         objects = [_object(row, FIELDS["producer_ids"], "Producer ids")]
     else:
@@ -102,7 +116,7 @@ def _value(row: QuotaKey) -> Schema:
 
 
 def _patch(row: QuotaKey) -> Schema:
-    """A merge patch of a quota: what it leaves must be a quota, which no schema can say."""
+    """Return the schema of a quota's merge patch; a schema cannot say that its result must be a quota."""
     fields = FIELDS["producer_ids"] if row.algorithm == "producer_ids" else FIELDS["token_bucket"]
     properties = {
         f: {"anyOf": [_field(row, f), {"type": "null"}]} if f != "limit" else _limit(row) for f in fields
@@ -125,51 +139,6 @@ def _by_key(schemas: Mapping[str, Schema], **more: Any) -> Schema:
     return {"type": "object", "properties": dict(schemas), "additionalProperties": False, **more}
 
 
-def ref(name: str) -> Schema:
-    """A reference to a component."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def or_null(schema: Schema, description: str) -> Schema:
-    """A value that may be null, and what it says."""
-    return {"anyOf": [schema, {"type": "null"}], "description": description}
-
-
-def at_ms_parameter(*, timed: bool) -> list[Schema]:
-    """The query parameter by which a caller may tell the time, where callers decide the clock."""
-    if not timed:
-        return []
-    when = "When; without it the newest time of any ask or observation that this process took."
-    return [
-        {
-            "name": "at_ms",
-            "in": "query",
-            "description": when,
-            "schema": {"type": "integer", "minimum": 0, "maximum": MAX_EXACT},
-            "example": 1_000_000,
-        }
-    ]
-
-
-def access_problems(scope: str) -> list[Problem]:
-    """What a route answers without a key of this scope."""
-    return [
-        Problem(401, f"This needs a key with the scope {scope}: send Authorization: Bearer KEY."),
-        Problem(403, f"The key lacks the scope {scope}."),
-    ]
-
-
-def answered_with(problem: Problem) -> Schema:
-    """A problem as an answer of a route."""
-    document = problem.document()
-    content = {PROBLEM_JSON: {"schema": ref("Problem"), "example": document}}
-    headers = {
-        name: {"description": "Seconds.", "schema": {"type": "string"}, "example": value}
-        for name, value in problem.headers.items()
-    }
-    return {"description": document["title"], "content": content} | ({"headers": headers} if headers else {})
-
-
 def _each_once(schemas: Iterable[Schema]) -> list[Schema]:
     found: list[Schema] = []
     for schema in schemas:
@@ -184,61 +153,46 @@ _BOUND: Final = {
     "properties": {
         "ratio": {
             "anyOf": [{"type": "number"}, {"type": "null"}],
-            "description": "The worst ratio of admitted to limit over any such window; null bounds nothing.",
+            "description": "The largest ratio of admitted usage to the limit in any such window; "
+            "null if it is not bounded.",
         },
         "window_ms": {"type": "integer", "minimum": 0},
         "text": {"type": "string"},
     },
 }
 
+
+_QUOTAS: Final = _by_key({key: ref("Quota") for key in KEYS}, minProperties=1)
+_BOUNDS: Final = _by_key(dict.fromkeys(KEYS, _BOUND), minProperties=1)
+
+
+class EntityQuotasBody(Struct):
+    """The quotas that are set on an entity."""
+
+    entity: Annotated[str, Meta(description="The entity in canonical spelling.")]
+    quotas: Annotated[dict[str, Any], Meta(extra_json_schema=_QUOTAS)]
+    bounds: Annotated[dict[str, Any], Meta(extra_json_schema=_BOUNDS)]
+    version: Annotated[int, Meta(ge=1, le=MAX_EXACT)]
+
+
 COMPONENTS: Final[Mapping[str, Schema]] = {
     "Quota": {
-        "description": "A quota as it is shown: always an object.",
+        "description": "A quota as it is returned: always an object.",
         "anyOf": _each_once(schema for row in KEYS.values() for schema in _value(row)["anyOf"][1:]),
     },
     "QuotaSet": _by_key(
         {row.name: _value(row) for row in KEYS.values()},
         minProperties=1,
-        description="Quotas by key, each a number, its limit, or an object. A key must fit the entity.",
+        description="Quotas by key. A number is short for an object with that limit. A key must fit the "
+        "entity.",
     ),
     "QuotaPatch": _by_key(
         {row.name: _patch(row) for row in KEYS.values()},
-        description="An RFC 7396 merge patch; null takes a quota away, a number changes its limit alone.",
+        description="A merge patch (RFC 7396): null deletes a quota, a number changes its limit only.",
     ),
-    "EntityQuotas": {
-        "type": "object",
-        "required": ["entity", "quotas", "bounds", "version"],
-        "properties": {
-            "entity": {"type": "string", "description": "Its canonical spelling."},
-            "quotas": _by_key({key: ref("Quota") for key in KEYS}, minProperties=1),
-            "bounds": _by_key(dict.fromkeys(KEYS, _BOUND), minProperties=1),
-            "version": {"type": "integer", "minimum": 1, "maximum": MAX_EXACT},
-        },
-    },
-    "Problem": {
-        "type": "object",
-        "description": "RFC 9457.",
-        "required": ["type", "title", "status", "detail"],
-        "properties": {
-            "type": {"type": "string"},
-            "title": {"type": "string"},
-            "status": {"type": "integer", "minimum": 400, "maximum": 599},
-            "detail": {"type": "string"},
-            "errors": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "required": ["field", "message"],
-                    "properties": {
-                        "field": {"type": "string", "description": "A JSON pointer; /entity is the path."},
-                        "message": {"type": "string"},
-                    },
-                },
-            },
-        },
-    },
+    **components(EntityQuotasBody, ProblemBody),
 }
-"""For ``components.schemas`` of the document, which a router cannot reach by itself."""
+"""For ``components.schemas`` of the document, which a router cannot reach."""
 
 _NAME: Final = r"(?:\*|(?:[A-Za-z0-9._~-]|%(?:[2-6][0-9A-F]|7[0-9A-E]))+)"
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -259,12 +213,13 @@ ENTITY_PATTERN: Final = (
     f"|listener={_NO_DEFAULT},broker={_NO_DEFAULT})$"
 )
 
-_ENTITY: Final = {
+_ENTITY: Final[Schema] = {
     "name": "entity",
     "in": "path",
     "required": True,
-    "description": "type=name, or two of them: user, client-id, user and client-id, ip, broker, listener, "
-    "broker and listener. A name is percent-encoded, * is the default (%2A is the name *). A slash is %2F.",
+    "description": "TYPE=NAME, or two of them with a comma. The types are user, client-id, user and "
+    "client-id, ip, broker, listener, or broker and listener. A name is percent-encoded; * is the default, "
+    "and %2A is the name *. A slash is %2F.",
     "schema": {"type": "string", "pattern": ENTITY_PATTERN},
     "examples": {
         "user": {"value": "user=alice"},
@@ -274,28 +229,28 @@ _ENTITY: Final = {
         "listener of a broker": {"value": "broker=1,listener=EXTERNAL"},
     },
 }
-IF_MATCH: Final = {
+IF_MATCH: Final[Schema] = {
     "name": "If-Match",
     "in": "header",
-    "description": "Go ahead only at one of these ETags, or with * only if there is something; else 412.",
+    "description": "Change only if the ETag is one of these, or with * if any quotas are set; otherwise 412.",
     "schema": {"type": "string"},
     "example": '"17"',
 }
-IF_NONE_MATCH: Final = {
+IF_NONE_MATCH: Final[Schema] = {
     "name": "If-None-Match",
     "in": "header",
-    "description": "With *, create only (412 otherwise). On GET, 304 at one of these ETags.",
+    "description": "With *, create only; otherwise 412. On GET, 304 if the ETag is one of these.",
     "schema": {"type": "string"},
     "example": "*",
 }
-REASON: Final = {
+REASON: Final[Schema] = {
     "name": "X-Reason",
     "in": "header",
-    "description": "Why; kept in the history.",
+    "description": "Why; recorded in the history.",
     "schema": {"type": "string"},
     "example": "launch week",
 }
-ETAG: Final = {"ETag": {"description": "Strong; from the version.", "schema": {"type": "string"}}}
+ETAG: Final = {"ETag": {"description": "The version as a strong ETag.", "schema": {"type": "string"}}}
 
 _EXAMPLE: Final = {"producer_ids_rate": 5, "request_rate": {"limit": 100, "enforcement": "deny"}}
 _PATCH_EXAMPLE: Final = {"request_rate": 200, "producer_ids_rate": None}
@@ -307,101 +262,55 @@ ANSWER_EXAMPLE: Final = {
     },
     "version": 17,
 }
-_PROBLEMS: Final = {
-    400: "Not JSON, or not HTTP.",
-    401: "No valid key.",
-    403: "The key lacks the scope.",
-    404: "Nothing is set on the entity.",
-    412: "A condition does not hold.",
-    413: "More than 1 MiB of body.",
-    415: "Not sent as JSON.",
-    422: "Something is wrong with the content; errors names each field.",
-    503: "The catalog is out of reach.",
-}
-_TOLD: Final = {
-    400: "The body is not JSON: Expecting value: line 1 column 18 (char 17).",
-    401: "This needs a key: send Authorization: Bearer KEY.",
-    403: "The key lacks the scope write.",
-    404: "No quotas are set on user=alice.",
-    412: "A condition does not hold: user=alice is at version 18.",
-    413: "The body is larger than 1,048,576 bytes.",
-    415: "The body must be sent as Content-Type: application/json.",
-    503: "The catalog is out of reach; the last quotas read from it stay in force.",
-}
-"""What the examples of problems say."""
-
-
-def problem_responses(statuses: Sequence[int], *wrong: FieldError) -> dict[int | str, Any]:
-    """The problems a route may answer with, each with an example; ``wrong`` for the 422."""
-    return {
-        status: {
-            "description": _PROBLEMS[status],
-            "content": {
-                PROBLEM_JSON: {
-                    "schema": ref("Problem"),
-                    "example": (
-                        unprocessable(*wrong) if status == 422 else Problem(status, _TOLD[status])
-                    ).document(),
-                }
-            },
-        }
-        for status in statuses
-    }
-
-
-def _route(
-    summary: str,
-    answers: Mapping[int, str],
-    problems: tuple[int, ...],
-    parameters: list[Any],
-    body: Schema | None = None,
-) -> dict[str, Any]:
-    """The keyword arguments of a FastAPI route."""
-    content = {JSON: {"schema": ref("EntityQuotas"), "example": ANSWER_EXAMPLE}}
-    responses: dict[int | str, Any] = {
-        status: {
-            "description": said,
-            **({"headers": ETAG, "content": content} if status in (200, 201) else {}),
-        }
-        for status, said in answers.items()
-    }
-    wrong = _NO_NUMBER if body else _NO_ENTITY
-    responses |= problem_responses(problems, wrong)
-    extra: Schema = {"parameters": [_ENTITY, *parameters]} | ({"requestBody": body} if body else {})
-    return {"summary": summary, "status_code": min(answers), "responses": responses, "openapi_extra": extra}
-
-
-def body_of(name: str, example: object, *types: str) -> Schema:
-    """A request body of a named schema."""
-    return {"required": True, "content": {t: {"schema": ref(name), "example": example} for t in types}}
-
+AWAY: Final = away("The catalog is unreachable; the quotas loaded last stay in force.")
+NOT_HTTP: Final = ProblemError(400, "This is not an HTTP/1.1 request.")
+STALE: Final = ProblemError(412, "A condition does not hold: user=alice is at version 18.")
 
 _NO_NUMBER: Final = FieldError("/request_rate", "must be from 0 to 9007199254740991")
 _NO_ENTITY: Final = FieldError("/entity", "empty name for user: write user=NAME, or user=* for the default")
-_WRITE: Final = [IF_MATCH, IF_NONE_MATCH, REASON]
-GET: Final = _route(
+_ABSENT: Final = ProblemError(404, "No quotas are set on user=alice.")
+_WRITE: Final = [_ENTITY, IF_MATCH, IF_NONE_MATCH, REASON]
+_WITH_BODY: Final = (
+    *access_problems("write"),
+    *BODY_PROBLEMS,
+    _ABSENT,
+    STALE,
+    unprocessable(_NO_NUMBER),
+    AWAY,
+)
+
+
+def _answer(description: str) -> Schema:
+    return answer_of(description, "EntityQuotas", ANSWER_EXAMPLE, ETAG)
+
+
+GET: Final = route(
     "Read an entity's quotas",
-    {200: "What is set on it.", 304: "Nothing newer than If-None-Match."},
-    (400, 401, 403, 404, 412, 422, 503),
-    [IF_MATCH, IF_NONE_MATCH],
+    {200: _answer("The quotas set on the entity."), 304: answer_of("Not modified.")},
+    (*access_problems("read"), NOT_HTTP, _ABSENT, STALE, unprocessable(_NO_ENTITY), AWAY),
+    parameters=[_ENTITY, IF_MATCH, IF_NONE_MATCH],
 )
-PUT: Final = _route(
+PUT: Final = route(
     "Replace an entity's quotas",
-    {200: "Replaced.", 201: "Created."},
-    (400, 401, 403, 404, 412, 413, 415, 422, 503),
-    _WRITE,
-    body_of("QuotaSet", _EXAMPLE, JSON),
+    {200: _answer("Replaced."), 201: _answer("Created.")},
+    _WITH_BODY,
+    parameters=_WRITE,
+    body=body_of("QuotaSet", _EXAMPLE),
 )
-PATCH: Final = _route(
+PATCH: Final = route(
     "Change some of an entity's quotas",
-    {200: "Changed.", 201: "Created.", 204: "The last quota went, and the entity with it."},
-    (400, 401, 403, 404, 412, 413, 415, 422, 503),
-    _WRITE,
-    body_of("QuotaPatch", _PATCH_EXAMPLE, MERGE_PATCH, JSON),
+    {
+        200: _answer("Changed."),
+        201: _answer("Created."),
+        204: answer_of("The last quota was deleted: the entity has none now."),
+    },
+    _WITH_BODY,
+    parameters=_WRITE,
+    body=body_of("QuotaPatch", _PATCH_EXAMPLE, MERGE_PATCH, JSON),
 )
-DELETE: Final = _route(
-    "Take away an entity's quotas",
-    {204: "Taken away."},
-    (400, 401, 403, 404, 412, 422, 503),
-    _WRITE,
+DELETE: Final = route(
+    "Delete an entity's quotas",
+    {204: answer_of("Deleted.")},
+    (*access_problems("write"), NOT_HTTP, _ABSENT, STALE, unprocessable(_NO_ENTITY), AWAY),
+    parameters=_WRITE,
 )

@@ -1,4 +1,4 @@
-"""What the routes of quotas have in common: conditions, who changes something and why, and refusals."""
+"""What the quota routes share: conditions, the origin of a change, and problems."""
 
 from __future__ import annotations
 
@@ -10,75 +10,73 @@ from typing import Final, Literal
 
 from starlette.requests import Request
 
-from app.catalog.catalog import Absent, Conditions, QuotaSet, Stale
-from app.catalog.port import CatalogAway
+from app.catalog.catalog import Conditions, QuotaSet
+from app.catalog.errors import CatalogUnavailableError, PreconditionError, QuotasNotFoundError
 from app.catalog.sql import Origin
-from app.domain.quota_value import ValueErrors, bound
+from app.domain.errors import QuotaValueError
+from app.domain.quota_value import bound
 from app.http.access import Access
-from app.http.problems import FieldError, Problem, away, unprocessable
+from app.http.problems import FieldError, ProblemError, unprocessable
+from app.http.quotas_schema import AWAY, EntityQuotasBody
 
 _TAG: Final = re.compile(r'(W/)?"([!\x23-\x7e\x80-\xff]*)"')
 _VERSION: Final = re.compile("0|[1-9][0-9]{0,18}")
 
 
 def conditions_of(request: Request) -> Conditions:
-    """The versions that a request names in If-Match and If-None-Match."""
+    """Return the versions that a request names in If-Match and If-None-Match."""
     return Conditions(
         _versions(request, "if-match", weak=False), _versions(request, "if-none-match", weak=True)
     )
 
 
 def etag(version: int) -> str:
-    """The strong ETag of a version."""
+    """Return the strong ETag of a version."""
     return f'"{version}"'
 
 
 def origin_of(request: Request, access: Access) -> Origin:
-    """Who changes something, when, and why."""
+    """Return who changes something, when, and why."""
     reason = request.headers.get("x-reason", "").strip().encode("latin-1")
     now_ms = time.time_ns() // 1_000_000
     return Origin(access.who(request.scope), now_ms, reason.decode("utf-8", "replace") or None)
 
 
-def document_of(found: QuotaSet) -> dict[str, object]:
-    """What is set on an entity, as it is shown."""
-    return {
-        "entity": str(found.entity),
-        "quotas": dict(found.definitions),
-        "bounds": {key: bound(quota) for key, quota in found.quotas.items()},
-        "version": found.version,
-    }
+def body_of(found: QuotaSet) -> EntityQuotasBody:
+    """Return the quotas of an entity as a body."""
+    bounds = {key: bound(quota) for key, quota in found.quotas.items()}
+    return EntityQuotasBody(str(found.entity), dict(found.definitions), bounds, found.version)
 
 
 @asynccontextmanager
 async def refusals() -> AsyncIterator[None]:
-    """What the catalog refuses, as problems."""
+    """Turn errors of the catalog into problems."""
     try:
         yield
-    except ValueErrors as wrong:
+    except QuotaValueError as wrong:
         raise unprocessable(*(FieldError(field, message) for field, message in wrong.errors)) from None
-    except Absent as none:
+    except QuotasNotFoundError as none:
         raise absent(str(none)) from None
-    except Stale as condition:
+    except PreconditionError as condition:
         raise stale(str(condition)) from None
-    except CatalogAway as error:
-        raise away("The catalog is out of reach; the last quotas read from it stay in force.") from error
+    except CatalogUnavailableError as error:
+        raise ProblemError(AWAY.status, AWAY.detail, headers=AWAY.headers) from error
 
 
-def absent(detail: str) -> Problem:
-    """404, for there are no such quotas."""
-    return Problem(404, f"{detail[0].upper()}{detail[1:]}.")
+def absent(detail: str) -> ProblemError:
+    """Return the 404 for quotas that do not exist."""
+    return ProblemError(404, f"{detail[0].upper()}{detail[1:]}.")
 
 
-def stale(detail: str) -> Problem:
-    """412, for something is at another version."""
-    return Problem(412, f"A condition does not hold: {detail}.")
+def stale(detail: str) -> ProblemError:
+    """Return the 412 for a version that does not match."""
+    return ProblemError(412, f"A condition does not hold: {detail}.")
 
 
 def _versions(request: Request, name: str, *, weak: bool) -> frozenset[int] | Literal["*"] | None:
-    """The versions that a condition names; what is no ETag in quotes, as ours are, names none.
+    """Return the versions that a condition names; anything that is not a quoted ETag names none.
 
-    If-Match compares strongly: a weak ETag matches nothing there.
+    If-Match compares strongly, so a weak ETag matches nothing.
     """
     lines = request.headers.getlist(name)
     if not lines:

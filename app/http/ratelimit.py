@@ -14,9 +14,9 @@ MAX_WHOLE: Final = 999_999_999_999_999
 
 
 def rate_limits(decision: Decision, quotas: Sequence[Quota]) -> list[tuple[bytes, bytes]]:
-    """``RateLimit-Policy`` with every quota that applied, ``RateLimit`` with those whose rest is known.
+    """Return ``RateLimit-Policy`` for all quotas that applied, ``RateLimit`` if the remaining usage is known.
 
-    The second of two quotas with one key has the type of its entity in its name: ``request_rate_ip``.
+    If two quotas have one key, the second has the type of its entity in its name: ``request_rate_ip``.
     """
     policies, limits, before = [], [], ""
     for verdict, quota in zip(decision.quotas or (), quotas, strict=True):
@@ -34,7 +34,7 @@ def rate_limits(decision: Decision, quotas: Sequence[Quota]) -> list[tuple[bytes
 
 
 def policy(quota: Quota) -> tuple[int, int]:
-    """How many units a quota admits, and over how many seconds.
+    """Return how many units a quota admits, and over how many seconds.
 
     >>> policy(Quota("request_rate", 100, "sampled_rate", "deny", samples=11, sample_ms=1000))
     (1000, 10)
@@ -48,10 +48,10 @@ def policy(quota: Quota) -> tuple[int, int]:
 
 
 def retry_after_s(decision: Decision) -> int:
-    """The seconds after which a throttled request may be tried again, rounded up; 0 for every other one."""
+    """Return the seconds after which to retry a throttled request, rounded up; 0 for any other one."""
     return -(-decision.throttle_ms // 1000)
 
 
 def _whole(amount: float) -> int:
-    """Rounded down, but for what doubles lose: 0.29 a second over 100 s are 29, not 28.999999999999996."""
+    """Round down, but correct rounding errors: 0.29 a second over 100 s is 29, not 28.999999999999996."""
     return math.floor(round(min(amount, MAX_WHOLE), 9))

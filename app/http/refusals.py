@@ -1,4 +1,4 @@
-"""Refused keys in the log: whose, from where and why; never the key, and no more lines than can be read."""
+"""Log lines for refused API keys, at a bounded rate; never the key itself."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 import structlog
 
 AT_ONCE: Final = 10.0
-"""Lines that are logged at once."""
+"""The burst of log lines."""
 RATE: Final = 1.0
-"""After that so many a second; the metric counts all of them."""
+"""Lines per second after the burst; the metric counts all refusals."""
 
 log = structlog.get_logger("quotagate.access")
 
 
 def fingerprint(digest: bytes) -> str:
-    """A key that nobody knows, as the log tells it from others: the beginning of its SHA-256.
+    """Return what identifies an unknown key in the log: the beginning of its SHA-256.
 
     >>> fingerprint(bytes.fromhex("0123456789abcdef"))
     '01234567'
@@ -24,20 +24,20 @@ def fingerprint(digest: bytes) -> str:
 
 
 class Refusals:
-    """Logs refused keys, within a rate; time is an argument."""
+    """Logs refused keys at a bounded rate; time is an argument."""
 
     def __init__(self) -> None:
         self._left = AT_ONCE
         self._at_s = 0.0
         self._left_out = 0
 
-    def told(self, reason: str, address: str, now_s: float, **key: str) -> None:
-        """Log one refusal, or count it as left out.
+    def record(self, reason: str, address: str, now_s: float, **key: str) -> None:
+        """Log one refusal, or count it as omitted.
 
         Args:
-            reason: as ``quotagate_access_failures_total`` names it.
-            now_s: a clock that only goes forward.
-            key: the ``key`` by its name, or the ``fingerprint`` of one that is unknown.
+            reason: as in ``quotagate_access_failures_total``.
+            now_s: a monotonic clock.
+            key: ``key``, the name, or ``fingerprint``, of an unknown key.
         """
         self._left = min(AT_ONCE, self._left + max(0.0, now_s - self._at_s) * RATE)
         self._at_s = now_s

@@ -1,4 +1,4 @@
-"""Holding back, within bounds, the answers to those who send keys that are none."""
+"""Bounded delay of responses to invalid API keys."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Final
 from app.domain.entity import network_of, normalise_ip
 
 FREE: Final = 20.0
-"""So many wrong keys of an address are answered at once: a gateway with an old key is no attack."""
+"""This many invalid keys of an address are answered without delay: a gateway with an old key is harmless."""
 RATE: Final = 10.0
-"""After that so many a second."""
+"""Invalid keys per second that are answered without further delay after that."""
 LONGEST_S: Final = 1.0
-"""No answer is held back longer: a connection that waits costs us as much as the one who waits."""
+"""The longest delay in seconds: a waiting connection costs the node as much as the caller."""
 REMEMBERED: Final = 4096
-"""Addresses; the one that has failed least recently is forgotten first."""
+"""The most addresses to remember; the one whose last failure is oldest is forgotten first."""
 SHARED_BITS: Final = 64
-"""An IPv6 network of this size is one caller: he may have any address in it."""
+"""An IPv6 network of this prefix length is one caller, who may have any address in it."""
 
 
 class Slowdown:
-    """A bucket of tokens for each address that sent wrong keys; time is an argument."""
+    """A token bucket for each address that sent invalid keys; time is an argument."""
 
     def __init__(self) -> None:
         self._left: dict[str, tuple[float, float]] = {}
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Take down a wrong key of an address; how long its answer is to be held back.
+        """Count an invalid key of an address, and return how long to delay its answer.
 
         >>> slowdown = Slowdown()
         >>> [slowdown.wait_s("10.0.0.7", 5.0) for _ in range(22)][-3:]
@@ -45,7 +45,7 @@ class Slowdown:
         return max(0.0, -left / RATE)
 
     def forgive(self, address: str) -> None:
-        """Take down a valid key of an address: one wrong key less, for many share the address of a gateway.
+        """Count a valid key of an address, which makes up for an invalid one: callers may share an address.
 
         >>> slowdown = Slowdown()
         >>> for _ in range(1000):
@@ -61,7 +61,7 @@ class Slowdown:
 
 @lru_cache(REMEMBERED)
 def source_of(address: str) -> str:
-    """An address as those are counted who connect or send wrong keys: an IPv6 one by its network.
+    """Return what connections and invalid keys are counted by: an address, or an IPv6 network.
 
     >>> source_of("2001:db8::7"), source_of("10.0.0.7"), source_of("")
     ('2001:db8::/64', '10.0.0.7', '')

@@ -1,4 +1,4 @@
-"""The JSON of admin routes: read strictly (media type, size, no key twice), and written in one way."""
+"""JSON of the admin routes: strict reading (media type, size, no duplicated keys), and writing."""
 
 from __future__ import annotations
 
@@ -8,53 +8,54 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from app.domain.quota_value import pointer
-from app.http.problems import FieldError, Problem, unprocessable
+from app.http.problems import FieldError, ProblemError, unprocessable
 from app.http.wire import MAX_BODY
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 LARGE: Final = 32 * 1024
 MAX_DIGITS: Final = 400
-"""An integer longer than this is out of every range, and slow to convert."""
+"""A longer integer is outside every range, and slow to convert."""
 
 
 async def read_json(request: Request, *types: str) -> Any:
-    """The body, as JSON of one of these media types.
+    """Return the body, as JSON of one of these media types.
 
     Raises:
-        Problem: 415 for another type, 413 for a body that is too large, 400 for what is not JSON
-            (RFC 8259), 422 for a key that stands twice in an object.
+        ProblemError: 415 for another type, 413 for a body that is too large, 400 for what is not JSON
+            (RFC 8259), 422 for a duplicated key in an object.
     """
     sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if sent not in types:
-        raise Problem(415, f"The body must be sent as Content-Type: {' or '.join(types)}.")
+        raise ProblemError(415, f"The body must be sent as Content-Type: {' or '.join(types)}.")
     body = await _read(request)
-    # A large one would hold up decisions for as long as it takes.
+    # Parsing a large one here would delay decisions.
     return parse(body) if len(body) < LARGE else await asyncio.to_thread(parse, body)
 
 
 def parse(body: bytes) -> Any:
-    """JSON as RFC 8259 has it: UTF-8, no NaN, no lone surrogates; a number beyond doubles is infinite.
+    """Parse JSON (RFC 8259): UTF-8, no NaN, no lone surrogates; a number too large for a double is infinite.
 
     Raises:
-        Problem: 400 for what is not, 422 for a key that stands twice in an object.
+        ProblemError: 400 for anything else, 422 for a duplicated key in an object.
     """
     if not body.strip():
-        raise Problem(400, "The body is empty: send JSON.")
+        raise ProblemError(400, "The body is empty: send JSON.")
     try:
         document = json.loads(
             body.decode(), object_pairs_hook=_Object, parse_int=_integer, parse_constant=_no_number
         )
     except RecursionError:
-        raise Problem(400, "The body is nested too deeply.") from None
+        raise ProblemError(400, "The body is nested too deeply.") from None
     except UnicodeDecodeError as error:
-        raise Problem(400, f"The body is not UTF-8: byte {error.start} is wrong.") from None
+        raise ProblemError(400, f"The body is not UTF-8: byte {error.start} is wrong.") from None
     except ValueError as error:
-        raise Problem(400, f"The body is not JSON: {error}.") from None
+        raise ProblemError(400, f"The body is not JSON: {error}.") from None
     repeated = []
     for path, value in _walk(document):
         if isinstance(value, str):
@@ -62,19 +63,19 @@ def parse(body: bytes) -> Any:
         elif isinstance(value, _Object):
             for key in value:
                 _refuse_surrogates(key)
-            repeated += [FieldError(pointer(*path, key), "stands twice") for key in value.repeated]
+            repeated += [FieldError(pointer(*path, key), "is duplicated") for key in value.repeated]
     if repeated:
         raise unprocessable(*repeated)
     return document
 
 
 def answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON."""
-    return Response(json.dumps(document, separators=(",", ":")), status, headers, JSON)
+    """Return an answer in JSON; the document may hold Structs."""
+    return Response(json.dumps(msgspec.to_builtins(document), separators=(",", ":")), status, headers, JSON)
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that remembers which keys it was given twice."""
+    """A JSON object that remembers its duplicated keys."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -95,12 +96,12 @@ async def _read(request: Request) -> bytes:
             else:
                 return bytes(body)
         except ClientDisconnect:
-            raise Problem(400, "The body ended early.") from None
-    raise Problem(413, f"The body is larger than {MAX_BODY:,} bytes.", headers={"Connection": "close"})
+            raise ProblemError(400, "The body ended early.") from None
+    raise ProblemError(413, f"The body is larger than {MAX_BODY:,} bytes.", headers={"Connection": "close"})
 
 
 def _walk(document: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Every value with its path, without recursion: a body may be nested as deeply as its parser allows."""
+    """Yield every value with its path, without recursion: a body may be nested deeply."""
     left: list[tuple[tuple[str | int, ...], Any]] = [((), document)]
     while left:
         path, value = left.pop()
@@ -115,7 +116,7 @@ def _refuse_surrogates(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Problem(400, "The body is not JSON: a string holds a lone surrogate.") from None
+        raise ProblemError(400, "The body is not JSON: a string holds a lone surrogate.") from None
 
 
 def _integer(digits: str) -> int | float:
@@ -123,4 +124,4 @@ def _integer(digits: str) -> int | float:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,4 +1,4 @@
-"""The routes of volumes: how they and the throttle factor stand, observations that are pushed, and drills."""
+"""The volume routes: show the throttle factor, push observations, begin and end drills."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.admission.caller_time import CallerTime
-from app.admission.throttling import Standing, Throttling
+from app.admission.caller_clock import CallerTime
+from app.admission.throttling import Throttling, ThrottlingStatus
 from app.catalog.catalog import Catalog
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError
 from app.catalog.sql import Origin
 from app.domain.quota import MAX_EXACT
-from app.domain.volumes import Drill, Known, Rules, lapsed
+from app.domain.volumes import Drill, VolumeRules, after_missed_pushes
 from app.http import volumes_schema as schema
 from app.http.access import Access
 from app.http.methods import sharing
-from app.http.problems import Problem, away
-from app.http.query import Query
+from app.http.problems import ProblemError, away
+from app.http.query import Parameters
 from app.http.quotas_lists_schema import THROTTLE_FACTOR
 from app.http.quotas_wire import origin_of
 from app.http.strict import JSON, answer, read_json
+from app.http.volumes_schema import DrillBody, VolumeBody, VolumesBody
 from app.http.volumes_wire import drill_of, observation_of
 from app.store.port import StoreError
 
 PATH: Final = "/v1/volumes"
 DRILL: Final = "/v1/volumes:drill"
 METHODS: Final = {PATH: "GET, POST", DRILL: "DELETE, POST"}
-Told = Mapping[str, Any] | None
-"""A drill as it is told of; None is no drill."""
+DrillRecord = Mapping[str, Any] | None
+"""A drill as the history records it; None is no drill."""
 
 log = structlog.get_logger("quotagate.volumes")
 
 
 def router(throttling: Throttling, catalog: Catalog, access: Access, callers: CallerTime | None) -> APIRouter:
-    """The routes.
+    """Return the routes.
 
     Args:
-        catalog: has the history, which tells of drills.
-        callers: the time under the caller's clock; None under the store's, where none may say.
+        catalog: records drills in its history.
+        callers: the time under the caller's clock; None under the store's.
     """
     routes = APIRouter(tags=["Volumes"], default_response_class=Response, route_class=sharing(METHODS))
     timed = callers is not None
@@ -54,9 +55,9 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
     async def get_volumes(request: Request) -> Response:
         access.require(request.scope, "read")
         at_ms = _at_ms(request, timed=timed)
-        with suppress(StoreError):  # what this node holds to is what it decides by
+        with suppress(StoreError):  # then show what this node decides by
             await throttling.refresh()
-        return _shown(throttling.standing(at_ms))
+        return _answer(throttling.status(at_ms))
 
     @routes.post(PATH, **schema.push(timed=timed))
     async def push_volumes(request: Request) -> Response:
@@ -69,20 +70,20 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
         except StoreError as error:
             raise away(schema.AWAY.format(reason=error.reason)) from error
         if callers is not None and at_ms is not None:
-            callers.seen(at_ms)
-        return _shown(throttling.standing(at_ms))
+            callers.note(at_ms)
+        return _answer(throttling.status(at_ms))
 
     @routes.post(DRILL, **schema.BEGIN)
     async def begin_drill(request: Request) -> Response:
         access.require(request.scope, "admin")
         factor, for_ms = drill_of(await read_json(request, JSON))
-        Query.of(request.scope).check()
-        with suppress(StoreError):  # for its time, and whether another drill runs
+        Parameters.of(request.scope).check()
+        with suppress(StoreError):  # to learn the store's time, and whether another drill is running
             await throttling.refresh()
-        now = throttling.standing()
+        now = throttling.status()
         origin = origin_of(request, access)
         drill = Drill(factor, now.now_ms, now.now_ms + for_ms, origin.who)
-        before, after = _told(now.drill), _told(drill)
+        before, after = _record(now.drill), _record(drill)
         await _note(catalog, before, after, origin)
         try:
             await throttling.begin_drill(drill)
@@ -90,19 +91,19 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
             await _take_back(catalog, after, before, origin, f"the drill did not begin: {error}")
             raise away(schema.AWAY.format(reason=error.reason)) from error
         log.info("a drill began", factor=factor, for_ms=for_ms, who=origin.who)
-        return _shown(throttling.standing())
+        return _answer(throttling.status())
 
     @routes.delete(DRILL, **schema.END)
     async def end_drill(request: Request) -> Response:
         access.require(request.scope, "admin")
-        Query.of(request.scope).check()
+        Parameters.of(request.scope).check()
         try:
             await throttling.refresh()
         except StoreError as error:
             raise away(schema.AWAY.format(reason=error.reason)) from error
-        before = _told(throttling.standing().drill)
+        before = _record(throttling.status().drill)
         if before is None:
-            raise Problem(404, schema.NO_DRILL)
+            raise ProblemError(404, schema.NO_DRILL)
         origin = origin_of(request, access)
         await _note(catalog, before, None, origin)
         try:
@@ -117,77 +118,79 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
 
 
 def _at_ms(request: Request, *, timed: bool) -> int | None:
-    """The time that a request tells, under the caller's clock.
+    """Return the ``at_ms`` of a request, which it may have under the caller's clock.
 
     Raises:
-        Problem: 422 for a wrong one, and for one under the store's clock.
+        ProblemError: 422 for an invalid one, and for any under the store's clock.
     """
-    query = Query.of(request.scope, *(["at_ms"] if timed else []))
+    query = Parameters.of(request.scope, *(["at_ms"] if timed else []))
     at_ms = query.integer("at_ms", 0, MAX_EXACT) if timed else None
     query.check()
     return at_ms
 
 
-def _must_be_pushed(rules: Rules) -> None:
-    """Refuse what nobody waits for.
+def _must_be_pushed(rules: VolumeRules) -> None:
+    """Refuse an observation unless the source is ``push``.
 
     Raises:
-        Problem: 409 that says why.
+        ProblemError: 409 that names the source.
     """
     if rules.source is None:
-        raise Problem(409, schema.NO_SOURCE)
+        raise ProblemError(409, schema.NO_SOURCE)
     if rules.source != "push":
-        raise Problem(409, schema.OTHER_SOURCE.format(source=rules.source))
+        raise ProblemError(409, schema.OTHER_SOURCE.format(source=rules.source))
 
 
-async def _note(catalog: Catalog, before: Told, after: Told, origin: Origin) -> None:
-    """Have the history tell of a drill, before there is one.
+async def _note(catalog: Catalog, before: DrillRecord, after: DrillRecord, origin: Origin) -> None:
+    """Record a drill in the history, before it begins.
 
     Raises:
-        Problem: 503, as the catalog is away.
+        ProblemError: 503, if the catalog is unreachable.
     """
     try:
         await catalog.note(THROTTLE_FACTOR, before, after, origin)
-    except CatalogAway as error:
+    except CatalogUnavailableError as error:
         raise away(schema.UNTOLD) from error
 
 
-async def _take_back(catalog: Catalog, before: Told, after: Told, origin: Origin, why: str) -> None:
-    """Have the history tell that it did not come to that, as well as it can."""
+async def _take_back(
+    catalog: Catalog, before: DrillRecord, after: DrillRecord, origin: Origin, why: str
+) -> None:
+    """Record in the history, if it can be reached, that the drill did not begin or end."""
     again = replace(origin, at_ms=time.time_ns() // 1_000_000, reason=why)
     try:
         await catalog.note(THROTTLE_FACTOR, before, after, again)
-    except CatalogAway as error:
-        log.warning("the history tells wrongly of a drill", why=why, error=str(error))
+    except CatalogUnavailableError as error:
+        log.warning("the history of a drill is wrong", why=why, error=str(error))
 
 
-def _shown(now: Standing) -> Response:
-    """How volumes stand, as every route here answers."""
+def _answer(now: ThrottlingStatus) -> Response:
+    """Return the factor and the volumes, as every route here answers."""
     found, state = now.in_force, now.state
-    known = lapsed(state, now.now_ms, now.rules).volumes if state and now.rules.observes else ()
-    document = {
-        "factor": found.factor,
-        "since_ms": found.since_ms,
-        "valid_until_ms": found.valid_until_ms,
-        "reason": found.reason,
-        "source": now.rules.source,
-        "next_check_ms": found.next_check_ms,
-        "volumes": [_volume(volume, now) for volume in known],
-        "drill": _told(now.drill),
-    }
-    return answer(document, headers={"Cache-Control": "no-store"})
+    known = after_missed_pushes(state, now.now_ms, now.rules).volumes if state and now.rules.observes else ()
+    volumes = [
+        VolumeBody(
+            volume.broker,
+            volume.dir,
+            volume.total_bytes,
+            volume.available_bytes,
+            volume.state(now.now_ms, now.rules),
+            volume.observed_ms,
+        )
+        for volume in known
+    ]
+    body = VolumesBody(
+        found.factor,
+        found.since_ms,
+        found.valid_until_ms,
+        found.reason,
+        now.rules.source,
+        found.next_check_ms,
+        volumes,
+        None if now.drill is None else DrillBody(*now.drill),
+    )
+    return answer(body, headers={"Cache-Control": "no-store"})
 
 
-def _volume(volume: Known, now: Standing) -> dict[str, object]:
-    return {
-        "broker": volume.broker,
-        "dir": volume.dir,
-        "total_bytes": volume.total_bytes,
-        "available_bytes": volume.available_bytes,
-        "state": volume.state(now.now_ms, now.rules),
-        "observed_ms": volume.observed_ms,
-    }
-
-
-def _told(drill: Drill | None) -> Told:
+def _record(drill: Drill | None) -> DrillRecord:
     return None if drill is None else drill._asdict()

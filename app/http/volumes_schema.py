@@ -1,112 +1,137 @@
-"""What the OpenAPI document says about the routes of volumes."""
+"""The bodies of the volume routes, and what the OpenAPI document says about these routes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Final, Literal
 
-import msgspec
+from msgspec import Meta, Struct
 
 from app.http.bodies import Name
-from app.http.problems import FieldError, Problem, unprocessable
+from app.http.problems import FieldError, ProblemError, away, unprocessable
 from app.http.quotas_lists_schema import THROTTLE_FACTOR
-from app.http.quotas_schema import (
-    REASON,
+from app.http.quotas_schema import REASON
+from app.http.schema import (
+    BODY_PROBLEMS,
     Schema,
     access_problems,
-    answered_with,
+    answer_of,
     at_ms_parameter,
     body_of,
-    or_null,
-    ref,
+    components,
+    route,
 )
-from app.http.strict import JSON
 from app.http.volumes_wire import MAX_DRILL_MS, MAX_SIZE, MAX_VOLUMES
 
-AWAY: Final = "The store gives no answer ({reason}): it may or may not have been done. GET /v1/volumes says."
-UNTOLD: Final = "The catalog is out of reach, and its history must tell of a drill: nothing was done."
-NO_DRILL: Final = "There is no drill."
+AWAY: Final = "The store does not answer ({reason}): the change may or may not be done. See GET /v1/volumes."
+UNTOLD: Final = "The catalog is unreachable, and its history must record a drill: nothing was done."
+NO_DRILL: Final = "No drill is running."
 NO_SOURCE: Final = (
-    "No volumes are observed here: QUOTAGATE_VOLUME_SOURCE is not set to push, or "
-    "QUOTAGATE_VOLUME_CHECK_INTERVAL turns checking off."
+    "This deployment observes no volumes: QUOTAGATE_VOLUME_SOURCE is not set to push, or "
+    "QUOTAGATE_VOLUME_CHECK_INTERVAL turns the checks off."
 )
-OTHER_SOURCE: Final = "Volumes are observed by the source {source} here: QUOTAGATE_VOLUME_SOURCE is not push."
+OTHER_SOURCE: Final = (
+    "This deployment observes volumes by the source {source}: QUOTAGATE_VOLUME_SOURCE is not push."
+)
 
-_INSTANT: Final = {"type": "integer", "minimum": 0}
-_SIZE: Final = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_SIZE}, {"type": "null"}]}
-_SIZES: Final[Schema] = {
-    "total_bytes": {**_SIZE, "description": "null: nobody knows, which is neither 0 nor full."},
-    "available_bytes": {**_SIZE, "description": "null: nobody knows."},
-}
-_FACTOR: Final = {"type": "number", "minimum": 0, "maximum": 1}
-
-
-def _object(properties: Schema, **more: Any) -> Schema:
-    return {"type": "object", "required": list(properties), "properties": properties, **more}
+Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)] | None
+TotalBytes = Annotated[Size, Meta(description="null: unknown, which is neither 0 nor full.")]
+AvailableBytes = Annotated[Size, Meta(description="null: unknown.")]
+Factor = Annotated[float, Meta(ge=0, le=1)]
+Instant = Annotated[int, Meta(ge=0)]
 
 
-_NAME: Final = msgspec.json.schema(Name)
-COMPONENTS: Final[Mapping[str, Schema]] = {
-    "Volumes": _object(
-        {
-            "factor": {**_FACTOR, "description": "What scales produce limits now; 0 holds whoever produces."},
-            "since_ms": {**_INSTANT, "description": "Since when; 0 if nothing was ever observed."},
-            "valid_until_ms": or_null(
-                _INSTANT, "Up to and including this; then the fallback holds. null if nothing is observed."
-            ),
-            "reason": {
-                "type": "string",
-                "description": "Why, for people. It begins with start, observed, violation, held, fallback, "
-                "drill or off, and a colon.",
-            },
-            "source": or_null({"type": "string", "enum": ["kafka", "push", "static"]}, "null: none."),
-            "next_check_ms": or_null(_INSTANT, "When the next observation is due; null if none is."),
-            "volumes": {"type": "array", "items": ref("Volume")},
-            "drill": {"anyOf": [ref("Drill"), {"type": "null"}], "description": "null: none is running."},
-        }
-    ),
-    "Volume": _object(
-        {
-            "broker": {"type": "string"},
-            "dir": {"type": "string"},
-            **_SIZES,
-            "state": {
-                "type": "string",
-                "enum": ["ok", "violating", "unknown"],
-                "description": "unknown: the last observation did not tell its sizes, and what was told "
-                "before does not violate. violating goes on until the validity of what was told ends.",
-            },
-            "observed_ms": or_null(_INSTANT, "When its sizes were told; null: never."),
-        }
-    ),
-    "Drill": _object(
-        {"factor": _FACTOR, "since_ms": _INSTANT, "until_ms": _INSTANT, "who": {"type": "string"}}
-    ),
-    "PushedVolumes": {
-        "type": "object",
-        "required": ["volumes"],
-        "properties": {
-            "volumes": {
-                "type": "array",
-                "maxItems": MAX_VOLUMES,
-                "description": "A broker names each of its directories once.",
-                "items": _object({"broker": _NAME, "dir": _NAME, **_SIZES}, additionalProperties=False),
-            },
-            "complete": {
-                "type": "boolean",
-                "default": True,
-                "description": "true: the whole cluster, and a volume that is not in it is forgotten at "
-                "once. false: the others stay until their validity ends.",
-            },
-        },
-        "additionalProperties": False,
-    },
-    "DrillWanted": _object(
-        {"factor": _FACTOR, "for_ms": {"type": "integer", "minimum": 1, "maximum": MAX_DRILL_MS}},
-        additionalProperties=False,
-    ),
-}
-"""For ``components.schemas`` of the document, which a router cannot reach by itself."""
+class VolumeBody(Struct):
+    """What is known of a volume."""
+
+    broker: str
+    dir: str
+    total_bytes: TotalBytes
+    available_bytes: AvailableBytes
+    state: Annotated[
+        Literal["ok", "violating", "unknown"],
+        Meta(
+            description="unknown: the last observation had no sizes for it, and the sizes before that do not "
+            "violate the limit. violating lasts until the validity of its sizes ends.",
+            extra_json_schema={"type": "string"},
+        ),
+    ]
+    observed_ms: Annotated[Instant | None, Meta(description="When its sizes were observed; null: never.")]
+
+
+class DrillBody(Struct):
+    """A drill: a throttle factor that somebody set for a while."""
+
+    factor: Factor
+    since_ms: Instant
+    until_ms: Instant
+    who: str
+
+
+class VolumesBody(Struct):
+    """The throttle factor, and the volumes that it is computed from."""
+
+    factor: Annotated[Factor, Meta(description="Produce limits are multiplied by it; 0 stops all producers.")]
+    since_ms: Annotated[Instant, Meta(description="When it took this value; 0 if nothing was ever observed.")]
+    valid_until_ms: Annotated[
+        Instant | None,
+        Meta(
+            description="The last millisecond at which it is valid; then the fallback applies. null if "
+            "nothing is observed."
+        ),
+    ]
+    reason: Annotated[
+        str,
+        Meta(
+            description="Why, for people. It begins with start, observed, violation, held, fallback, drill "
+            "or off, and a colon."
+        ),
+    ]
+    source: Annotated[
+        Annotated[Literal["kafka", "push", "static"], Meta(extra_json_schema={"type": "string"})] | None,
+        Meta(description="null: volumes are not observed."),
+    ]
+    next_check_ms: Annotated[
+        Instant | None, Meta(description="When the next observation is due; null if none is.")
+    ]
+    volumes: list[VolumeBody]
+    drill: Annotated[DrillBody | None, Meta(description="null: no drill is running.")]
+
+
+class PushedVolume(Struct, forbid_unknown_fields=True):
+    """A volume as it is pushed."""
+
+    broker: Name
+    dir: Name
+    total_bytes: TotalBytes
+    available_bytes: AvailableBytes
+
+
+class PushedVolumesBody(Struct, forbid_unknown_fields=True):
+    """An observation of volumes."""
+
+    volumes: Annotated[
+        list[PushedVolume],
+        Meta(max_length=MAX_VOLUMES, description="Each directory of a broker may be named once."),
+    ]
+    complete: Annotated[
+        bool,
+        Meta(
+            description="true: these are all volumes of the cluster, and any other is forgotten at once. "
+            "false: the others stay until their validity ends."
+        ),
+    ] = True
+
+
+class DrillWantedBody(Struct, forbid_unknown_fields=True):
+    """A drill to begin now."""
+
+    factor: Factor
+    for_ms: Annotated[int, Meta(ge=1, le=MAX_DRILL_MS)]
+
+
+COMPONENTS: Final[Mapping[str, Schema]] = components(VolumesBody, PushedVolumesBody, DrillWantedBody)
+"""For ``components.schemas`` of the document, which a router cannot reach."""
 
 _FULL: Final = {"broker": "2", "dir": "/data", "total_bytes": 10_737_418_240, "available_bytes": 104_857_600}
 _SHOWN: Final = {
@@ -140,93 +165,61 @@ _DRILLED: Final = {
         "who": "admin",
     },
 }
-_BODY: Final = (
-    Problem(400, "The body is empty: send JSON."),
-    Problem(413, "The body is larger than 1,048,576 bytes."),
-    Problem(415, f"The body must be sent as Content-Type: {JSON}."),
-)
-_NO_TIME: Final = FieldError("/at_ms", "is unknown, as every parameter here")
-_STORE_AWAY: Final = Problem(503, AWAY.format(reason="connection"), headers={"Retry-After": "1"})
-_CATALOG_AWAY: Final = Problem(503, UNTOLD, headers={"Retry-After": "1"})
+_NO_TIME: Final = unprocessable(FieldError("/at_ms", "is unknown, as every parameter here"))
+_TWICE: Final = unprocessable(FieldError("/volumes/1", "is duplicated: name each directory of a broker once"))
+_STORE_AWAY: Final = away(AWAY.format(reason="connection"))
+_CATALOG_AWAY: Final = away(UNTOLD)
 
 
 def show(*, timed: bool) -> Schema:
-    """The keyword arguments of the route that shows; ``timed``: it may be told when."""
-    return _route(
-        "Show the throttle factor and the volumes it is made from",
-        "As every node decides by it. Where the store is away it is what this node holds to meanwhile: it "
-        "judges by itself when the validity ends.",
-        (200, "How they stand now.", _SHOWN),
-        "read",
-        unprocessable(_NO_TIME),
+    """Return the keyword arguments of the route that shows volumes; ``timed``: it takes ``at_ms``."""
+    return route(
+        "Show the throttle factor and the volumes that it is computed from",
+        {200: answer_of("The throttle factor and the volumes.", "Volumes", _SHOWN)},
+        (*access_problems("read"), _NO_TIME),
+        description="This is what every node decides by. While the store is unreachable, it is what this "
+        "node uses: the node judges by itself when the validity ends.",
         parameters=at_ms_parameter(timed=timed),
     )
 
 
 def push(*, timed: bool) -> Schema:
-    """The keyword arguments of the route that takes observations; ``timed``: it may be told when."""
-    pushed = {"volumes": [_FULL], "complete": False}
-    return _route(
+    """Return the keyword arguments of the route that takes observations; ``timed``: it takes ``at_ms``."""
+    return route(
         "Push an observation of volumes",
-        "One observation, for the source `push`. A volume at or below the limit sets the factor to 0 at "
-        "once; an observation without one, in which every volume has sizes, sets it to 1. An empty complete "
-        "one is an observation of no volumes. If none comes within an interval, that is a failed one.",
-        (200, "Taken; how they stand now.", _SHOWN),
-        "write",
-        *_BODY,
-        Problem(409, NO_SOURCE),
-        unprocessable(FieldError("/volumes/1", "is told twice: a broker has a directory once")),
-        _STORE_AWAY,
+        {200: answer_of("Accepted. The throttle factor and the volumes after it.", "Volumes", _SHOWN)},
+        (*access_problems("write"), *BODY_PROBLEMS, ProblemError(409, NO_SOURCE), _TWICE, _STORE_AWAY),
+        description="One observation, for the source `push`. A volume at or below the limit sets the "
+        "factor to 0 at once. An observation without such a volume, in which every volume has sizes, sets "
+        "it to 1. A complete observation may be empty: then the cluster has no volumes. If no observation "
+        "arrives within an interval, that counts as a failed one.",
         parameters=at_ms_parameter(timed=timed),
-        requestBody=body_of("PushedVolumes", pushed, JSON),
+        body=body_of("PushedVolumes", {"volumes": [_FULL], "complete": False}),
     )
 
 
-def _route(
-    summary: str,
-    description: str,
-    answered: tuple[int, str, object],
-    scope: str,
-    *more: Problem,
-    **extra: Any,
-) -> Schema:
-    """The keyword arguments of a FastAPI route."""
-    status, text, example = answered
-    content = {} if example is None else {"content": {JSON: {"schema": ref("Volumes"), "example": example}}}
-    responses: dict[int | str, Any] = {status: {"description": text, **content}}
-    for problem in (*access_problems(scope), *more):
-        responses[problem.status] = answered_with(problem)
-    return {
-        "summary": summary,
-        "description": description,
-        "status_code": status,
-        "responses": responses,
-        "openapi_extra": extra,
-    }
-
-
-BEGIN: Final = _route(
-    "Begin a drill: set the factor for a while",
-    "**The factor of a drill holds whatever the volumes say, also above what they call for: a drill of 1 "
-    "lets everybody produce onto a disk that is running full.** That factor for that long, beside any "
-    "source, or without one, on every node within a second; it ends by itself. Another drill takes the place "
-    f"of one that is running. The history tells of it as of the entity `{THROTTLE_FACTOR}`, before it "
-    "begins; one that then could not begin is told of again, turned round.",
-    (200, "It has begun; how volumes stand now.", _DRILLED),
-    "admin",
-    *_BODY,
-    unprocessable(FieldError("/factor", "must be a number from 0 to 1")),
-    _CATALOG_AWAY,
+BEGIN: Final = route(
+    "Begin a drill: set the throttle factor for a while",
+    {200: answer_of("Drill begun. The throttle factor and the volumes.", "Volumes", _DRILLED)},
+    (
+        *access_problems("admin"),
+        *BODY_PROBLEMS,
+        unprocessable(FieldError("/factor", "must be a number from 0 to 1")),
+        _CATALOG_AWAY,
+    ),
+    description="**The factor of a drill applies whatever the volumes say, also when it is higher than "
+    "theirs: a drill of 1 lets everybody produce onto a disk that is running full.** The drill applies on "
+    "every node within a second, with or without a source of volumes, and ends by itself. A new drill "
+    f"replaces the one that is running. The history records a drill under the entity `{THROTTLE_FACTOR}` "
+    "before it begins; if it then cannot begin, the history records the opposite change as well.",
     parameters=[REASON],
-    requestBody=body_of("DrillWanted", {"factor": 0.2, "for_ms": 600_000}, JSON),
+    body=body_of("DrillWanted", {"factor": 0.2, "for_ms": 600_000}),
 )
-END: Final = _route(
+END: Final = route(
     "End the drill",
-    "What the volumes call for holds again, on every node within a second. The history tells of it.",
-    (204, "Ended.", None),
-    "admin",
-    Problem(404, NO_DRILL),
-    unprocessable(_NO_TIME),
-    _CATALOG_AWAY,
+    {204: answer_of("Drill ended.")},
+    (*access_problems("admin"), ProblemError(404, NO_DRILL), _NO_TIME, _CATALOG_AWAY),
+    description="The factor that the volumes call for applies again, on every node within a second. The "
+    "history records the change.",
     parameters=[REASON],
 )

@@ -1,4 +1,4 @@
-"""What the bodies of the routes of volumes mean, observations and drills; or all that is wrong with them."""
+"""Reading of the volume routes' bodies: observations and drills."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from app.domain.quota_value import pointer
 from app.domain.volumes import Observation, Volume
-from app.http.problems import FieldError, Problem, unknown, unprocessable
+from app.http.problems import FieldError, unknown, unprocessable
 from app.http.wire import wrong_name
 
 MAX_VOLUMES: Final = 10_000
@@ -19,10 +19,10 @@ _DRILL: Final = 'must be an object: {"factor": 0.2, "for_ms": 600000}'
 
 
 def observation_of(body: Any) -> Observation:
-    """The observation that a body tells.
+    """Return the observation in a body.
 
     Raises:
-        Problem: 422 that names every fault.
+        ProblemError: 422 that names every error.
     """
     if not isinstance(body, dict):
         raise unprocessable(FieldError("", _PUSHED))
@@ -32,15 +32,15 @@ def observation_of(body: Any) -> Observation:
         errors.append(FieldError("/complete", "must be true or false"))
     volumes = _volumes(body, errors)
     if errors:
-        raise _wrong(errors)
+        raise unprocessable(*errors)
     return Observation(volumes) if complete else Observation(volumes, frozenset())
 
 
 def drill_of(body: Any) -> tuple[float, int]:
-    """The factor of a drill, and how long it is to hold.
+    """Return the factor of a drill and its duration in milliseconds.
 
     Raises:
-        Problem: 422 that names every fault.
+        ProblemError: 422 that names every error.
     """
     if not isinstance(body, dict):
         raise unprocessable(FieldError("", _DRILL))
@@ -55,50 +55,48 @@ def drill_of(body: Any) -> tuple[float, int]:
     if "for_ms" in body and not (whole and 1 <= for_ms <= MAX_DRILL_MS):
         errors.append(FieldError("/for_ms", f"must be an integer from 1 to {MAX_DRILL_MS} (a year)"))
     if errors:
-        raise _wrong(errors)
+        raise unprocessable(*errors)
     return float(factor), int(for_ms)
 
 
 def _volumes(body: dict[str, Any], errors: list[FieldError]) -> tuple[Volume, ...]:
-    told = body.get("volumes")
+    sent = body.get("volumes")
     if "volumes" not in body:
         errors.append(FieldError("/volumes", "is required: a list of volumes, which may be empty"))
         return ()
-    if not isinstance(told, list) or len(told) > MAX_VOLUMES:
+    if not isinstance(sent, list) or len(sent) > MAX_VOLUMES:
         errors.append(FieldError("/volumes", f"must be a list of at most {MAX_VOLUMES} volumes"))
         return ()
     found: dict[tuple[str, str], Volume] = {}
-    for at, one in enumerate(told):
+    for at, one in enumerate(sent):
         volume = _volume(one, at, errors)
         if volume is not None and found.setdefault(volume[:2], volume) is not volume:
-            errors.append(FieldError(pointer("volumes", at), "is told twice: a broker has a directory once"))
+            errors.append(
+                FieldError(pointer("volumes", at), "is duplicated: name each directory of a broker once")
+            )
     return tuple(found.values())
 
 
-def _volume(told: Any, at: int, errors: list[FieldError]) -> Volume | None:
-    """One volume; None, with what is wrong added to the errors, if it is none."""
-    if not isinstance(told, dict):
+def _volume(sent: Any, at: int, errors: list[FieldError]) -> Volume | None:
+    """Return a volume; None if it is invalid, with its errors added to ``errors``."""
+    if not isinstance(sent, dict):
         errors.append(FieldError(pointer("volumes", at), f"must be an object of {', '.join(Volume._fields)}"))
         return None
-    wrong = unknown(told, Volume._fields, "volumes", at)
+    wrong = unknown(sent, Volume._fields, "volumes", at)
     for field in Volume._fields:
-        if why := _wrong_field(told, field):
+        if why := _wrong_field(sent, field):
             wrong.append(FieldError(pointer("volumes", at, field), why))
     errors += wrong
-    return None if wrong else Volume(**told)
+    return None if wrong else Volume(**sent)
 
 
-def _wrong_field(told: dict[str, Any], field: str) -> str | None:
-    """Say what is wrong with a field of a volume, or None."""
+def _wrong_field(sent: dict[str, Any], field: str) -> str | None:
+    """Return the error of a field of a volume, or None."""
     names = field in ("broker", "dir")
-    if field not in told:
+    if field not in sent:
         return "is required" if names else f"is required: it {_SIZE}"
-    value = told[field]
+    value = sent[field]
     if names:
         return wrong_name(value) if isinstance(value, str) else "must be a string"
     whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE
     return None if value is None or whole else _SIZE
-
-
-def _wrong(errors: list[FieldError]) -> Problem:
-    return unprocessable(*errors)

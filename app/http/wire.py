@@ -1,4 +1,4 @@
-"""Asks and decisions as bytes: strict decoding and encoding, apart from any way to carry them."""
+"""Strict decoding of asks and encoding of decisions, independent of the transport."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from msgspec import UNSET, Struct
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.digest import as_id
-from app.domain.entity import EntityError, check_name, normalise_ip
+from app.domain.entity import check_name, normalise_ip
+from app.domain.errors import EntityError
 from app.domain.quota_value import pointer
 from app.http import bodies
 from app.http.bodies import MAX_ID_BYTES, MAX_IDS_IN_BATCH, MAX_PRODUCER_ID_BYTES
-from app.http.problems import FieldError, Problem, unprocessable
+from app.http.problems import FieldError, ProblemError, unprocessable
 
 Clock = Literal["store", "caller"]
 Body = TypeVar("Body", bound=Struct)
 
 MAX_BODY: Final = 1024 * 1024
-"""How many faults of one batch are named."""
+"""The largest body in bytes."""
 
 NAMES: Final = ("principal", "client_id", "broker", "listener")
-_ASK: Final = msgspec.json.Decoder(bodies.Ask)
-_BATCH: Final = msgspec.json.Decoder(bodies.Batch)
+_ASK: Final = msgspec.json.Decoder(bodies.AskBody)
+_BATCH: Final = msgspec.json.Decoder(bodies.BatchBody)
 _ENCODER: Final = msgspec.json.Encoder()
 _ESCAPES: Final = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)")
 _NAMED: Final = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
@@ -45,12 +46,12 @@ _TYPES: Final = {
 }
 _LENGTHS: Final = {"str": "characters", "array": "entries"}
 read_address: Final = lru_cache(4096)(normalise_ip)
-"""An address as RFC 5952 has it, remembered; raises ``EntityError`` for what is none."""
+"""Cached: returns an address as RFC 5952 spells it; raises ``EntityError`` for anything else."""
 
 
 def wrong_name(name: str) -> str | None:
-    """Say what is wrong with a name, or None."""
-    # Printable is stricter than free of control characters; 128 characters are at most 512 bytes.
+    """Return the error of a name, or None."""
+    # The fast path: printable text has no control characters, and 128 characters are at most 512 bytes.
     return None if 0 < len(name) <= 128 and name.isprintable() else check_name(name)
 
 
@@ -58,12 +59,12 @@ def decode_ask(body: bytes, clock: Clock) -> Ask:
     """Read one ask.
 
     Raises:
-        Problem: 400 for what is not JSON, 422 for what is wrong with the content.
+        ProblemError: 400 if it is not JSON, 422 for invalid content.
     """
     try:
         sent = _ASK.decode(body)
     except (ValueError, RecursionError) as error:
-        sent = _read_slowly(body, bodies.Ask, error)
+        sent = _read_slowly(body, bodies.AskBody, error)
     errors: list[FieldError] = []
     ask = _ask(sent, clock, (), errors)
     if errors:
@@ -72,15 +73,15 @@ def decode_ask(body: bytes, clock: Clock) -> Ask:
 
 
 def decode_batch(body: bytes, clock: Clock) -> Generator[None, None, list[Ask]]:
-    """Read a batch, all of it or none, in steps of an ask each.
+    """Read a batch, one ask per step; an invalid ask fails all of it.
 
     Raises:
-        Problem: 400 for what is not JSON, 422 for what is wrong with the content.
+        ProblemError: 400 if it is not JSON, 422 for invalid content.
     """
     try:
         sent = _BATCH.decode(body)
     except (ValueError, RecursionError) as error:
-        sent = _read_slowly(body, bodies.Batch, error)
+        sent = _read_slowly(body, bodies.BatchBody, error)
     errors: list[FieldError] = []
     asks = []
     for at, ask in enumerate(sent.asks):
@@ -94,21 +95,21 @@ def decode_batch(body: bytes, clock: Clock) -> Generator[None, None, list[Ask]]:
 
 
 def encode_decision(decision: Decision) -> bytes:
-    """Write one decision."""
+    """Encode one decision."""
     return _ENCODER.encode(_decision(decision))
 
 
 def encode_decisions(decisions: Iterable[Decision]) -> Generator[None, None, bytes]:
-    """Write the decisions of a batch, in steps of a decision each."""
+    """Encode the decisions of a batch, one per step."""
     written = []
     for decision in decisions:
         written.append(_decision(decision))
         yield
-    return _ENCODER.encode(bodies.Decisions(written))
+    return _ENCODER.encode(bodies.DecisionsBody(written))
 
 
-def _ask(sent: bodies.Ask, clock: Clock, at: tuple[str | int, ...], errors: list[FieldError]) -> Ask:
-    """The ask that was sent; adds to ``errors`` what its types could not say."""
+def _ask(sent: bodies.AskBody, clock: Clock, at: tuple[str | int, ...], errors: list[FieldError]) -> Ask:
+    """Return the ask that was sent; adds the errors that its types cannot find to ``errors``."""
 
     def wrong(message: str, *field: str | int) -> None:
         errors.append(FieldError(pointer(*at, *field), message))
@@ -130,7 +131,7 @@ def _ask(sent: bodies.Ask, clock: Clock, at: tuple[str | int, ...], errors: list
     elif "producer_ids" in usage:
         ids = _producer_ids(usage.pop("producer_ids"), wrong)
         if sent.mode == "refund":
-            wrong("cannot be given back", "usage", "producer_ids")
+            wrong("cannot be refunded", "usage", "producer_ids")
     key = sent.id or None
     if key is not None and len(key) > 16 and len(key.encode()) > MAX_ID_BYTES:
         wrong(f"must be at most {MAX_ID_BYTES} bytes of UTF-8", "id")
@@ -155,21 +156,21 @@ def _ask(sent: bodies.Ask, clock: Clock, at: tuple[str | int, ...], errors: list
 
 
 def _producer_ids(sent: Sequence[int | str], wrong: Callable[..., None]) -> tuple[int | str, ...]:
-    """The ids sent, each once and in order; the canonical decimal of a 64-bit integer is that integer."""
+    """Return the ids, each once and in order; the canonical decimal of a 64-bit integer is that integer."""
     ids: dict[int | str, None] = {}
     for at, id_ in enumerate(sent):
         if isinstance(id_, str):
             if len(id_) > 64 and len(id_.encode()) > MAX_PRODUCER_ID_BYTES:
                 wrong(f"must be at most {MAX_PRODUCER_ID_BYTES} bytes of UTF-8", "usage", "producer_ids", at)
             else:
-                id_ = as_id(id_)  # noqa: PLW2901 - the same id, as it counts
+                id_ = as_id(id_)  # noqa: PLW2901 - the same id, in the form that counts
         ids[id_] = None
     return tuple(ids)
 
 
-def _decision(decision: Decision) -> bodies.Decision:
+def _decision(decision: Decision) -> bodies.DecisionBody:
     by = decision.limited_by
-    return bodies.Decision(
+    return bodies.DecisionBody(
         decision.decision,
         decision.throttle_ms,
         decision.charged,
@@ -180,13 +181,13 @@ def _decision(decision: Decision) -> bodies.Decision:
     )
 
 
-def _limited_by(by: LimitedBy) -> bodies.LimitedBy:
+def _limited_by(by: LimitedBy) -> bodies.LimitedByBody:
     largest = UNSET if by.reason != "too_large" or by.largest is None else _number(by.largest)
-    return bodies.LimitedBy(by.quota, by.entity, by.bucket, by.reason or UNSET, largest)
+    return bodies.LimitedByBody(by.quota, by.entity, by.bucket, by.reason or UNSET, largest)
 
 
-def _verdict(verdict: Verdict) -> bodies.Verdict:
-    return bodies.Verdict(
+def _verdict(verdict: Verdict) -> bodies.VerdictBody:
+    return bodies.VerdictBody(
         verdict.quota,
         verdict.entity,
         verdict.bucket,
@@ -201,7 +202,7 @@ def _verdict(verdict: Verdict) -> bodies.Verdict:
 
 
 def _number(value: float) -> float:
-    """Whole floats are written as integers: 1000, not 1000.0."""
+    """Return a whole float as an integer, so that 1000.0 is encoded as 1000."""
     return value if value % 1 else int(value)
 
 
@@ -210,9 +211,9 @@ def _known(value: float | None) -> float | None:
 
 
 def _read_slowly(body: bytes, type_: type[Body], error: Exception) -> Body:
-    """Read a body that the fast decoder refused, to say what is wrong: first whether it is JSON at all.
+    """Read a body that the fast decoder refused, to find out why: first whether it is JSON at all.
 
-    It may be fine: the fast decoder trips over a wrong value that a later duplicate key replaces.
+    It may be valid: the fast decoder also refuses an invalid value that a later duplicate key replaces.
     """
     if not isinstance(error, msgspec.ValidationError | RecursionError):
         raise _not_json(error)
@@ -224,7 +225,7 @@ def _read_slowly(body: bytes, type_: type[Body], error: Exception) -> Body:
 
 
 def _json(body: bytes) -> object:
-    """The JSON value of a body, however large its numbers; the last of duplicate keys."""
+    """Return the JSON value of a body, with numbers of any size; the last duplicate of a key counts."""
     try:
         text = body.decode()
         value: object = json.loads(text, parse_int=_integer, parse_constant=_no_constant)
@@ -240,16 +241,16 @@ def _integer(digits: str) -> float:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
-def _not_json(error: Exception) -> Problem:
+def _not_json(error: Exception) -> ProblemError:
     why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return Problem(400, f"The body is not JSON: {why}.")
+    return ProblemError(400, f"The body is not JSON: {why}.")
 
 
 def _field_error(fault: str) -> FieldError:
-    """The decoder's words as a pointer and a sentence.
+    """Return the decoder's message as a pointer and a sentence.
 
     >>> _field_error("Expected `int`, got `float` - at `$.asks[3].usage.requests`")
     FieldError(field='/asks/3/usage/requests', message='must be an integer')
@@ -268,7 +269,7 @@ def _field_error(fault: str) -> FieldError:
         )
     if bound := _BOUND.fullmatch(message):
         kind, length, sign, limit = bound.groups()
-        if length and sign == ">=":  # every least length is 1
+        if length and sign == ">=":  # all minimum lengths in the schema are 1
             return FieldError(pointer(*at), "must not be empty")
         verb, unit = ("have", f" {_LENGTHS[kind]}") if length else ("be", "")
         most = "least" if sign == ">=" else "most"

@@ -1,1 +1,1 @@
-"""What makes a running program of the rest: settings, wiring, the command line, the supervisor."""
+"""The programs: the command line, the supervisor of `quotagate up`, the API server and its wiring."""

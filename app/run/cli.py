@@ -1,4 +1,4 @@
-"""The command line: `quotagate up`, `serve`, `migrate`, and what asks a running node.
+"""The command line: `quotagate up`, `serve`, `workers`, `migrate`, and the commands for a running node.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong use.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import app
+from app.node.errors import CommandError
 from app.run.commands import (
     backfill,
     buckets,
@@ -28,10 +29,9 @@ from app.run.commands.decide import decide
 from app.run.commands.generate import generate
 from app.run.commands.options import EnvFile
 from app.run.commands.spark import spark
-from app.run.errors import CannotRun
 
 if TYPE_CHECKING:
-    from app.run.settings import Settings
+    from app.node.settings import Settings
 
 cli = typer.Typer(
     help="Cluster-wide quota decisions over HTTP: may this work go ahead, or must it wait N milliseconds?",
@@ -47,7 +47,7 @@ def main() -> None:
     """Run the command line."""
     try:
         cli(prog_name="quotagate")
-    except CannotRun as refused:
+    except CommandError as refused:
         print(f"quotagate: {refused}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
 
@@ -62,20 +62,20 @@ def _version(asked: bool) -> None:
 def _root(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    del version  # its callback has answered
+    del version  # its callback has printed it
 
 
 @cli.command()
 def up(env_file: EnvFile = None) -> None:
     """Run everything on this machine: embedded store and catalog, the API and the workers.
 
-    Keeps its state in QUOTAGATE_HOME. With QUOTAGATE_REDIS_URL or QUOTAGATE_DATABASE_URL set, those servers
-    are used instead of embedded ones.
+    The state is kept in QUOTAGATE_HOME. QUOTAGATE_REDIS_URL and QUOTAGATE_DATABASE_URL replace the embedded
+    store and catalog by servers.
     """
-    from app.run.up import up  # noqa: PLC0415  `decide` starts twice as fast without
+    from app.run.up import up  # `decide` starts twice as fast without it
 
     up(_settings(env_file), options=_passed_on(env_file))
 
@@ -83,18 +83,20 @@ def up(env_file: EnvFile = None) -> None:
 @cli.command()
 def serve(
     env_file: EnvFile = None,
-    fd: Annotated[int | None, typer.Option(hidden=True, help="A listening socket, inherited.")] = None,
-    counts: Annotated[Path | None, typer.Option(hidden=True, help="Metrics of sibling processes.")] = None,
+    fd: Annotated[int | None, typer.Option(hidden=True, help="An inherited listening socket.")] = None,
+    counts: Annotated[
+        Path | None, typer.Option(hidden=True, help="Folder for the metrics of sibling processes.")
+    ] = None,
 ) -> None:
-    """Run the API alone, against QUOTAGATE_REDIS_URL and QUOTAGATE_DATABASE_URL."""
-    from app.run.serve import serve  # noqa: PLC0415
+    """Run only the API, with QUOTAGATE_REDIS_URL and QUOTAGATE_DATABASE_URL."""
+    from app.run.serve import serve
 
     serve(_settings(env_file, warn=fd is None), fd=fd, counts=counts, options=_passed_on(env_file))
 
 
 @cli.command()
 def workers(env_file: EnvFile = None) -> None:
-    """Run the workers alone: they observe volumes, where a source is set, and write the decision log."""
+    """Run only the workers: they observe volumes, if a source is set, and write the decision log."""
     child.become("workers", _passed_on(env_file))
 
 
@@ -105,23 +107,25 @@ def migrate(
     max_debt: Annotated[
         bool,
         typer.Option(
-            "--max-debt", help="Make this QUOTAGATE_MAX_DEBT the deployment's; stop all nodes first."
+            "--max-debt",
+            help="Change the deployment's longest debt to this QUOTAGATE_MAX_DEBT; stop all nodes first.",
         ),
     ] = False,
 ) -> None:
-    """Bring the catalog to the newest schema."""
+    """Upgrade the catalog to the newest schema."""
     given = _settings(env_file, warn=False)
 
-    from app.run import home, wiring  # noqa: PLC0415
+    from app.node import home
+    from app.run import wiring
 
     if given.database_url is None:
-        home.close(home.make(given.home))
+        home.restrict_access(home.make(given.home))
     wiring.migrate(given.catalog_url, given.max_debt if max_debt else None)
 
 
 cli.command()(decide)
-cli.command(context_settings=child.PASSED_ON)(generate)
-cli.command(context_settings=child.PASSED_ON)(spark)
+cli.command(context_settings=child.PASS_THROUGH)(generate)
+cli.command(context_settings=child.PASS_THROUGH)(spark)
 quotas.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka.kafka)
 quotas.group.add_typer(explain.group)
 quotas.group.add_typer(files.group)
@@ -134,14 +138,14 @@ cli.add_typer(volumes.group, name="volumes")
 
 
 def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:
-    import structlog  # noqa: PLC0415
+    import structlog
 
-    from app.run import home, logs, settings  # noqa: PLC0415
+    from app.node import home, logs, settings
 
     logs.configure()
     home.keep_private()
     given = settings.load(env_file)
-    # The outermost program warns; a child that reads the same variables would only repeat it.
+    # Only the outermost process warns; a child reads the same variables.
     for name in settings.unknown_variables(env_file) if warn else ():
         structlog.get_logger("quotagate.settings").warning("nothing reads this variable", variable=name)
     return given

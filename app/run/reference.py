@@ -1,4 +1,4 @@
-"""Writes `docs/settings.md` from `Settings`, with the proposals' spelling beside ours (`make settings`)."""
+"""Writes `docs/settings.md` from `Settings`, with the names that the proposals use (`make settings`)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from app.run.settings import PREFIX, Settings
+from app.node.settings import PREFIX, Settings
 
 SPELLINGS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "KIP-936, first draft",
         "`producer.id.quota.window.num`",
-        "not needed: the count of the window is exact",
+        "not needed: the window is counted exactly",
     ),
     ("KIP-936, first draft", "`producer.id.quota.window.size.seconds`", "`QUOTAGATE_PRODUCER_ID_WINDOW_MS`"),
     (
         "KIP-936, first draft",
         "`producer.id.quota.cache.cleanup.scheduler.interval.ms`",
-        "not needed: nothing is swept, keys expire",
+        "not needed: keys expire by themselves",
     ),
     (
         "KIP-936, both",
@@ -59,25 +59,26 @@ SPELLINGS: Final[tuple[tuple[str, str, str], ...]] = (
     ("Strimzi", "`kafka.admin.bootstrap.servers`", "`QUOTAGATE_KAFKA_BOOTSTRAP`"),
     ("Strimzi", "`kafka.admin.*`", "`QUOTAGATE_KAFKA_*`, in capitals, `_` for `.`"),
 )
-"""(proposal, its name for a thing, where that is here); Strimzi's without `client.quota.callback.static.`"""
+"""(proposal, its name, ours); Strimzi's names without `client.quota.callback.static.`"""
 
 _HEAD = """\
 # Settings
 
-Made from `app/run/settings.py` by `make settings`; a test holds it current.
+Generated from `app/node/settings.py` by `make settings`; a test checks that it is current.
 
 Settings are read once, at start, from the environment or from a `.env` file in the working directory
-(`--env-file` names another); the environment wins. A value that cannot be used is refused at start by its
-name; a `QUOTAGATE_*` variable that nothing reads is warned of in the log. Durations are ISO 8601: `PT60S`.
+(`--env-file` names another file). The environment overrides the file. With an invalid value, Quotagate does
+not start and names the setting. A `QUOTAGATE_*` variable that nothing reads gets a warning in the log.
+Durations are ISO 8601: `PT60S`.
 
 | name | default | meaning |
 |---|---|---|
 """
 
 _SPELLINGS_HEAD = """
-## Where the proposals' settings went
+## The proposals' settings and ours
 
-Strimzi's begin with `client.quota.callback.static.`
+Strimzi's settings begin with `client.quota.callback.static.`
 
 | proposal | its name | here |
 |---|---|---|
@@ -85,9 +86,9 @@ Strimzi's begin with `client.quota.callback.static.`
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     rows = [
-        f"| `{_name(field)}` | {_shown(about.default)} | {about.description} |\n"
+        f"| `{_name(field)}` | {_default(about.default)} | {about.description} |\n"
         for field, about in Settings.model_fields.items()
     ]
     spellings = [f"| {proposal} | {theirs} | {ours} |\n" for proposal, theirs, ours in SPELLINGS]
@@ -98,17 +99,17 @@ def _name(field: str) -> str:
     return f"{PREFIX}{field.upper()}" + ("_*" if field == "kafka" else "")
 
 
-def _shown(default: Any) -> str:
-    match default:
+def _default(value: Any) -> str:
+    match value:
         case None | () | {}:
             return "none"
         case timedelta():
-            return f"`{TypeAdapter(timedelta).dump_python(default, mode='json')}`"
+            return f"`{TypeAdapter(timedelta).dump_python(value, mode='json')}`"
         case tuple():
-            return f"`{','.join(str(part) for part in default)}`"
+            return f"`{','.join(str(part) for part in value)}`"
         case str() | int() | float() | Path():
-            return f"`{default}`"
-    raise TypeError(f"no way to show {default!r}")
+            return f"`{value}`"
+    raise TypeError(f"cannot show {value!r}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The API alone: uvicorn around the wired app, in one process or several that share one listening socket."""
+"""The API server: uvicorn with the wired app, in one process or several that share a listening socket."""
 
 from __future__ import annotations
 
@@ -21,28 +21,32 @@ from pydantic import SecretStr
 
 from app.http.connections import Connections
 from app.http.protocol import Protocol
-from app.run import home, open_files
-from app.run.children import Child, quotagate, stop_asked
-from app.run.errors import CannotListen, CannotStart, SettingsRefused
-from app.run.settings import PREFIX, Settings
+from app.node import home, open_files
+from app.node.children import Child, quotagate, stop_event
+from app.node.errors import ListenError, SettingsError, StartError
+from app.node.settings import PREFIX, Settings
 
 BACKLOG: Final = 2048
-ACCEPTED_AT_ONCE: Final = 16
-"""New connections that a turn of the event loop takes in. libuv takes one for each listening socket, so the
-socket stands there so often: behind 512 connections that come at once others waited for four seconds."""
-THREADS_SWITCH_S: Final = 0.0005
-"""How long a thread beside the loop runs before the loop's turn, such as one that makes a page of metrics."""
-SENT_AND_UNREAD: Final = 65_536
-"""Bytes of answers, doubled by the kernel, that it keeps for a connection whose caller does not read."""
+ACCEPTS_PER_TURN: Final = 16
+"""New connections that one turn of the event loop accepts. libuv accepts one per listening socket, so the
+socket is registered this many times. With one, connections behind 512 simultaneous ones waited for 4 s."""
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How long another thread, such as one that renders metrics, may run before the event loop continues."""
+SEND_BUFFER: Final = 65_536
+"""Bytes (the kernel doubles them) of responses that the kernel keeps for a caller that does not read."""
 FINISH_WITHIN_S: Final = 10
-"""What is in flight at the end may take this long; a decision takes its budget, some milliseconds."""
+"""How long requests in flight may take at shutdown; a decision takes milliseconds."""
 
 
 log = structlog.get_logger("quotagate")
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The listening socket, made by the outermost program so that it outlives each server behind it."""
+    """Return a listening socket. The outermost process makes it, so it outlives each server process.
+
+    Raises:
+        ListenError: the address and port cannot be bound.
+    """
     try:
         (family, _, _, _, address), *_ = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -52,9 +56,9 @@ def listen(settings: Settings) -> socket.socket:
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
-        raise CannotListen(
+        raise ListenError(
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror} "
-            f"({PREFIX}HOST and {PREFIX}PORT choose another)"
+            f"(change {PREFIX}HOST or {PREFIX}PORT)"
         ) from None
     return listener
 
@@ -66,15 +70,17 @@ def serve(
     counts: Path | None = None,
     options: tuple[str, ...] = (),
 ) -> None:
-    """Serve until SIGTERM or SIGINT; on the inherited socket `fd`, else on one of our own.
+    """Serve until SIGTERM or SIGINT.
 
-    `counts` is the folder in which sibling processes leave their metrics for each other; `options` go to the
-    children of a service of several processes.
+    Args:
+        fd: an inherited listening socket; without it, the function makes one.
+        counts: the folder in which sibling processes share their metrics.
+        options: command-line options for the child processes, if there are several.
     """
     if settings.redis_url is None:
-        raise SettingsRefused(f"{PREFIX}REDIS_URL: not set; `quotagate up` brings an embedded store")
+        raise SettingsError(f"{PREFIX}REDIS_URL: not set; `quotagate up` has an embedded store")
     if fd is None and settings.home.is_dir():
-        home.close(settings.home.resolve())
+        home.restrict_access(settings.home.resolve())
     if settings.admin_key is None:
         key, made = home.admin_key(home.make(settings.home))
         settings = settings.model_copy(update={"admin_key": SecretStr(key)})
@@ -82,7 +88,7 @@ def serve(
             print_key(settings, key)
     listener = socket.socket(fileno=fd) if fd is not None else listen(settings)
     with listener:
-        _bound_what_is_unread(listener)
+        _limit_unread(listener)
         if settings.processes > 1:
             asyncio.run(_several(settings.processes, listener, options))
         else:
@@ -90,58 +96,58 @@ def serve(
 
 
 def print_key(settings: Settings, key: str) -> None:
-    """Said once, when the key was made."""
+    """Print a new admin key, once."""
     print(f"admin key, kept in {settings.home.resolve() / 'admin.key'}: {key}", flush=True)  # noqa: T201
 
 
 def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> None:
-    from app.run import wiring  # noqa: PLC0415  the parent of several has no use for the whole app
+    from app.run import wiring  # the parent of several processes does not need the whole app
 
-    sys.setswitchinterval(THREADS_SWITCH_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     connections = _connections(settings)
     app = wiring.build(settings, counts, lambda: server.should_exit, connections)
     server = uvicorn.Server(uvicorn.Config(**_options(settings, app, connections)))
 
     def stop(*_: object) -> None:
-        """Obey a signal that comes before uvicorn listens; afterwards it is raised again, obeyed already."""
+        """Handle a signal that comes before uvicorn installs its own handlers."""
         server.should_exit = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        server.run(sockets=[listener, *(_again(listener) for _ in range(1, ACCEPTED_AT_ONCE))])
+        server.run(sockets=[listener, *(_duplicate(listener) for _ in range(1, ACCEPTS_PER_TURN))])
     except SystemExit:
-        raise CannotStart("the API could not start; the log says why") from None
+        raise StartError("the API did not start; see the log") from None
 
 
-def _again(listener: socket.socket) -> socket.socket:
-    """The same socket once more; ``dup`` would make it block, for our siblings that accept from it, too."""
+def _duplicate(listener: socket.socket) -> socket.socket:
+    """Duplicate a socket; ``socket.dup`` would make it blocking, for the sibling processes too."""
     return socket.socket(fileno=os.dup(listener.fileno()))
 
 
 def _connections(settings: Settings) -> Connections:
-    """As many as are set, or as fit: then those of one address are fewer in the same measure."""
-    most, of_an_address = settings.max_connections, settings.max_connections_per_address
+    """The limits that are set, or smaller ones if the limit of open files needs it, in the same ratio."""
+    most, per_address = settings.max_connections, settings.max_connections_per_address
     room = open_files.room_for(most)
     if room < most:
-        of_an_address = max(1, of_an_address * room // most)
+        per_address = max(1, per_address * room // most)
         log.warning(
-            "the limit of open files leaves room for fewer connections than are set",
+            "the limit of open files allows fewer connections than the settings",
             connections=room,
-            connections_per_address=of_an_address,
+            connections_per_address=per_address,
             set=most,
             limit_for_all=most + open_files.RESERVE,
         )
-    return Connections(room, of_an_address)
+    return Connections(room, per_address)
 
 
-def _bound_what_is_unread(listener: socket.socket) -> None:
-    """How much of an answer the kernel keeps, and how long, where nobody reads it.
+def _limit_unread(listener: socket.socket) -> None:
+    """Limit how much of a response the kernel keeps, and how long, if the caller does not read it.
 
-    Every connection has this from its listener, also after we closed it; what the program itself has not
-    handed over yet is the protocol's matter.
+    Connections inherit this from the listener, and keep it after we close them. Bytes that are still in this
+    process are limited by the protocol.
     """
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AND_UNREAD)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     if listener.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
         unread_ms = round(Protocol.UNREAD_S * 1000)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
@@ -158,9 +164,9 @@ def _options(settings: Settings, app: Callable[..., Any], connections: Connectio
         "log_config": None,
         "access_log": False,
         "server_header": False,
-        # Networks that may ask without a key are judged by the socket's address, never by a header.
+        # Whether a network may ask without a key depends on the socket's address, never on a header.
         "proxy_headers": False,
-        # Longer than the idle time of common proxies (60 s), so that they are the ones who close.
+        # Longer than the idle timeout of common proxies (60 s), so that the proxy closes first.
         "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": FINISH_WITHIN_S,
     }
@@ -172,7 +178,7 @@ def _options(settings: Settings, app: Callable[..., Any], connections: Connectio
 
 
 async def _several(count: int, listener: socket.socket, options: tuple[str, ...]) -> None:
-    asked = stop_asked()
+    stop = stop_event()
     fd = listener.fileno()
     env = {**os.environ, f"{PREFIX}PROCESSES": "1"}
     counts = tempfile.mkdtemp(prefix="quotagate-counts-")
@@ -182,7 +188,7 @@ async def _several(count: int, listener: socket.socket, options: tuple[str, ...]
         for child in children:
             await child.start()
             child.keep()
-        await asked.wait()
+        await stop.wait()
     finally:
         await asyncio.gather(*(child.stop() for child in children))
         shutil.rmtree(counts, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The supervisor of `quotagate up`: store, migrations, API and workers, started and stopped in order."""
+"""The supervisor of `quotagate up`: starts and stops store, migrations, API and workers in order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Final
 import httpx
 import structlog
 
-from app.run import home
-from app.run.children import Child, quotagate, stop_asked
+from app.node import home
+from app.node.children import Child, quotagate, stop_event
+from app.node.errors import StartError
+from app.node.settings import PREFIX, Settings
 from app.run.embedded import embedded_store
-from app.run.errors import CannotStart
 from app.run.serve import FINISH_WITHIN_S, listen, print_key
-from app.run.settings import PREFIX, Settings
 
 READY_WITHIN_S: Final = 60.0
 
@@ -27,13 +27,13 @@ log = structlog.get_logger("quotagate.up")
 
 
 def up(settings: Settings, *, options: tuple[str, ...] = ()) -> None:
-    """Run everything until SIGINT or SIGTERM; `options` go to the commands that run as children."""
+    """Run everything until SIGINT or SIGTERM; pass ``options`` to the commands of the children."""
     directory = home.make(settings.home)
     with contextlib.ExitStack() as held:
         held.callback(os.close, home.lock(directory))
         children = home.lock_of_children(directory)
         held.callback(os.close, children)
-        home.close(directory)
+        home.restrict_access(directory)
         if settings.admin_key is None:
             key, made = home.admin_key(directory)
             if made:
@@ -45,15 +45,15 @@ def up(settings: Settings, *, options: tuple[str, ...] = ()) -> None:
 async def _supervise(
     settings: Settings, directory: Path, listener: socket.socket, lock: int, options: tuple[str, ...]
 ) -> None:
-    asked = stop_asked()
+    stopping = stop_event()
     work = asyncio.create_task(_run(settings, directory, listener, lock, options))
-    stop = asyncio.create_task(asked.wait())
+    stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if work.done():
         return await work
     print("quotagate is stopping", flush=True)  # noqa: T201
-    work.cancel()  # runs the exits of its contexts, last started first
+    work.cancel()  # leaves its contexts: stops what was started last first
     with contextlib.suppress(asyncio.CancelledError):
         await work
     print("quotagate has stopped; its state is kept", flush=True)  # noqa: T201
@@ -63,7 +63,7 @@ async def _supervise(
 async def _run(
     settings: Settings, directory: Path, listener: socket.socket, lock: int, options: tuple[str, ...]
 ) -> None:
-    """Start everything, and keep it running until cancelled; every child inherits the lock of children."""
+    """Start everything and keep it running until cancelled; every child inherits the lock."""
     async with contextlib.AsyncExitStack() as stack:
         env = {
             **os.environ,
@@ -78,8 +78,8 @@ async def _run(
         migrate = Child("migrate", quotagate("migrate", *options), env=env, pass_fds=(lock,))
         stack.push_async_callback(migrate.stop)
         await migrate.start()
-        if await migrate.died() != 0:
-            raise CannotStart("the catalog could not be brought to the newest schema; the log says why")
+        if await migrate.wait() != 0:
+            raise StartError("the catalog could not be upgraded to the newest schema; see the log")
 
         fd = listener.fileno()
         api = Child(
@@ -102,23 +102,23 @@ async def _run(
 
 
 async def _ready(settings: Settings, api: Child) -> None:
-    """Until decisions can be given."""
-    death = asyncio.ensure_future(api.died())
+    """Wait until the API can give decisions."""
+    death = asyncio.ensure_future(api.wait())
     try:
         async with asyncio.timeout(READY_WITHIN_S):
             while not death.done():
-                if await _answers(settings):
+                if await _is_ready(settings):
                     return
                 await asyncio.sleep(0.05)
     except TimeoutError:
         pass
     finally:
         death.cancel()
-    raise CannotStart(f"the API did not become ready within {READY_WITHIN_S:.0f} s; the log says why")
+    raise StartError(f"the API was not ready within {READY_WITHIN_S:.0f} s; see the log")
 
 
-async def _answers(settings: Settings) -> bool:
-    # Our own certificate is presented to ourselves: its name may be another, and a client CA may not know it.
+async def _is_ready(settings: Settings) -> bool:
+    # This calls our own API: its certificate may have another name, and not be signed by the client CA.
     verify: ssl.SSLContext | bool = True
     if settings.tls_cert and settings.tls_key:
         verify = ssl.create_default_context()
@@ -129,7 +129,7 @@ async def _answers(settings: Settings) -> bool:
         async with httpx.AsyncClient(verify=verify, trust_env=False, timeout=2) as client:
             return (await client.get(f"{settings.base_url}/health/ready")).is_success
     except httpx.ReadError:
-        # With a client CA the handshake may be refused after all, but then there is one who refuses.
+        # A refused handshake, possible with a client CA, shows that the API is running.
         return settings.tls_client_ca is not None
     except httpx.HTTPError:
         return False
@@ -144,13 +144,13 @@ def _welcome(settings: Settings, directory: Path) -> str:
     )
     return f"""quotagate is ready on {url}
 
-What to try:
-  # five new producer ids an hour for every user
+Try this:
+  # allow every user five new producer ids an hour
   curl -X PUT '{url}/v1/quotas/user=*' -H "Authorization: Bearer {key}" \\
        -H 'Content-Type: application/json' -d '{{"producer_ids_rate": 5}}'
-  # may alice begin with these? (a sixth id would have to wait)
+  # ask whether alice may use these ids (a sixth would have to wait)
   curl '{url}/v1/decisions' -d '{{"principal": "alice", "usage": {{"producer_ids": [1, 2, 3, 4, 5]}}}}'
-  # the whole interface
+  # read the API reference
   {url}/docs
 
 Ctrl-C stops it; its state stays in {directory}."""

@@ -1,4 +1,4 @@
-"""Puts the parts of one API together, and opens and closes them in order."""
+"""Wires the parts of one API process, and opens and closes them in order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from starlette.types import ASGIApp
 
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
-from app.admission.caller_time import CallerTime
+from app.admission.caller_clock import CallerClock, CallerTime
 from app.admission.circuit import Circuit
 from app.admission.decision_log import DecisionLog
 from app.admission.metrics import Metrics
@@ -21,42 +20,42 @@ from app.admission.slices import Slices
 from app.admission.throttling import Throttling
 from app.catalog import deployment, schema
 from app.catalog.catalog import Catalog
+from app.catalog.errors import DeploymentMismatchError
 from app.catalog.keys import Keys
-from app.domain.ladder import Rules
+from app.decision_log.stream import LogStream
+from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults
 from app.http import buckets
 from app.http.access import Access
-from app.http.app import create_app
+from app.http.app import Front, create_app
 from app.http.check_question import Sources
 from app.http.connections import Connections
-from app.http.decisions import CallerClock
 from app.http.health import Readiness
 from app.http.keys import router as keys_router
 from app.http.quotas import router
 from app.http.volumes import router as volumes_router
-from app.run.errors import CannotStart
-from app.run.own_name import own_name
-from app.run.settings import Settings
-from app.run.volumes import volume_rules
-from app.store.log_stream import LogStream
+from app.node.errors import StartError
+from app.node.own_name import own_name
+from app.node.settings import Settings
+from app.node.volume_rules import volume_rules
 from app.store.redis import RedisStore
 from app.store.volumes import VolumeRecord
 
 log = structlog.get_logger("quotagate")
 
 CALL_TIMEOUT_S: Final = 0.5
-"""After this a call has failed, or after two budgets if they are longer; decisions gave up before."""
+"""A store call fails after this time, or after two budgets if that is longer; decisions give up before."""
 
 
 def migrate(database_url: str, max_debt: timedelta | None = None) -> None:
-    """Bring a catalog's tables to the newest schema; with a longest debt, make it the deployment's."""
+    """Upgrade a catalog to the newest schema; if given, change the deployment's longest debt."""
     schema.upgrade(database_url)
     if max_debt is not None:
         deployment.adopt_debt(database_url, in_ms(max_debt))
 
 
 def defaults(settings: Settings) -> Defaults:
-    """What a quota that does not say is given."""
+    """The defaults for fields that a quota does not set."""
     return Defaults(
         samples=settings.samples,
         sample_ms=settings.sample_ms,
@@ -68,7 +67,7 @@ def defaults(settings: Settings) -> Defaults:
 
 
 def in_ms(duration: timedelta) -> int:
-    """A duration in whole milliseconds."""
+    """Return a duration in whole milliseconds."""
     return round(duration / timedelta(milliseconds=1))
 
 
@@ -77,16 +76,16 @@ def build(
     counts: Path | None = None,
     stopping: Callable[[], bool] = lambda: False,
     connections: Connections | None = None,
-) -> ASGIApp:
-    """The app of one API process, not open yet.
+) -> Front:
+    """Return the app of one API process, not open yet.
 
     Args:
-        counts: where its siblings leave their metrics; None without siblings.
-        stopping: whether the process has been told to end.
-        connections: those of the process; what they shed is counted.
+        counts: the folder with the metrics of sibling processes; None without siblings.
+        stopping: whether the process is shutting down.
+        connections: those of the process, for a metric of what they shed.
     """
     if settings.redis_url is None or settings.admin_key is None:
-        raise ValueError("serve and up give the store's URL and the admin key")
+        raise ValueError("the store's URL and the admin key must be set")
     sequential = settings.combine_delays == "sequential"
     by_callers = settings.clock == "caller"
     budget_s = settings.store_budget_ms / 1000
@@ -135,12 +134,12 @@ def build(
         counts,
         catalog_away=lambda: not catalog.reachable,
         waiting=lambda: admission.waiting,
-        volumes=throttling.standing,
+        volumes=throttling.status,
         logged=logged,
         store_memory=lambda: store.memory,
     )
     slices = Slices()
-    rules = Rules(settings.inter_broker_listener, settings.ipv6_prefix)
+    rules = MatchingRules(settings.inter_broker_listener, settings.ipv6_prefix)
     admission = Admission(
         store,
         lambda: catalog.snapshot,
@@ -162,10 +161,10 @@ def build(
         settings.open_to,
         lambda: keys.ring,
         allowed_hosts=settings.allowed_hosts,
-        failed=metrics.refused,
+        failed=metrics.count_refusal,
     )
     if connections is not None:
-        connections.shed = metrics.shed
+        connections.shed = metrics.count_shed
 
     def was_reset(bucket: str, quotas: list[str], who: str, order: int | None) -> None:
         logged.changed("reset", bucket, {"quotas": quotas}, None, who=who, order=order)
@@ -173,7 +172,7 @@ def build(
     def ready() -> Readiness:
         return Readiness(
             snapshot=catalog.snapshot.version >= 0,
-            store=_said(admission.circuit),
+            store=_store_readiness(admission.circuit),
             catalog="ok" if catalog.reachable else "away",
             throttle_factor=throttling.at().factor,
             stopping=stopping(),
@@ -185,8 +184,8 @@ def build(
             stack.push_async_callback(store.close)
             try:
                 await catalog.open()
-            except deployment.DeploymentRefused as refused:
-                log.error("the catalog is not of this node's deployment", why=str(refused))  # noqa: TRY400  that is all
+            except DeploymentMismatchError as refused:
+                log.error("the catalog belongs to another deployment", why=str(refused))  # noqa: TRY400  no traceback
                 raise
             stack.push_async_callback(catalog.close)
             await keys.open()
@@ -201,10 +200,10 @@ def build(
             stack.push_async_callback(admission.close)
             await admission.open()
             if (away := admission.circuit.error) and away.reason == "cluster":
-                raise CannotStart(f"QUOTAGATE_REDIS_URL: {away}")
-            log.info("open", catalog_version=catalog.snapshot.version, clock=settings.clock)
+                raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
+            log.info("api started", catalog_version=catalog.snapshot.version, clock=settings.clock)
             yield
-        log.info("closed")
+        log.info("api stopped")
 
     return create_app(
         admission=callers or admission,
@@ -227,7 +226,7 @@ def build(
 
 
 def _sources(settings: Settings) -> Sources:
-    """Where a check finds who asks."""
+    """Where a check finds the caller's principal, client-id and address."""
     return Sources(
         settings.check_principal_header,
         settings.check_client_header,
@@ -236,8 +235,8 @@ def _sources(settings: Settings) -> Sources:
     )
 
 
-def _said(circuit: Circuit) -> str:
-    """How the store is, for readiness: why it is away, or what is wrong with its set-up."""
+def _store_readiness(circuit: Circuit) -> str:
+    """The store's readiness: why it is unreachable, or its configuration faults, or ok."""
     if circuit.error is not None:
         return circuit.error.reason
     return ", ".join(fault.name for fault in circuit.faults) or "ok"

@@ -1,1 +1,1 @@
-"""Counters in motion: the port, and the Redis store whose one script decides."""
+"""The counters: the port to a store, and the Redis store, in which one script decides."""

@@ -1,4 +1,4 @@
-"""The connection of the decision path: redis-py greets the store, then hiredis reads what it replies."""
+"""The connection of the decision path: redis-py greets the store, then hiredis parses its replies."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError  # noqa: A004  redis-py's own name
 
 GREET_WITHIN_S: Final = 5.0
-"""A greeting takes several turns of the event loop, and each is long on a busy node. Whether the store is
-well is not asked here: the examination has found so just before."""
+"""A greeting takes several turns of the event loop, and each is long on a busy node. The examination before
+it has shown that the store works."""
 
 
 class Owed(NamedTuple):
-    """A reply that the store owes, and since when, by the loop's clock."""
+    """A reply that is due, and when it became due by the loop's clock."""
 
     reply: asyncio.Future[Any]
     since: float
 
 
 class Connection(asyncio.Protocol):
-    """Commands out and replies in, in order; it is opened once and, when it is lost, never opened again.
+    """Sends commands and matches replies to them, in order. It is opened once, and not again when it is lost.
 
     Args:
         greeted: a connection of redis-py after the greeting; kept, since its end closes the socket.
-        lost: is told when the store closes the connection.
+        lost: called when the store closes the connection.
     """
 
     def __init__(self, greeted: AbstractConnection, lost: Callable[[], None]) -> None:
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         return not self._transport.is_closing()
 
     async def call(self, *command: str | bytes | int) -> Any:
-        """The reply to one command, which is written before this returns to the loop.
+        """The reply to one command, which is sent before this returns to the loop.
 
         Raises:
             RedisError: an error for a reply, or the connection is lost.
@@ -82,10 +82,10 @@ class Connection(asyncio.Protocol):
         return await owed.reply
 
     def silent_since(self) -> float | None:
-        """Since when the store has been silent, by the loop's clock, though it owes a reply.
+        """When the store's silence began, by the loop's clock, while a reply is due.
 
-        None if it owes none, if something is there to read, or if the call has not left this process though
-        it could have: then it is the node that is behind. The kernel is asked, as the loop may be late.
+        None if no reply is due, if there is something to read, or if the call could have left this
+        process and has not: then the node is slow. The kernel is asked, since the loop may be late.
         """
         if not self._owed:
             return None
@@ -95,21 +95,21 @@ class Connection(asyncio.Protocol):
         return self._owed[0].since
 
     def close(self, error: Exception) -> None:
-        """Fail what is owed, and hang up; nobody is told that it is lost."""
-        self._lost = _known
+        """Fail all due replies and close the connection, without calling ``lost``."""
+        self._lost = _ignore_loss
         self._fail(error)
         self._transport.abort()
         self._forget()
 
     def data_received(self, data: bytes) -> None:
-        """Hand each whole reply to who waits for it."""
+        """Hand each complete reply to its waiter."""
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:
-                if isinstance(reply, hiredis.PushNotification):  # RESP3's, which answers nothing
+                if isinstance(reply, hiredis.PushNotification):  # a push message of RESP3, which is no reply
                     continue
                 if not self._owed:
-                    raise hiredis.ProtocolError("a reply that nothing asked for")
+                    raise hiredis.ProtocolError("an unexpected reply")
                 waiting = self._owed.popleft().reply
                 if waiting.done():  # nobody waits any more
                     continue
@@ -122,19 +122,19 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what is owed; a reply that was cut short is none."""
+        """Fail all due replies, also one that was cut short."""
         self._fail(ConnectionError(str(exc or "the store closed the connection")))
         self._forget()
         self._lost()
 
     def pause_writing(self) -> None:
-        """The kernel takes no more for now; what is written meanwhile waits in the transport."""
+        """The socket is full; further writes wait in the transport."""
 
     def resume_writing(self) -> None:
-        """The kernel takes more again."""
+        """The socket has room again."""
 
     def _forget(self) -> None:
-        """Let redis-py know that its connection is closed, which would warn of one left open."""
+        """Mark redis-py's connection as closed; otherwise redis-py warns that it was left open."""
         cast("Any", self._greeted)._close()  # noqa: SLF001
 
     def _fail(self, error: Exception) -> None:
@@ -144,5 +144,5 @@ class Connection(asyncio.Protocol):
                 waiting.set_exception(error)
 
 
-def _known() -> None:
-    """The loss is known to who caused it."""
+def _ignore_loss() -> None:
+    """The caller of ``close`` already knows."""

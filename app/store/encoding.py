@@ -1,4 +1,4 @@
-"""Plans and answers as the script's packed bytes; ``lua/call.lua`` draws them."""
+"""Plans and answers as the packed bytes of the script; ``lua/call.lua`` describes them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
 from app.domain.quota import CONNECTION_CREATION_RATE, Quota
 from app.store.keys import retry_key
-from app.store.port import Answer, Charge, Plan, Said, StoreError
+from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
 
 _CALL: Final = struct.Struct("<BBd")
 _ASK: Final = struct.Struct("<BBdH")
 QUOTA: Final = struct.Struct("<BBHdddddd")
-_SAID: Final = struct.Struct("<BBBdddddd")
+_RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
 ORDER_STEP: Final = 128
-"""What the order grows by from call to call: more than any call has asks."""
+"""How far the order advances from call to call: by more than the asks of any call."""
 _LAYER: Final = 4
-"""A live layer in the byte of the clock correction, where it changes no length that a kept answer has."""
+"""One live layer, in the byte that also holds the clock correction: so kept answers keep their length."""
 
 ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
 _MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh"))}
@@ -28,20 +28,20 @@ _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 
 
 
 def encode_call(*, caller_clock: bool, sequential: bool, logged: bool, max_ids: int) -> bytes:
-    """What holds for every ask of a call."""
+    """The argument for what all asks of a call have in common."""
     return _CALL.pack(caller_clock, sequential + 2 * logged, max_ids)
 
 
 def decode_reply(reply: Sequence[bytes], *, logged: bool) -> list[Answer]:
-    """The answers of a call; of one that is logged each knows its place in the order of all."""
+    """The answers of a call; in a logged call each has its place in the store's order."""
     at_ms = int(reply[0])
     if not logged:
         return [decode_answer(packed, at_ms) for packed in reply[1:]]
     answers = len(reply) // 2 - 1
     first = int(reply[answers + 1]) * ORDER_STEP
     return [
-        decode_answer(packed, at_ms, first + place if first else None, fates)
-        for place, (packed, fates) in enumerate(
+        decode_answer(packed, at_ms, first + place if first else None, id_outcomes)
+        for place, (packed, id_outcomes) in enumerate(
             zip(reply[1 : answers + 1], reply[answers + 2 :], strict=True)
         )
     ]
@@ -59,15 +59,17 @@ def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
     return keys, b"".join(packed)
 
 
-def decode_answer(packed: bytes, at_ms: int = 0, order: int | None = None, fates: bytes = b"") -> Answer:
-    """An answer of the script."""
+def decode_answer(
+    packed: bytes, at_ms: int = 0, order: int | None = None, id_outcomes: bytes = b""
+) -> Answer:
+    """One answer of the script."""
     if packed[0] == 0:
-        return Answer(_decode_said(packed[1:]), None, None, at_ms, order, fates)
+        return Answer(_decode_results(packed[1:]), None, None, at_ms, order, id_outcomes)
     if packed[0] == 2:
         return Answer((), error=StoreError("response", packed[1:].decode(errors="replace")))
     (length,) = _CONTEXT.unpack_from(packed, 1)
     context = packed[3 : 3 + length]
-    return Answer(_decode_said(packed[3 + length :]), context, None, at_ms, order)
+    return Answer(_decode_results(packed[3 + length :]), context, None, at_ms, order)
 
 
 def _encode_charge(plan: Plan, charge: Charge) -> bytes:
@@ -83,12 +85,13 @@ def _encode_charge(plan: Plan, charge: Charge) -> bytes:
     )
     ids = len(charge.spreads) // 32
     algorithm = ALGORITHMS[quota.algorithm]
-    a, b, c = parameters(quota)
-    return QUOTA.pack(algorithm, flags, ids, quota.limit, charge.usage, a, b, c, quota.longest_delay_ms)
+    return QUOTA.pack(
+        algorithm, flags, ids, quota.limit, charge.usage, *parameters(quota), quota.longest_delay_ms
+    )
 
 
 def parameters(quota: Quota) -> tuple[float, float, float]:
-    """What a quota's algorithm goes by, beside the limit: ``a``, ``b`` and ``c`` of ``lua/call.lua``."""
+    """The three parameters of a quota's algorithm, in addition to the limit, as in ``lua/call.lua``."""
     if quota.algorithm == "sampled_rate":
         return quota.samples, quota.sample_ms, 0
     if quota.algorithm == "token_bucket":
@@ -96,11 +99,11 @@ def parameters(quota: Quota) -> tuple[float, float, float]:
     return quota.window_ms, quota.layers.interval_ms, quota.layers.ttl_ms
 
 
-def _decode_said(packed: bytes) -> tuple[Said, ...]:
-    return tuple(_said(*fields) for fields in _SAID.iter_unpack(packed))
+def _decode_results(packed: bytes) -> tuple[ChargeResult, ...]:
+    return tuple(_result(*fields) for fields in _RESULT.iter_unpack(packed))
 
 
-def _said(
+def _result(
     outcome: int,
     reason: int,
     correction_and_layers: int,
@@ -110,17 +113,17 @@ def _said(
     largest: float,
     remembered: float,
     fill: float,
-) -> Said:
-    why = REASONS[reason]
+) -> ChargeResult:
+    word = REASONS[reason]
     layers, correction = divmod(correction_and_layers, _LAYER)
-    return Said(
+    return ChargeResult(
         OUTCOMES[outcome],
         int(throttle_ms),
-        why,
+        word,
         correction,
         observed,
         remaining,
-        largest if why == "too_large" else None,
+        largest if word == "too_large" else None,
         int(remembered),
         fill,
         layers,
@@ -132,7 +135,7 @@ def encode_plans(plans: Sequence[Plan]) -> tuple[list[bytes], list[bytes]]:
     keys: list[bytes] = []
     arguments = []
     for plan in plans:
-        its_keys, argument = encode_plan(plan)
-        keys += its_keys
+        plan_keys, argument = encode_plan(plan)
+        keys += plan_keys
         arguments.append(argument)
     return keys, arguments

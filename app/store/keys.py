@@ -14,13 +14,13 @@ from hashlib import blake2b
 from typing import Final
 
 from app.domain.entity import Entity
-from app.domain.ladder import Applied
+from app.domain.ladder import AppliedQuota
 
 PREFIX: Final = "qg1"
 """Changes with the layout of the state, so that a new script never reads an old one's keys."""
 
 PROBE_KEY: Final = f"{PREFIX}:probe".encode()
-"""What a node writes and removes to see whether the store takes writes."""
+"""A node writes and removes it to test whether the store takes writes."""
 
 ORDER_KEY: Final = f"{PREFIX}:order".encode()
 """The number of the last call that was logged."""
@@ -28,13 +28,13 @@ ORDER_KEY: Final = f"{PREFIX}:order".encode()
 LONGEST_NAME: Final = 128
 
 LONGEST_TTL_MS: Final = 400 * 86_400_000
-"""No key that counts or logs outlasts its last write by more."""
+"""The longest time to live of any key that counts or logs."""
 
 
-def bucket_key(applied: Applied) -> bytes:
+def bucket_key(applied: AppliedQuota) -> bytes:
     """The key of the bucket that a quota charges.
 
-    What a change of starts an empty bucket is part of it, and so is the epoch of the last such change.
+    It has the fields whose change resets the bucket, and the epoch of the last such change.
     """
     quota = applied.quota
     identity = ".".join(str(part) for part in (*quota.identity, quota.epoch))
@@ -42,13 +42,13 @@ def bucket_key(applied: Applied) -> bytes:
 
 
 def retry_key(principal: str | None, ask: bytes) -> bytes:
-    """The key of the answer kept for an ask with an id, by a hash of the ask and of who sent it."""
+    """The key of the answer kept for an ask with an id, by a hash of the ask and its sender."""
     owner = "" if principal is None else str(Entity.of(user=principal))
     return f"{PREFIX}:{{{short(owner) or '-'}}}:ask:{ask.hex()}".encode()
 
 
 def short(name: str) -> str:
-    """A name as it stands, or its hash if it is long.
+    """A name, or its hash if it is long.
 
     >>> short("user=alice"), len(short("user=" + "a" * 200))
     ('user=alice', 65)

@@ -1,8 +1,8 @@
-"""Who of several does what one alone must do: a lease with an end, and a token that fences off the late.
+"""A lease elects one of several contenders; a fencing token stops the writes of a former holder.
 
-Every acquisition takes the next token. A write that is fenced names its token, and the store takes it only
-while that token is the newest: a holder that hung beyond the end of its lease can no longer write, even
-before its successor has written anything.
+Every acquisition takes the next token. A fenced write names its token, and the store takes it only while that
+token is the newest. So a holder that hung beyond the end of its lease can no longer write, even before its
+successor has written anything.
 """
 
 from __future__ import annotations
@@ -12,24 +12,11 @@ from typing import Final, Self
 from redis.asyncio import Redis
 
 from app.store.keys import PREFIX
-from app.store.redis import client_of, run
+from app.store.redis import client_of, run_script
+from app.store.script import text
 
-ACQUIRE: Final = """
--- KEYS: the lease, the token. ARGV: the owner, ms. Returns {token or 0, now in ms}.
-local time = redis.call('TIME')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return { '0', now } end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-if holder then return { redis.call('GET', KEYS[2]) or tostring(redis.call('INCR', KEYS[2])), now } end
-return { tostring(redis.call('INCR', KEYS[2])), now }
-"""
-
-RELEASE: Final = """
--- KEYS: the lease. ARGV: the owner.
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
+ACQUIRE: Final = text("lease_acquire")
+RELEASE: Final = text("lease_release")
 
 
 def lease_keys(name: str) -> tuple[bytes, bytes]:
@@ -41,12 +28,12 @@ class Lease:
     """One contender for a lease.
 
     Args:
-        name: of the work.
-        owner: of this contender, and of no other.
+        name: the work that one contender does.
+        owner: the name of this contender, and of no other.
         ttl_s: how long a lease lasts that is not renewed.
 
     Attributes:
-        token: the one it holds; None while it does not.
+        token: the token it holds; None while it holds none.
         now_ms: the store's time at the last attempt.
     """
 
@@ -60,28 +47,28 @@ class Lease:
 
     @classmethod
     def at(cls, url: str, name: str, owner: str, ttl_s: float, *, timeout_s: float = 1.0) -> Self:
-        """A contender with connections of its own."""
+        """A contender with its own connections."""
         return cls(client_of(url, timeout_s), name, owner, ttl_s)
 
     async def acquire(self) -> int | None:
-        """Take the lease, or renew it: its token, or None while another holds it.
+        """Take or renew the lease; returns the token, or None while another contender holds the lease.
 
         Raises:
-            StoreError: the store did not answer; whether it is held is not known.
+            StoreError: the store did not answer; whether this contender holds the lease is unknown.
         """
-        token, now = await run(self._client, "EVAL", ACQUIRE, 2, *self._keys, self._owner, self._ttl_ms)
+        token, now = await run_script(self._client, ACQUIRE, self._keys, self._owner, self._ttl_ms)
         self.now_ms = int(now)
         self.token = int(token) or None
         return self.token
 
     async def release(self) -> None:
-        """Give it up, so that another need not wait for its end.
+        """Give the lease up, so that the others need not wait for its end.
 
         Raises:
-            StoreError: the store did not answer; then it ends by itself.
+            StoreError: the store did not answer; the lease then ends by itself.
         """
         self.token = None
-        await run(self._client, "EVAL", RELEASE, 1, self._keys[0], self._owner)
+        await run_script(self._client, RELEASE, self._keys[:1], self._owner)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -1,4 +1,4 @@
-"""A script as a function library of the store: named by its hash, loaded where missing, removed when old."""
+"""A script as a function library of the store: named by its hash, loaded if missing, removed when unused."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, Final, Self
 from app.store.port import StoreError
 
 PREFIX_OF_NAMES: Final = "quotagate_"
-"""Every library of ours begins with it, and nobody else's does."""
+"""The names of our libraries begin with it, and no others do."""
 
 KEPT_S: Final = 86_400
-"""A library that was not called for so long is removed; a node calls its own with every examination."""
+"""A library that nobody called for this long is removed; a node calls its own at every examination."""
 
 IDLE: Final = "_idle"
-"""Ends the name of a library's other function, which says for how many seconds nobody called the first."""
+"""Suffix of a library's second function, which returns the seconds since the first was last called."""
 
 Run = Callable[..., Awaitable[Any]]
 """Sends one command and gives its reply; raises StoreError."""
 
 
 class MissingFunctionError(StoreError):
-    """The store does not know the function: it was never loaded there, or was lost. Nothing was done."""
+    """The store does not have the function: it was never loaded there, or was lost. Nothing was done."""
 
     TEXT: Final = "Function not found"
 
 
 class Library:
-    """A script and the function that runs it, both by the same name.
+    """A script and the function that runs it, both of the same name.
 
     The script, which defines a function ``run(keys, args)``, is built by the first call and not when it is
     loaded: only then does a library have ``math`` and ``struct``.
@@ -40,11 +40,11 @@ class Library:
 
     @classmethod
     def of(cls, script: str, *, beyond_maxmemory: bool = False) -> Self:
-        """The library of a script: another text has another name, so two versions stand side by side.
+        """The library of a script. Its name is a hash of the text, so two versions can be loaded at once.
 
         Args:
-            beyond_maxmemory: it may go on writing where the store uses more memory than it may: a script that
-                itself stops to make anything new before that.
+            beyond_maxmemory: it may write even beyond the store's ``maxmemory``; for a script that stops
+                making anything new before that.
         """
         digest = hashlib.sha256(script.encode()).hexdigest()[:32]
         name = f"{PREFIX_OF_NAMES}{digest}"
@@ -73,7 +73,7 @@ redis.register_function{{ function_name = '{name}{IDLE}', callback = idle, flags
 async def call_function(
     run: Run, library: Library, keys: Sequence[bytes], arguments: Sequence[bytes]
 ) -> list[bytes]:
-    """The reply of a library's function, which is loaded first into a store that does not know it.
+    """The reply of a library's function; loads the library first if the store does not have it.
 
     Raises:
         StoreError: no reply, or an error for one; a late call may still be carried out.
@@ -88,9 +88,9 @@ async def call_function(
 
 
 async def keep_only_used(run: Run, library: Library) -> None:
-    """Remove the libraries of ours that nobody has called for a day, but never this one.
+    """Remove those of our libraries that nobody called for a day, except this one.
 
-    To remove one too many costs its user two more commands: it is loaded again.
+    If a node still needs one, that costs it two more commands: it loads it again.
 
     Raises:
         StoreError: no answer.
@@ -101,7 +101,7 @@ async def keep_only_used(run: Run, library: Library) -> None:
                 await run("FUNCTION", "DELETE", name)
     except StoreError as error:
         if error.reason not in {"permission", "response", "scripting"}:
-            raise  # the others: another node has removed it, or this one may not
+            raise  # the other reasons: another node removed it, or this node has no permission
 
 
 def _names(listed: Sequence[Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Loading assertions into a running store, by a library of its own beside the one that decides."""
+"""Loading assertions into a running store, by its own library."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from app.domain.digest import spread
-from app.domain.ladder import Applied
-from app.domain.loading import Charges, Loaded, WrittenId
+from app.domain.ladder import AppliedQuota
+from app.domain.loading import Charges, LoadResult, WrittenId
 from app.domain.quota import Quota
 from app.domain.sampled_rate import Sample
 from app.domain.token_bucket import Tokens
@@ -22,13 +22,13 @@ from app.store.encoding import ALGORITHMS as NUMBERS
 from app.store.encoding import ORDER_STEP, QUOTA, encode_call, parameters
 from app.store.keys import ORDER_KEY, PREFIX, bucket_key
 from app.store.library import Library, call_function
-from app.store.redis import run
+from app.store.redis import run, run_script
 from app.store.script import ALGORITHMS, FORGET, maker, numbers, text
 
 Items = Sequence[WrittenId] | Sequence[Charges] | Sequence[Sample] | Sequence[Tokens]
 
 MOST_AT_ONCE: Final = 200
-"""Assertions in one call, as ids in one that decides: so that none holds the store for long."""
+"""Assertions in one call, so that none blocks the store for long."""
 
 OUTCOMES: Final = "local ADDED, THERE, OVER, NO_ROOM = 1, 2, 3, 4\n"
 
@@ -52,7 +52,7 @@ SCRIPT: Final = assemble()
 class Load:
     """What one bucket should hold: items of one kind, those of ids and charges in order of time."""
 
-    applied: Applied
+    applied: AppliedQuota
     items: Items
 
 
@@ -61,8 +61,8 @@ class Loader:
 
     Args:
         url: the store's.
-        name: of what is loaded; how far it has come is kept under it, beside what was loaded.
-        at_ms: the time by which all is judged, where the callers' clocks decide; else the store's own.
+        name: of the load; its progress is kept in the store under this name.
+        at_ms: the present time under the caller's clock; None under the store's clock.
         max_ids: the most ids remembered for one principal.
         script: another text in place of the script, for the tests that plant faults in it.
     """
@@ -88,7 +88,7 @@ class Loader:
         self.at_ms = at_ms
 
     async def now_ms(self) -> int:
-        """The time by which is judged.
+        """The present time.
 
         Raises:
             StoreError: no answer, or an error for one.
@@ -99,7 +99,7 @@ class Loader:
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def done(self) -> int:
-        """How many assertions an earlier run had done when it was cut short; 0 if none was.
+        """How many assertions an earlier run had done when it was cut short; 0 if there was no such run.
 
         Raises:
             StoreError: as for ``now_ms``.
@@ -107,15 +107,16 @@ class Loader:
         return int(await run(self._client, "GET", self._key) or 0)
 
     async def next_order(self) -> int:
-        """The next place in the order of what is logged: what the store decides later comes after it.
+        """The next place in the order of the decision log: whatever the store decides later comes after it.
 
         Raises:
             StoreError: as for ``now_ms``.
         """
-        return int(await run(self._client, "EVAL", FORGET, 1, ORDER_KEY)) * ORDER_STEP  # forgetting nothing
+        # Without buckets to remove, this script only takes a number.
+        return int(await run_script(self._client, FORGET, [ORDER_KEY])) * ORDER_STEP
 
-    async def load(self, loads: Sequence[Load], done: int) -> list[Loaded]:
-        """Put what is asserted of some buckets into them, and note how many assertions are done with it.
+    async def load(self, loads: Sequence[Load], done: int) -> list[LoadResult]:
+        """Load some buckets, and store how many assertions are done after this call.
 
         Raises:
             StoreError: as for ``now_ms``; the call may be made again, whatever became of it.
@@ -124,10 +125,10 @@ class Loader:
         first = _NOW_AND_DONE.pack(self.at_ms or 0, done)
         arguments = [self._call, first, *(_encode(load.applied.quota, load.items) for load in loads)]
         reply = await call_function(partial(run, self._client), self._library, keys, arguments)
-        return [Loaded(*_LOADED.unpack(packed)) for packed in reply[1:]]
+        return [LoadResult(*_LOADED.unpack(packed)) for packed in reply[1:]]
 
     async def finish(self) -> None:
-        """Forget how far it came: all is loaded.
+        """Delete the progress: all is loaded.
 
         Raises:
             StoreError: as for ``now_ms``.
@@ -140,7 +141,7 @@ class Loader:
 
 
 def written_id(digest: int, at_ms: int, layer_ms: int) -> WrittenId:
-    """An id of which the digest is known, as a signed integer."""
+    """An id whose digest is known, as a signed integer."""
     return WrittenId(spread(digest.to_bytes(8, "big", signed=True)), at_ms, layer_ms)
 
 

@@ -1,4 +1,4 @@
-"""The port to a store of counters: what is asked of it in one round trip, and what it answers."""
+"""The port to a store of counters: what one round trip asks, and what the store answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Literal, NamedTuple, Protocol
 
 from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason
-from app.domain.ladder import Applied
+from app.domain.ladder import AppliedQuota
 from app.domain.quota import Enforcement
 
 
 class StoreError(Exception):
-    """The store did not answer as it should; ``reason`` is one word for the metric."""
+    """The store did not answer, or answered with an error; ``reason`` is one word for the metric.
+
+    StoreError
+    └── app.store.library.MissingFunctionError    the script has to be loaded first
+    """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -25,13 +29,13 @@ class Charge:
     """What an ask spends of one quota that applies to it.
 
     Attributes:
-        key: the bucket's name in the store (``app.store.keys``), which a caller may keep for the next ask.
-        usage: in units of the limit; of producer ids their number.
-        enforcement: as decided for this ask.
-        spreads: of producer ids 32 bytes each, joined; empty otherwise.
+        key: the bucket's key in the store (``app.store.keys``); a caller may keep it for the next ask.
+        usage: in units of the limit; for producer ids their number.
+        enforcement: as it applies to this ask.
+        spreads: for producer ids, 32 bytes each, joined; otherwise empty.
     """
 
-    applied: Applied
+    applied: AppliedQuota
     key: bytes
     usage: float
     enforcement: Enforcement
@@ -40,7 +44,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An ask, as far as the store needs to know it.
+    """What the store needs to know of an ask.
 
     Attributes:
         mode: the ask's; or ``refresh``, which refreshes the ids that are seen, as any refusal does, and
@@ -61,20 +65,20 @@ class Plan:
 
     @property
     def ids(self) -> int:
-        """How many producer ids it brings, which is what makes a call long."""
+        """How many producer ids the plan has; many ids make a call long."""
         return sum(len(charge.spreads) for charge in self.charges) // 32
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What the store says of one charge.
+class ChargeResult:
+    """What the store answers to one charge.
 
     Attributes:
-        correction: 0; 1 if the clock was behind the bucket and taken as its newest time; 2 if it was so by
-            more than a window, and the bucket moved back with it.
+        correction: 0; 1 if the clock was behind the bucket, whose newest time was used instead; 2 if it was
+            behind by more than a window, and the bucket was moved back.
         observed, remaining: the bucket after the ask's effect.
-        remembered, fill: of producer ids; 0 otherwise, but see ``forgiven``.
-        layers: how many layers of producer ids are live; 0 otherwise.
+        remembered, fill: for producer ids; otherwise 0, but see ``forgiven``.
+        layers: how many layers of producer ids are live; otherwise 0.
     """
 
     outcome: Outcome
@@ -90,7 +94,7 @@ class Said:
 
     @property
     def forgiven(self) -> float:
-        """Of a token bucket, how many units of a debt this ask was forgiven; it travels as the fill does."""
+        """For a token bucket, how many units of its debt were forgiven; the script returns it as ``fill``."""
         return self.fill
 
 
@@ -100,87 +104,96 @@ class Answer:
 
     Attributes:
         kept: the context of the ask that the answer was kept for.
-        error: why there is none for this ask, while the store is well: a bucket that it cannot read.
+        error: why this ask has no answer though the store works: a bucket cannot be read.
         at_ms: the store's time at the call; 0 under the caller's clock.
-        order: its place among all that the store ever decided; None if nothing is logged, or the
-            call could only look.
-        fates: what became of its ids, a byte each: ``app.store.decision_log`` has the words.
+        order: its place among all decisions of the store; None if decisions are not logged, or if the call
+            could only peek.
+        id_outcomes: what became of its ids, a byte each: SEEN, CHARGED or REFRESHED of
+            ``app.decision_log.batch``.
     """
 
-    said: tuple[Said, ...]
+    results: tuple[ChargeResult, ...]
     kept: bytes | None = None
     error: StoreError | None = None
     at_ms: int = 0
     order: int | None = None
-    fates: bytes = b""
+    id_outcomes: bytes = b""
 
 
 class Memory(NamedTuple):
-    """What a store uses of the memory that it may use, in bytes; 0 if it has no bound."""
+    """The memory that a store uses, and the most that it may use, in bytes; 0 if that has no bound."""
 
     used: int
     most: int
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes nothing new: what is left of it serves what is there, the log and the leases."""
+        """Whether it takes nothing new; the rest of the memory is for existing keys, the log and leases."""
         return self.most > 0 and self.used * 8 > self.most * 7
 
 
 class Fault(NamedTuple):
-    """What is wrong with the set-up of a store that decides: one word for the metric, and a sentence."""
+    """A misconfiguration of a store that decides nevertheless: one word for the metric, and a sentence."""
 
     name: str
     detail: str
 
 
-class Store(Protocol):
-    """Counters that every node shares.
+class StoreCalls(Protocol):
+    """The calls to the counters that all nodes share, and how long a call has had no reply.
 
-    Attributes:
-        lost: told when the connection for calls is lost; the next examination makes a new one.
+    The store itself offers them, and so does the circuit in front of it (``app.admission.circuit``).
     """
 
-    lost: Callable[[StoreError], None]
-
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Decide plans in order, each atomically, in one round trip, on the connection that is there.
+        """Decide plans in order, each atomically, in one round trip on the open connection.
 
         Returns:
             the answers of the first plans, at least of one: a call that has written much decides no further
-            ask, so that it does not hold the store for long. The rest has to be asked again.
+            ask, so that it does not block the store for long. Ask the rest again.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still be counted.
         """
 
     def silent_since(self) -> float | None:
-        """Since when it owes a reply and says nothing, by the loop's clock; None while it does not.
+        """When its silence began by the loop's clock: a reply is due or the connection is lost; else None.
 
-        It is not silent while something is there to read, however late the loop is to read it.
+        It is not silent while there is something to read, however late the loop reads it.
         """
 
     def give_up(self, error: StoreError) -> None:
-        """Fail the calls that it owes a reply, and hang up."""
+        """Fail all calls that wait for a reply or for a connection, and close the connection."""
 
     async def forget(self, keys: Sequence[bytes]) -> int | None:
-        """Remove the buckets of these keys at once: all of them, or on failure all or none.
+        """Remove the buckets of these keys in one step; if that fails, either all or none are removed.
 
         Returns:
-            its place in the order of what is logged; None if nothing is.
+            its place in the order of the decision log; None if nothing is logged.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still remove them.
         """
 
+
+class Store(StoreCalls, Protocol):
+    """A store of counters: the calls, and its connection.
+
+    Attributes:
+        lost: called when the connection for calls is lost; the next examination makes a new one, for which
+            calls wait.
+    """
+
+    lost: Callable[[StoreError], None]
+
     async def examine(self) -> tuple[Fault, ...]:
-        """Prove that the store decides and takes writes, and connect for calls if need be.
+        """Check that the store decides and takes writes, and connect for calls if necessary.
 
         Returns:
-            what is not as it should be all the same.
+            the misconfigurations that were found, although the store works.
 
         Raises:
-            StoreError: it does not.
+            StoreError: it does not decide or take writes.
         """
 
     async def close(self) -> None:

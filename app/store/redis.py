@@ -31,19 +31,17 @@ from app.store.encoding import ORDER_STEP, decode_reply, encode_call, encode_pla
 from app.store.keys import ORDER_KEY, PROBE_KEY
 from app.store.library import Library, MissingFunctionError, call_function, keep_only_used
 from app.store.port import Answer, Fault, Memory, Plan, StoreError
-from app.store.script import FORGET, SCRIPT
+from app.store.script import FORGET, SCRIPT, text
 
 OLDEST: Final = (7, 0)
-"""The oldest Redis that will do; Valkey 7.2 and later say that they are Redis 7.2."""
+"""The oldest supported Redis; Valkey 7.2 and later report Redis 7.2."""
 
 CONNECT_WITHIN_S: Final = 0.5
 EXAMINE_WITHIN_S: Final = 0.5
-"""For each of an examination's few commands, whatever a call may take: a return is noticed soon."""
+"""The timeout of each command of an examination. It is short, so that the store's return is noticed soon."""
 
-WRITE: Final = """#!lua flags=allow-oom
-redis.call('SET', KEYS[1], '', 'PX', 1000) redis.call('DEL', KEYS[1])
-"""
-"""Proves that a script may write, and leaves nothing; in a full store too, as the one that decides."""
+PROBE: Final = text("probe")
+"""Checks that a script may write; leaves nothing, and works in a full store like the script that decides."""
 
 _BY_TYPE: Final[tuple[tuple[type[Exception], str], ...]] = (
     (OutOfMemoryError, "out_of_memory"),
@@ -62,10 +60,10 @@ _BY_TEXT: Final = {
     "MISCONF ": "misconfigured",
     "NOREPLICAS ": "no_replicas",
     "unknown command": "scripting",
-    "executing the script can't run": "permission",  # Redis of what a script may not do
-    "ACL failure in script": "permission",  # Valkey of the same
+    "executing the script can't run": "permission",  # Redis
+    "ACL failure in script": "permission",  # Valkey
 }
-"""Replies for which redis-py has no class of their own."""
+"""Errors that redis-py has no class for, by a part of their text."""
 
 
 class RedisStore:
@@ -73,11 +71,11 @@ class RedisStore:
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
-        caller_clock: decide by the asks' ``at_ms`` instead of the store's time.
-        sequential: sum delays as KIP-124 does.
-        logged: number the calls, and tell what became of ids, for the decision log.
+        caller_clock: use the asks' ``at_ms`` as the time, not the store's clock.
+        sequential: add delays up as KIP-124 does.
+        logged: for the decision log, number the calls and return what became of ids.
         max_ids: the most ids remembered for one principal.
-        timeout_s: how long a removal may take; how long a decision may, its caller says (``give_up``).
+        timeout_s: how long a removal may take; a decision takes until its caller gives up (``give_up``).
         script: another text in place of the script, for the tests that plant faults in it.
     """
 
@@ -94,10 +92,13 @@ class RedisStore:
     ) -> None:
         self._client = client_of(url, timeout_s)
         self._examiner = _examiner_of(url)
-        """Connections of its own, so that it neither waits for calls nor judges by an old connection."""
+        """Its own connections, so that it neither waits for calls nor tests an old connection."""
         self._thread = ThreadPoolExecutor(1, "examine the store")
         self._greeter = client_of(url, GREET_WITHIN_S, connect_within_s=GREET_WITHIN_S)
         self._calls: Connection | None = None
+        self._lost_at: float | None = None
+        """When calls began to wait for another connection, by the loop's clock; None while none waits."""
+        self._no_wait = asyncio.Event()
         self.lost: Callable[[StoreError], None] = lambda _error: None
         self._library = Library.of(script, beyond_maxmemory=True)
         self._call = encode_call(
@@ -107,14 +108,14 @@ class RedisStore:
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
         self.memory: Memory | None = None
-        """How much the store used when it was examined last; None if that is not known."""
+        """The memory that the last examination found in use; None if that is unknown."""
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        """Decide plans in order, each atomically, in one round trip, on the connection that is there.
+        """Decide plans in order, each atomically, in one round trip on the open connection.
 
         Returns:
             the answers of the first plans, at least of one: a call that has written much decides no further
-            ask, so that it does not hold the store for long. The rest has to be asked again.
+            ask, so that it does not block the store for long. Ask the rest again.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still be counted.
@@ -127,20 +128,21 @@ class RedisStore:
         return decode_reply(reply, logged=self._logged)
 
     def silent_since(self) -> float | None:
-        """Since when it owes a reply and says nothing, by the loop's clock; None while it does not."""
-        return self._calls.silent_since() if self._calls is not None else None
+        """When its silence began by the loop's clock: a reply is due or the connection is lost; else None."""
+        return self._calls.silent_since() if self._calls is not None else self._lost_at
 
     def give_up(self, error: StoreError) -> None:
-        """Fail the calls that it owes a reply, and hang up."""
+        """Fail all calls that wait for a reply or for a connection, and close the connection."""
+        self._end_wait()
         if self._calls is not None:
             self._calls.close(error)
             self._calls = None
 
     async def forget(self, keys: Sequence[bytes]) -> int | None:
-        """Remove the buckets of these keys at once: all of them, or on failure all or none.
+        """Remove the buckets of these keys in one step; if that fails, either all or none are removed.
 
         Returns:
-            its place in the order of what is logged; None if nothing is.
+            its place in the order of the decision log; None if nothing is logged.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still remove them.
@@ -150,20 +152,20 @@ class RedisStore:
         if not self._logged:
             await run(self._client, "DEL", *keys)
             return None
-        # A call that removes nothing but takes a number of its own, and the removal, as one.
-        order = await run(self._client, "EVAL", FORGET, len(keys) + 1, *keys, ORDER_KEY)
+        # One script takes a number and removes the buckets, so that the order is right.
+        order = await run_script(self._client, FORGET, (*keys, ORDER_KEY))
         return int(order) * ORDER_STEP or None
 
     async def examine(self) -> tuple[Fault, ...]:
-        """Prove that the store decides and takes writes, and connect for calls if need be.
+        """Check that the store decides and takes writes, and connect for calls if necessary.
 
-        A thread looks, which may block: how long the event loop is busy is no fault of the store.
+        A thread does it, since it may block. So a busy event loop does not look like a slow store.
 
         Returns:
-            what is not as it should be all the same.
+            the misconfigurations that were found, although the store works.
 
         Raises:
-            StoreError: it does not, or is a cluster, whose slots an ask may span.
+            StoreError: it does not, or it is a cluster: the keys of an ask may be in several slots.
         """
         loop = asyncio.get_running_loop()
         faults = await loop.run_in_executor(self._thread, lambda: asyncio.run(self._look()))
@@ -171,7 +173,7 @@ class RedisStore:
         return faults
 
     async def connect(self) -> None:
-        """Connect for calls, if need be.
+        """Connect for calls, unless connected.
 
         Raises:
             StoreError: there is no such store, or it refused the greeting.
@@ -182,14 +184,15 @@ class RedisStore:
                 self._calls = await Connection.open(unused, self._was_lost)
             except (RedisError, OSError) as error:
                 raise failure(error) from error
+            self._end_wait()
 
     async def _look(self) -> tuple[Fault, ...]:
-        """Look at the store, in a thread that may block."""
+        """Examine the store, in a thread that may block."""
         faults = self._faults()
         run_here = partial(_run_blocking, self._examiner)
         keys = [ORDER_KEY] if self._logged else []
         await call_function(run_here, self._library, keys, [self._call])
-        await run_here("EVAL", WRITE, 1, PROBE_KEY)
+        await run_here("EVAL", PROBE, 1, PROBE_KEY)
         await keep_only_used(run_here, self._library)
         return faults
 
@@ -207,22 +210,32 @@ class RedisStore:
         Raises:
             StoreError: no reply, or an error for one; a late command may still be carried out.
         """
-        if self._calls is None:
+        if self._calls is None and self._lost_at is not None:
+            await self._no_wait.wait()
+        calls = self._calls
+        if calls is None:
             raise StoreError("connection", "there is no connection to the store")
         try:
-            return await self._calls.call(*command)
-        except StoreError:  # it was given up
+            return await calls.call(*command)
+        except StoreError:  # by give_up
             raise
         except (RedisError, OSError) as error:
             failed = failure(error)
-            if not isinstance(failed, MissingFunctionError):
-                # After a failover the address may lead elsewhere than this connection does.
+            if calls is self._calls and not isinstance(failed, MissingFunctionError):
+                # After a failover the address may point to another store than this connection does.
                 self.give_up(failed)
             raise failed from error
 
     def _was_lost(self) -> None:
+        """Let the next calls wait for another connection; they have sent nothing yet."""
         self._calls = None
+        self._lost_at = asyncio.get_running_loop().time()
+        self._no_wait.clear()
         self.lost(StoreError("connection", "the store closed the connection"))
+
+    def _end_wait(self) -> None:
+        self._lost_at = None
+        self._no_wait.set()
 
     def _faults(self) -> tuple[Fault, ...]:
         try:
@@ -255,8 +268,21 @@ async def run(client: Redis, *command: str | bytes | int) -> Any:
         raise failed from error
 
 
+async def run_script(
+    client: Redis, script: str, keys: Sequence[str | bytes], *arguments: str | bytes | int
+) -> Any:
+    """The reply of a small script, whose file in ``lua/`` describes its keys and arguments.
+
+    Its text is sent with EVAL each time: such scripts are short and seldom called.
+
+    Raises:
+        StoreError: no reply, or an error for one; a late call may still be carried out.
+    """
+    return await run(client, "EVAL", script, len(keys), *keys, *arguments)
+
+
 async def _run_blocking(client: redis.Redis, *command: str | bytes | int) -> Any:
-    """The reply to one command, for which the thread blocks; nothing is ever awaited.
+    """The reply to one command, without an event loop: the thread blocks.
 
     Raises:
         StoreError: no reply, or an error for one; a late command may still be carried out.
@@ -271,7 +297,7 @@ async def _run_blocking(client: redis.Redis, *command: str | bytes | int) -> Any
 
 
 def _examiner_of(url: str) -> redis.Redis:
-    """A client that blocks its thread, and tries nothing again."""
+    """A client that blocks its thread and never retries."""
     return redis.Redis.from_url(
         url,
         socket_timeout=EXAMINE_WITHIN_S,
@@ -282,7 +308,7 @@ def _examiner_of(url: str) -> redis.Redis:
 
 
 def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_WITHIN_S) -> Redis:
-    """A client that tries nothing again: decisions have a budget, and the next call connects anew."""
+    """A client that never retries: decisions have a budget, and the next call connects again."""
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=4,
@@ -292,18 +318,18 @@ def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_W
         retry=Retry(NoBackoff(), 0),
         client_name="quotagate",
     )
-    return Redis.from_pool(pool)  # which closes the pool with the client
+    return Redis.from_pool(pool)  # closing the client then closes the pool too
 
 
 async def _forget_connections(client: Redis) -> None:
-    """Connect anew next time: after a failover the address may lead elsewhere than its connections do."""
+    """Make the next call connect again: after a failover the address may point to another store."""
     await client.connection_pool.disconnect(inuse_connections=False)
 
 
 def failure(error: Exception) -> StoreError:
     """Name a failure of the store in one word: the one list of them (``docs/failures.md``)."""
     if isinstance(error.__cause__, RedisError):
-        error = error.__cause__  # a refused greeting is dressed as a lost connection
+        error = error.__cause__  # redis-py reports a refused greeting as a lost connection
     text = str(error)
     if MissingFunctionError.TEXT in text:
         return MissingFunctionError("scripting", text)
@@ -317,13 +343,11 @@ def failure(error: Exception) -> StoreError:
 
 
 def _faults(server: Mapping[str, Any], memory: Memory) -> Iterator[Fault]:
-    """What INFO says that is not as it should be."""
+    """The misconfigurations that INFO shows."""
     version = str(server.get("redis_version", ""))
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
-        yield Fault(
-            "version", f"Redis {version or '?'} is not known to be {'.'.join(map(str, OLDEST))} or later"
-        )
+        yield Fault("version", f"Redis {version or '?'} is not {'.'.join(map(str, OLDEST))} or later")
     policy = server.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield Fault("maxmemory_policy", f"{policy} evicts buckets, which are then forgotten; set noeviction")

@@ -1,4 +1,7 @@
-"""The script of the store, assembled from ``lua/*.lua``; ``library.py`` makes a function library of it."""
+"""The Lua scripts, read from ``lua/*.lua``; the large one, which decides, is put together from several.
+
+``library.py`` makes a function library of the large one. ``run_script`` sends the small ones as they are.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from app.store.keys import LONGEST_TTL_MS
 ALGORITHMS: Final = ("sampled_rate", "token_bucket", "producer_ids")
 
 LOOK_EVERY_MS: Final = 100
-"""How often the script asks how much memory the store uses: that takes 18 microseconds."""
+"""The least time between two checks of the store's memory by the script: a check takes 18 microseconds."""
 
 MOST_WRITTEN: Final = 256 * 1024
 """Bytes after which a call decides no further ask."""
@@ -61,13 +64,13 @@ def shares() -> str:
     return f"local SHARES = {{{', '.join(f'{{{hashes}, {load!r}}}' for hashes, load in SHARES)}}}\n"
 
 
-def text(part: str) -> str:
-    """One of the files it is made of."""
-    return (FOLDER / f"{part}.lua").read_text()
+def text(name: str) -> str:
+    """Return one of the files; each begins with a description of its keys, arguments and reply."""
+    return (FOLDER / f"{name}.lua").read_text()
 
 
 def maker(name: str, more: str = "") -> str:
-    """An algorithm, and what is added to it, as a function that makes it."""
+    """Wrap an algorithm, with what is added to it, in a Lua function that returns it."""
     before = shares() if name == "producer_ids" else ""
     return f"local function make_{name}()\n{before}{text(name)}{more}return {name}\nend\n"
 
@@ -79,16 +82,4 @@ def assemble() -> str:
 
 SCRIPT: Final = assemble()
 
-FORGET: Final = (
-    numbers()
-    + text("order")
-    + """
-for i = 1, #KEYS - 1 do redis.call('DEL', KEYS[i]) end
-return string.format('%.0f', next_order(KEYS[#KEYS]))
-"""
-)
-"""Removes buckets, and takes the next number in the order of what is logged, as a call does.
-
-Sent whole with EVAL, like every script that does not decide: it is small and seldom called, so building it
-anew for each call costs nothing that matters.
-"""
+FORGET: Final = numbers() + text("order") + text("forget")

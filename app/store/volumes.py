@@ -1,4 +1,4 @@
-"""The record of the throttle factor in the store, and the drill beside it; neither is ever half-written."""
+"""The record of the throttle factor and the drill, in the store; each is written atomically."""
 
 from __future__ import annotations
 
@@ -8,67 +8,60 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from msgspec import MsgspecError, msgpack
 from redis.asyncio import Redis
 
-from app.domain.volumes import Drill, State
+from app.domain.volumes import Drill, FactorState
 from app.store.keys import PREFIX
 from app.store.lease import lease_keys
 from app.store.port import StoreError
-from app.store.redis import client_of, run
+from app.store.redis import client_of, run, run_script
+from app.store.script import text
 
 T = TypeVar("T")
 
 RECORD_KEY: Final = f"{PREFIX}:volumes".encode()
 DRILL_KEY: Final = f"{PREFIX}:volumes:drill".encode()
 LEASE: Final = "volumes"
-"""The name of the lease of whoever polls the cluster."""
+"""The name of the lease of the worker that polls the cluster."""
 
 TRIES: Final = 20
-"""How often a change is put onto a record that others change meanwhile."""
+"""How often a change is retried while others change the record."""
 
 DRILL_KEPT_MS: Final = 86_400_000
-"""How long a drill's key outlasts the drill, whose end is judged by its own times."""
+"""How long a drill's key outlives the drill. The drill itself says when it ends."""
 
-READ: Final = "return { redis.call('TIME'), redis.call('MGET', KEYS[1], KEYS[2]) }"
-
-REPLACE: Final = """
--- KEYS: the record, the fencing token. ARGV: the record as it was read ('' for none), the new one, the token
--- ('' if anybody may write). Returns whether it was written.
-if ARGV[3] ~= '' and redis.call('GET', KEYS[2]) ~= ARGV[3] then return 'fenced' end
-if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 'changed' end
-redis.call('SET', KEYS[1], ARGV[2])
-return 'written'
-"""
+READ: Final = text("volumes_read")
+REPLACE: Final = text("volumes_replace")
 
 
 class Reading(NamedTuple):
-    """The record as it stands, and the store's time.
+    """The record, the drill, and the store's time.
 
     Attributes:
-        raw: its bytes, by which a writer proves that it has seen the newest; empty if there is none.
+        raw: the record's bytes, by which a writer proves that it read the newest; empty without a record.
     """
 
     now_ms: int
-    state: State | None
+    state: FactorState | None
     drill: Drill | None
     raw: bytes
 
 
 class Replaced(Protocol):
-    """What a change needs of the record."""
+    """The operations on the record that a change needs."""
 
     async def read(self) -> Reading:
-        """What stands there now."""
+        """Read the record and the drill."""
 
-    async def replace(self, seen: bytes, state: State, token: int | None = None) -> str:
-        """Write over what was read: ``written``, ``changed`` or ``fenced``."""
+    async def replace(self, seen: bytes, state: FactorState, token: int | None = None) -> str:
+        """Replace the record that was read; returns ``written``, ``changed`` or ``fenced``."""
 
 
 async def change(
-    record: Replaced, judge: Callable[[Reading], State], token: int | None = None
-) -> tuple[str, State]:
-    """Put what follows from the record in its place; read and judged again when another was faster.
+    record: Replaced, judge: Callable[[Reading], FactorState], token: int | None = None
+) -> tuple[str, FactorState]:
+    """Replace the record by what ``judge`` makes of it; retried when another writer was faster.
 
     Returns:
-        what became of it, as ``replace`` says, and the state; ``changed`` if others were faster all the time.
+        what ``replace`` returned, and the state; ``changed`` if others were faster each time.
 
     Raises:
         StoreError: the store did not answer; it may have been written.
@@ -76,10 +69,10 @@ async def change(
     for _ in range(TRIES):
         reading = await record.read()
         state = judge(reading)
-        said = await record.replace(reading.raw, state, token)
-        if said != "changed":
+        result = await record.replace(reading.raw, state, token)
+        if result != "changed":
             break
-    return said, state
+    return result, state
 
 
 class VolumeRecord:
@@ -91,36 +84,36 @@ class VolumeRecord:
 
     @classmethod
     def at(cls, url: str, *, timeout_s: float = 1.0) -> VolumeRecord:
-        """The record in a store, with connections of its own."""
+        """The record in a store, with its own connections."""
         return cls(client_of(url, timeout_s))
 
     async def read(self) -> Reading:
-        """What stands there now, in one round trip.
+        """Read the record and the drill, in one round trip.
 
         Raises:
             StoreError: the store did not answer.
         """
-        time, (raw, drill) = await run(self._client, "EVAL", READ, 2, RECORD_KEY, DRILL_KEY)
+        time, (raw, drill) = await run_script(self._client, READ, (RECORD_KEY, DRILL_KEY))
         now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
-        return Reading(now_ms, _decoded(raw, State), _decoded(drill, Drill), raw or b"")
+        return Reading(now_ms, _decoded(raw, FactorState), _decoded(drill, Drill), raw or b"")
 
-    async def replace(self, seen: bytes, state: State, token: int | None = None) -> str:
-        """Write a record over the one that was read.
+    async def replace(self, seen: bytes, state: FactorState, token: int | None = None) -> str:
+        """Replace the record that was read.
 
         Returns:
-            ``written``; ``changed``, if what was read no longer stands there; ``fenced``, if the token is no
-            longer the newest.
+            ``written``; ``changed`` if the record is not the one that was read; ``fenced`` if the token is
+            no longer the newest.
 
         Raises:
             StoreError: the store did not answer; it may have been written.
         """
         fence = b"" if token is None else b"%d" % token
         keys = (RECORD_KEY, self._token_key)
-        said = await run(self._client, "EVAL", REPLACE, 2, *keys, seen, msgpack.encode(state), fence)
-        return str(said, "ascii")
+        result = await run_script(self._client, REPLACE, keys, seen, msgpack.encode(state), fence)
+        return str(result, "ascii")
 
     async def begin_drill(self, drill: Drill, now_ms: int) -> None:
-        """Put a drill in the place of any other.
+        """Begin a drill; it replaces any other.
 
         Raises:
             StoreError: the store did not answer; it may have been written.

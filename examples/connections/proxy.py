@@ -26,7 +26,7 @@ OVERLOADED: Final = "urn:quotagate:overloaded"
 LONGEST_SHED_MS: Final = 3_000
 CONNECT_WITHIN_S: Final = 5.0
 REMEMBERED: Final = 10_000
-"""So many addresses that were told to wait."""
+"""How many waiting addresses are remembered."""
 CHUNK: Final = 65_536
 LOG: Final = logging.getLogger("connections")
 
@@ -138,7 +138,7 @@ class Acceptor:
                     await self._pipe(client)
 
     def _known(self, ip: str) -> Step | None:
-        """An address that was told to wait is not asked for before: nothing of it would pass."""
+        """An address that has to wait is not asked for before its time: nothing of it would pass."""
         until, counted = self.told_to_wait.get(ip, (0.0, ""))
         left_s = until - time.monotonic()
         return Step("hold", counted, math.ceil(left_s * 1000)) if left_s > 0 else None
@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--quotagate", default="http://127.0.0.1:8080", metavar="URL")
     parser.add_argument("--key-file", type=Path, help="a key with the scope decide, where one is needed")
     parser.add_argument("--when-away", choices=tuple(WITHOUT_ANSWER), default="admit", help=AWAY)
-    parser.add_argument("--ask-within", type=float, default=3.0, help="seconds until an answer is none")
+    parser.add_argument("--ask-within", type=float, default=3.0, help="seconds to wait for an answer")
     parser.add_argument("--hold", type=int, default=1_000, help="so many held connections at most")
     parser.add_argument("--grace", type=float, default=5.0, help="seconds for open connections at the end")
     logging.basicConfig(format="%(message)s")

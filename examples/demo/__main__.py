@@ -26,7 +26,7 @@ import httpx
 import redis.asyncio
 from rich.console import Console
 
-from app.run.children import stop_asked
+from app.node.children import stop_event
 from examples.demo.arrangement import ADDRESS, Arrangement, DidNotStart, arrange
 from examples.demo.callers import Caller, gather
 from examples.demo.screen import Screen
@@ -56,7 +56,7 @@ QUOTAS: Final = {
 
 async def demo(seconds: float, screen: Screen) -> None:
     """From an empty folder to its end, or until SIGINT, SIGTERM or q; nothing stays behind."""
-    asked = stop_asked()
+    asked = stop_event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)  # the terminal is closed
     async with AsyncExitStack() as stack:
         stack.enter_context(ended_by_q(asked))

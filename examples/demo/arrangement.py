@@ -16,7 +16,7 @@ from typing import Final
 
 import httpx
 
-from app.run.children import Child, quotagate
+from app.node.children import Child, quotagate
 
 ROOT: Final = Path(__file__).parents[2]
 ADDRESS: Final = "127.0.0.7"
@@ -32,7 +32,7 @@ class DidNotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Where everything is: URLs and the home of Quotagate; without nginx, why there is none."""
+    """Where everything is: URLs and the home of Quotagate; without nginx, why it is missing."""
 
     quotagate: str
     home: Path
@@ -92,7 +92,7 @@ async def start(
     child = Child(folder.name, [*in_folder, *command], env=bare | (settings or {}), stop_within_s=WITHIN_S)
     stack.push_async_callback(child.stop)
     await child.start()
-    death = asyncio.ensure_future(child.died())
+    death = asyncio.ensure_future(child.wait())
     with suppress(TimeoutError):
         async with asyncio.timeout(WITHIN_S), httpx.AsyncClient(trust_env=False) as client:
             while not death.done():

@@ -14,7 +14,7 @@ depends_on: Final = None
 
 
 def upgrade() -> None:
-    """Make the three tables, and the one row of state."""
+    """Create the three tables, and the row of state."""
     state = op.create_table(
         "catalog_state",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
@@ -53,7 +53,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them."""
+    """Drop the three tables."""
     op.drop_table("changes")
     op.drop_table("quotas")
     op.drop_table("catalog_state")

@@ -1,4 +1,4 @@
-"""API keys beside the quotas, and the number by which nodes see that they changed."""
+"""API keys, and the version by which nodes see that they changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ depends_on: Final = None
 
 
 def upgrade() -> None:
-    """Make their table."""
+    """Create the table of keys, and add their version to the state."""
     op.add_column(
         "catalog_state", sa.Column("keys_version", sa.BigInteger(), server_default="0", nullable=False)
     )
@@ -34,7 +34,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it; whoever has one of its keys may then do nothing with it."""
+    """Drop both; keys are no longer accepted."""
     op.drop_table("keys")
     with op.batch_alter_table("catalog_state") as state:
         state.drop_column("keys_version")

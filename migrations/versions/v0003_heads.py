@@ -1,4 +1,4 @@
-"""The head of each entity's spelling, by which lists are ordered and found; the whole of it fits no index."""
+"""The head of each entity's spelling, which orders lists; the whole spelling is too long for an index."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ depends_on: Final = None
 
 
 def upgrade() -> None:
-    """Add it; the database computes it, so programs that do not know of it go on writing."""
+    """Add the column. The database computes it, so older programs can still write."""
     text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-    # PostgreSQL can index a computed column that is stored, and SQLite can add one that is not.
+    # PostgreSQL can only index a stored computed column, and SQLite can only add one that is not stored.
     stored = op.get_bind().dialect.name == "postgresql"
     head = sa.Column("head", text, sa.Computed("substr(entity, 1, 512)", persisted=stored))
     op.add_column("quotas", head)
@@ -24,6 +24,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the column."""
     op.drop_index(op.f("ix_quotas_head_entity_hash"), "quotas")
     op.drop_column("quotas", "head")

@@ -14,11 +14,11 @@ depends_on: Final = None
 
 
 def upgrade() -> None:
-    """Add it; the first node that starts says which it is."""
+    """Add the column; the first node that starts sets it."""
     op.add_column("catalog_state", sa.Column("max_debt_ms", sa.BigInteger()))
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the column."""
     with op.batch_alter_table("catalog_state") as state:
         state.drop_column("max_debt_ms")

@@ -16,12 +16,12 @@ from sqlalchemy import insert, update
 from app.admission.plan import matches_of
 from app.catalog import schema
 from app.catalog.catalog import Catalog
-from app.catalog.port import Row
+from app.catalog.port import QuotaRow
 from app.catalog.sql import Origin, _columns
 from app.catalog.tables import QUOTAS, STATE
 from app.domain.ask import Ask
 from app.domain.entity import ANY, Entity
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.domain.matching import Filter
 from app.domain.quota import Defaults
 from tests.postgres import Postgres, started
@@ -31,13 +31,13 @@ BY = Origin("admin", 1)
 
 
 def filled(url: str, count: int) -> str:
-    """A catalog of users, clients of users, and addresses, in the order of nobody's alphabet."""
+    """A catalog of users, clients of users, and addresses, in random order."""
     schema.upgrade(url)
     identity = json.dumps(["sampled_rate", 11, 1000, "cluster"])
     entities = [_entity(number) for number in range(count)]
     random.Random(936).shuffle(entities)
     rows = [
-        _columns(Row(str(entity), "request_rate", {"limit": number % 1_000}, 0, identity, 1))
+        _columns(QuotaRow(str(entity), "request_rate", {"limit": number % 1_000}, 0, identity, 1))
         for number, entity in enumerate(entities)
     ]
     with schema.connect(url) as connection:
@@ -102,11 +102,11 @@ def test_many_quotas_load_and_change(many: str) -> None:
         numbers = iter(range(100))
         alice = Entity.of(user="alice")
         write_ms = await took(lambda: catalog.put(alice, {"request_rate": next(numbers)}, BY), 9)
-        row = Row("user=alice", "request_rate", {"limit": 5}, 0, "[]", 99)
+        row = QuotaRow("user=alice", "request_rate", {"limit": 5}, 0, "[]", 99)
         applied = []
         for _ in range(9):
             began = process_time()
-            catalog.snapshot.apply(99, catalog._changes([row]))
+            catalog.snapshot.apply(99, await catalog._changes([row]))
             applied.append((process_time() - began) * 1_000)
         await catalog.close()
         return min(loads), median(applied), write_ms
@@ -162,7 +162,7 @@ def test_a_lookup_costs_the_same_among_many_as_among_few(tmp_path: Path) -> None
         for _ in range(9):
             began = process_time()
             for ask in asks:
-                assert matches_of(ask, quotas, Rules())
+                assert matches_of(ask, quotas, MatchingRules())
             spent.append((process_time() - began) / len(asks) * 1e6)
         await catalog.close()
         return min(spent)

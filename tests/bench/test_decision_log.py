@@ -1,4 +1,4 @@
-"""What taking decisions down costs a node: processor time beside a decision without it, and memory."""
+"""What logging decisions costs a node: processor time compared with a decision without a log, and memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from app.admission import decision_log as module
 from app.admission.decision_log import DecisionLog
 from app.admission.plan import matches_of
+from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.entity import ANY, Entity
-from app.domain.ladder import Quotas, Rules
+from app.domain.ladder import MatchingRules, Quotas
 from app.domain.quota import Quota
-from app.store.decision_log_standing import LogStanding
 from app.store.port import Answer
-from tests.bench.test_hot_path import ADMIT, Snapshot, hot_route, microseconds
+from tests.bench.test_hot_path import ADMIT, SNAPSHOT, hot_route, microseconds
 
 pytestmark = pytest.mark.bench
 
@@ -40,7 +40,7 @@ class Stream:
         self.bytes += len(batch)
         return True
 
-    async def standing(self) -> LogStanding:
+    async def status(self) -> LogStatus:
         raise AssertionError("nobody looks here")
 
 
@@ -76,13 +76,13 @@ def take(
     log: DecisionLog,
     rows: int,
     made: Callable[[int], Ask] = usual,
-    quotas: Quotas = Snapshot.quotas,
+    quotas: Quotas = SNAPSHOT.quotas,
     first: int = 0,
 ) -> None:
-    """As many decisions as rows, each with objects of its own, as asks have."""
+    """As many decisions as rows, each with objects of its own, as in real asks."""
     for n in range(first, first + rows):
         ask = made(n)
-        its = matches_of(ask, quotas, Rules())
+        its = matches_of(ask, quotas, MatchingRules())
         verdicts = []
         for found, _ in its:
             quota = found.quota
@@ -93,7 +93,7 @@ def take(
 
 
 def test_a_row_from_the_decision_to_the_batch():
-    """Taking down is all that an answer waits for; putting batches together comes between answers."""
+    """An answer waits only for the entry in memory; batches are put together between answers."""
     whole = min(asyncio.run(microseconds(hot_route())) for _ in range(3))
     took, packed, size = [], [], 0
     off = DecisionLog(Stream(), which="off", node="n", secret=bytes, now_ms=int)

@@ -1,4 +1,4 @@
-"""What the script costs per ask, beside an empty script with TIME on the same server."""
+"""What the script costs per ask, compared with an empty script with TIME on the same server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from app.domain.entity import Entity
-from app.domain.ladder import Applied
+from app.domain.ladder import AppliedQuota
 from app.domain.quota import KEYS, Quota
 from app.store.encoding import encode_call, encode_plans
 from app.store.keys import bucket_key
@@ -33,7 +33,7 @@ def charge(key: str, user: int, limit: float, spreads: bytes = b"") -> Charge:
     row = KEYS[key]
     quota = Quota(key, limit, row.algorithm, row.enforcement, burst=limit)
     entity = str(Entity.of(user=f"user-{user}"))
-    applied = Applied(quota, entity, entity, entity)
+    applied = AppliedQuota(quota, entity, entity, entity)
     return Charge(
         applied=applied, key=bucket_key(applied), usage=1, enforcement=row.enforcement, spreads=spreads
     )
@@ -49,7 +49,7 @@ CASES: dict[str, Callable[[int], Charge]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_script_beside_an_empty_one(kind: str):
+def test_script_compared_with_an_empty_one(kind: str):
     rows = []
     with running(kind) as url:
         client: Any = redis.Redis.from_url(url)

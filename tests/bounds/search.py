@@ -1,4 +1,4 @@
-"""Searches for the times and sizes of asks that get the most out of a limiter within one window."""
+"""Search for the times and sizes of asks that get the most from a limiter within one window."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol
 
 
 class Limiter(Protocol):
-    """What is attacked: admits an amount at a moment, and remembers it, or refuses and remembers nothing."""
+    """The target of an attack. It admits an amount and remembers it, or refuses and remembers nothing."""
 
     def admits(self, amount: int, at_ms: int) -> bool: ...
 
 
 class Move(NamedTuple):
-    """Wait, then take so much: 0 (which touches a bucket and spends nothing), 1, …, or all that is left."""
+    """Wait, then take an amount: 0 (which only touches the bucket), 1, …, or None for all that is left."""
 
     gap_ms: int
     most: int | None
@@ -29,10 +29,10 @@ class Target:
     """A limiter to attack.
 
     Attributes:
-        new: makes an empty one.
+        new: returns an empty limiter.
         allowance: what the limit allows in one window.
-        window_ms: the window, a span of so many milliseconds.
-        gaps: waits at which something happens in it: edges, and one beside each.
+        window_ms: the length of the window.
+        gaps: waits after which something happens in the limiter: edges, and 1 ms before and after each.
     """
 
     new: Callable[[], Limiter]
@@ -42,7 +42,7 @@ class Target:
 
 
 class Found(NamedTuple):
-    """The worst that a search met."""
+    """The worst plan that a search found."""
 
     ratio: float
     plan: Plan
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 def worst(target: Target, tries: int, seed: int = 0) -> Found:
-    """The worst ratio in any span of one window: random plans, then climbing from the best."""
+    """The worst ratio in any span of one window, by random plans and hill climbing from the best."""
     dice = random.Random(seed)
     best = Found(0.0, (), 0)
     for tried in range(1, tries + 1):
@@ -67,7 +67,7 @@ def drawn(target: Target, dice: random.Random) -> Plan:
 
 
 def mutated(plan: Plan, target: Target, dice: random.Random) -> Plan:
-    """A plan with one move changed, shifted by a little, added or left out."""
+    """A plan with one move changed, shifted, added or removed."""
     at = dice.randrange(len(plan))
     changed = {
         "change": (move(target, dice),),
@@ -84,7 +84,7 @@ def move(target: Target, dice: random.Random) -> Move:
 
 
 def taken(limiter: Limiter, plan: Plan, allowance: int) -> list[tuple[int, int]]:
-    """What a plan is admitted: (time, amount). All that is left is taken in halves, down to one unit."""
+    """The (time, amount) pairs that a plan gets; all that is left is taken by halving down to one unit."""
     now, got = 0, []
     for gap_ms, most in plan:
         now += gap_ms

@@ -1,4 +1,4 @@
-"""One way to test both hand-made clients: each call is carried out by the one or by the other."""
+"""Tests both hand-made clients in one way: a call runs on the blocking client or on the asynchronous one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = Literal["sync", "async"]
 
 @dataclass
 class Time:
-    """A clock that only sleep moves."""
+    """A clock that only moves when something sleeps."""
 
     now: float = 1_000.0
     slept: list[float] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Time:
 
 
 class Caller:
-    """A client of either kind, with a `Time` of its own and dice that are the same each time."""
+    """A client of either kind, with its own `Time` and a seeded random generator."""
 
     def __init__(self, kind: Kind, runner: asyncio.Runner, url: str, **options: Any) -> None:
         self.time = Time()
@@ -50,15 +50,15 @@ class Caller:
         )
 
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Carry out a method."""
+        """Call a method of the client."""
         return self.done(getattr(self.client, name)(*args, **kwargs))
 
     def done(self, made: Any) -> Any:
-        """What is made, awaited if it must be."""
+        """Return a result, after awaiting it if it is awaitable."""
         return self._runner.run(made) if inspect.iscoroutine(made) else made
 
     def work(self, do: Callable[..., Any], **ask: Any) -> Any:
-        """Do something inside `acquired`."""
+        """Run a function inside `acquired`."""
         if isinstance(self.client, Client):
             with self.client.acquired(**ask) as decision:
                 return do(decision)

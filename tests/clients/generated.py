@@ -1,4 +1,4 @@
-"""The generated clients: made once for all tests, compiled, and the examples of each run against a node."""
+"""The generated clients: generated once for all tests, compiled, and their examples run against a node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOOLCHAIN: Final = "its toolchain is the machine's own"
 
 
 def run(*command: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
-    """What a program prints; it must end well."""
+    """The output of a program, which must succeed."""
     ran = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -36,7 +36,7 @@ def run(*command: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] |
 
 
 def npm_tool(name: str) -> Path:
-    """A program of `clients/package.json`, installed as its lock file has it."""
+    """A program of `clients/package.json`, in the version of its lock file."""
     need("node", TOOLCHAIN)
     npm = need("npm", TOOLCHAIN)
     lock = CLIENTS / "package-lock.json"
@@ -48,7 +48,7 @@ def npm_tool(name: str) -> Path:
 
 
 def python() -> list[str | Path]:
-    """It is imported, and mypy finds nothing in what the example calls."""
+    """Import the client, and check with mypy what the example calls."""
     source = GENERATED / "python"
     example = EXAMPLES / "python" / "example.py"
     path = {"MYPYPATH": str(source), "PYTHONPATH": str(source)}
@@ -58,7 +58,7 @@ def python() -> list[str | Path]:
 
 
 def typescript() -> list[str | Path]:
-    """It compiles, strictly, with the example."""
+    """Compile the client in strict mode, together with the example."""
     run(npm_tool("tsc"), "-p", EXAMPLES / "typescript")
     return [
         need("node", TOOLCHAIN),
@@ -67,7 +67,7 @@ def typescript() -> list[str | Path]:
 
 
 def java() -> list[str | Path]:
-    """Maven compiles it, and the compiler the example with it."""
+    """Compile the client with Maven, and the example against it."""
     maven, compiler = need("mvn", TOOLCHAIN), need("javac", TOOLCHAIN)
     skipped = [f"-Dmaven.{part}.skip=true" for part in ("test", "javadoc", "source")]
     goals = ("package", "dependency:copy-dependencies", "-DincludeScope=runtime")
@@ -80,7 +80,7 @@ def java() -> list[str | Path]:
 
 
 def go() -> list[str | Path]:
-    """All of it is compiled, and the example with it."""
+    """Compile all of the client, and the example against it."""
     compiler = need("go", TOOLCHAIN)
     run(compiler, "build", "./...", cwd=GENERATED / "go")
     built = GENERATED / "go-example"
@@ -91,5 +91,5 @@ def go() -> list[str | Path]:
 def example(command: Sequence[str | Path], url: str, key: str) -> list[str]:
     """The lines that an example prints."""
     path = os.pathsep.join([str(GENERATED / "python"), str(CLIENTS / "python")])
-    told = {"QUOTAGATE_URL": url, "QUOTAGATE_KEY": key, "PYTHONPATH": path}
-    return run(*command, environment=told).splitlines()
+    environment = {"QUOTAGATE_URL": url, "QUOTAGATE_KEY": key, "PYTHONPATH": path}
+    return run(*command, environment=environment).splitlines()

@@ -1,4 +1,4 @@
-"""A server that answers as its script says: with an answer, with half of one, or not at all."""
+"""A server that plays a script: each step is an answer, half an answer, or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSED: Final = {**ADMITTED, "charged": False, "limited_by": BY}
 
 
 class Request(NamedTuple):
-    """What the server was sent."""
+    """A request that the server received."""
 
     method: str
     path: str
@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What it answers."""
+    """An answer of the server."""
 
     status: int
     content: bytes
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
 
 
 class Lost:
-    """The request is read, and the connection ends."""
+    """A step that reads the request and closes the connection without an answer."""
 
 
 Step = Reply | Lost | Callable[[Request], Reply | Lost]
@@ -53,12 +53,12 @@ LOST: Final = Lost()
 
 
 def answer(body: object, status: int = 200) -> Reply:
-    """A body as JSON."""
+    """An answer with a JSON body."""
     return Reply(status, json.dumps(body).encode())
 
 
 def overloaded(retry_after: str | None = "2") -> Reply:
-    """A problem of a node that has too much to do."""
+    """The problem that an overloaded node answers with."""
     problem = {
         "type": "urn:quotagate:overloaded",
         "title": "Service Unavailable",
@@ -70,24 +70,24 @@ def overloaded(retry_after: str | None = "2") -> Reply:
 
 
 def throttled(ms: int) -> Reply:
-    """A decision that says throttle."""
+    """An answer with the decision throttle."""
     return answer({**REFUSED, "decision": "throttle", "throttle_ms": ms})
 
 
 def delayed(ms: int) -> Reply:
-    """A decision that says delay."""
+    """An answer with the decision delay."""
     return answer({**ADMITTED, "decision": "delay", "throttle_ms": ms, "limited_by": BY})
 
 
 def every(request: Request) -> Reply:
-    """Admits each ask of a batch; ``applied`` is the place that the ask's principal names."""
+    """Admit each ask of a batch; ``applied`` is the number that the ask has as its principal."""
     decisions = [{**ADMITTED, "applied": int(ask["principal"])} for ask in request.body["asks"]]
     return answer({"decisions": decisions})
 
 
 @dataclass
 class Script:
-    """The steps still to come, and the requests that came."""
+    """The steps that are left, and the requests that were received."""
 
     url: str
     steps: list[Step] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Script:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Script]:
-    """The server; a request after the last step is answered with the last step."""
+    """Run the server; it answers further requests with its last step."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -127,7 +127,7 @@ def serving() -> Iterator[Script]:
             """Say nothing."""
 
     class Server(ThreadingHTTPServer):
-        daemon_threads = True  # one that waits on a connection kept alive is not waited for
+        daemon_threads = True  # the end does not wait for a request on a connection that is kept alive
 
     with Server(("127.0.0.1", 0), Handler) as server:
         script = Script(f"http://127.0.0.1:{server.server_port}")

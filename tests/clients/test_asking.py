@@ -1,4 +1,4 @@
-"""What the hand-made client asks and reads: typed answers, batches, problems, checks."""
+"""What the hand-made clients send and parse: typed answers, batches, problems, checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_answer_is_typed_and_frozen(make: Make, node: Service):
         decision.decision = "admit"  # type: ignore[misc]
 
 
-def test_fields_of_a_newer_service_are_passed_over(make: Make, script: Script):
+def test_fields_of_a_newer_service_are_ignored(make: Make, script: Script):
     by = {"quota": "request_rate", "entity": "user=*", "bucket": "user=a", "colour": "red"}
     script.plays(answer({**ADMITTED, "limited_by": by, "mood": "good"}))
     decision = make(script.url)("decide", usage={"requests": 1})
@@ -51,13 +51,13 @@ def test_fields_of_a_newer_service_are_passed_over(make: Make, script: Script):
     "content",
     [b"<html>", b"[]", b"{}", b'{"decision": "maybe"}', json.dumps({**ADMITTED, "decision": "no"}).encode()],
 )
-def test_what_is_no_decision_is_said_to_be_none(make: Make, script: Script, content: bytes):
+def test_malformed_decision_is_reported(make: Make, script: Script, content: bytes):
     script.plays(Reply(200, content))
     with pytest.raises(NotUnderstood):
         make(script.url)("decide", usage={"requests": 1})
 
 
-def test_too_few_decisions_are_none(make: Make, script: Script):
+def test_batch_answer_with_too_few_decisions_is_malformed(make: Make, script: Script):
     script.plays(answer({"decisions": [ADMITTED]}))
     with pytest.raises(NotUnderstood, match="2 decisions"):
         make(script.url)("decide_batch", [{"usage": {"requests": 1}}] * 2)
@@ -126,7 +126,7 @@ def test_batches_stay_within_the_wires_bounds(make: Make, script: Script, ask: A
         assert sum(len(ask["usage"].get("producer_ids", [])) for ask in asks) <= 10_000
 
 
-def test_a_later_part_that_fails_says_what_was_decided(make: Make, node: Service):
+def test_failed_later_part_reports_earlier_decisions(make: Make, node: Service):
     asks: list[Any] = [{"principal": "cut", "usage": {"requests": 1}} for _ in range(1_100)]
     asks[1_050] = {"principal": "cut", "usage": {"request": 1}}
     with pytest.raises(BatchCutShort) as refused:
@@ -137,13 +137,13 @@ def test_a_later_part_that_fails_says_what_was_decided(make: Make, node: Service
     assert problem.errors[0].field == "/asks/1050/usage/request"
 
 
-def test_a_first_part_that_fails_is_the_problem_itself(make: Make, node: Service):
+def test_failed_first_part_raises_its_problem(make: Make, node: Service):
     with pytest.raises(Problem) as refused:
         make(node.url)("decide_batch", [{"usage": {"requests": 1}}, {"usage": {}}])
     assert refused.value.errors[0].field == "/asks/1/usage"
 
 
-def test_a_check_is_what_a_gateway_makes_of_it(make: Make, node: Service):
+def test_check_is_read_as_a_gateway_reads_it(make: Make, node: Service):
     caller = make(node.url)
     node.put(f"user=zo%C3%AB-{caller.kind}", request_rate={**DENY, "burst": 3})
     admitted = caller("check", principal=f"zoë-{caller.kind}", client_id="", ip="10.0.0.7", requests=3)

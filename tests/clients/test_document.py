@@ -1,4 +1,4 @@
-"""The OpenAPI document as clients read it: it lints clean, and each body in it has an example."""
+"""The OpenAPI document as clients read it: it passes a linter, and each body in it has an example."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def document() -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-def test_it_lints_clean():
-    """With the recommended rules, which also hold each example to its schema; a warning is a fault."""
+def test_document_passes_the_linter():
+    """By the recommended rules, which also check examples against schemas; a warning is an error."""
     assert _lint(FILE) == []
 
 
 @pytest.mark.timeout(300)
-def test_a_fault_in_it_is_found(document: dict[str, Any], tmp_path: Path):
-    """So that a lint that looks at nothing is noticed."""
+def test_linter_finds_a_fault_in_the_document(document: dict[str, Any], tmp_path: Path):
+    """Otherwise a linter that checks nothing would go unnoticed."""
     wrong = document["paths"]["/v1/decisions"]["post"]["responses"]["422"]["content"]
     del wrong["application/problem+json"]["example"]["title"]
     file = tmp_path / "openapi.json"
@@ -52,15 +52,15 @@ def test_errors_are_problems_whose_example_has_their_status(document: dict[str, 
             assert bool(example.get("errors")) == (place == "422" or (place == "400" and path == "/v1/check"))
 
 
-def test_names_of_operations_are_short_and_their_own(document: dict[str, Any]):
-    """Generated clients call them so."""
+def test_operation_ids_are_short_and_unique(document: dict[str, Any]):
+    """Generated clients use these names."""
     names = [operation["operationId"] for _, _, operation in _operations(document)]
     assert len(set(names)) == len(names)
     assert not [name for name in names if "_v1_" in name]
 
 
 def _lint(file: Path) -> list[str]:
-    """The rules that it breaks."""
+    """The rules that the document breaks."""
     silent = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true"}
     command = (npm_tool("redocly"), "lint", file, "--extends", "recommended", "--format", "json")
     broken: list[str] = [
@@ -76,7 +76,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _contents(document: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], dict[str, Any]]]:
-    """Every body in the document, with where it stands."""
+    """Yield every body in the document, with its place."""
     shared = document["components"]["responses"]
     for path, method, operation in _operations(document):
         bodies = {"body": operation.get("requestBody", {})} | operation["responses"]

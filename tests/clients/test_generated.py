@@ -1,4 +1,4 @@
-"""`make clients`: each generated client compiles, and its example speaks with a running service."""
+"""`make clients`: each generated client compiles, and its example runs against a real service."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ COMPILED: dict[str, Callable[[], Sequence[str | Path]]] = {
 
 @pytest.fixture(scope="module")
 def made() -> None:
-    """As `make clients` makes them."""
+    """Make the clients, as `make clients` does."""
     main([])
 
 
 def through_an_overloaded_one(command: Sequence[str | Path], node: Service) -> list[str]:
-    """What an example says whose first two asks are shed; all others reach the node as they were sent."""
+    """The output of an example whose first two asks are shed; all others reach the node unchanged."""
 
     def pass_on(request: Request) -> Reply:
         if request.path == "/v1/decisions" and len(shed) < 2:
@@ -63,7 +63,7 @@ def test_every_language_is_tested():
 
 
 @pytest.mark.parametrize("language", COMPILED)
-def test_a_generated_client_compiles_and_speaks_with_the_service(made: None, node: Service, language: str):
+def test_generated_client_compiles_and_runs_against_the_service(made: None, node: Service, language: str):
     entity = f"user=example-{language},client-id=*"
     command = COMPILED[language]()
     assert through_an_overloaded_one(command, node) == [
@@ -75,7 +75,7 @@ def test_a_generated_client_compiles_and_speaks_with_the_service(made: None, nod
     assert node.http.get(f"/v1/quotas/{entity}").status_code == 404
 
 
-def test_the_hand_made_clients_example_does_what_it_says(node: Service):
+def test_example_of_the_hand_made_client_works(node: Service):
     node.put(
         "user=example-hand-made,client-id=*",
         request_rate={"limit": 0.1, "algorithm": "token_bucket", "burst": 3, "enforcement": "deny"},
@@ -86,7 +86,7 @@ def test_the_hand_made_clients_example_does_what_it_says(node: Service):
     assert 1_000 < waited <= 10_000
 
 
-def test_the_easier_document_keeps_every_path_and_every_quota_key():
+def test_simplified_document_keeps_every_path_and_quota_key():
     exact = json.loads((generated.ROOT / "openapi" / "openapi.json").read_text(encoding="utf-8"))
     document = easier(exact)
     assert document["paths"].keys() == exact["paths"].keys()

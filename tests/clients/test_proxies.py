@@ -1,4 +1,4 @@
-"""The environment's proxies: used by the hand-made client for other machines, never for this one."""
+"""Proxies of the environment: the hand-made clients use them for other machines, never for this one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIABLES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROX
 
 @pytest.fixture(autouse=True)
 def proxy(monkeypatch: pytest.MonkeyPatch):
-    """A proxy that all variables name; it keeps what it is sent."""
+    """A proxy that all proxy variables name; it records what it receives."""
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     with serving() as recording:
@@ -28,7 +28,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_node_on_this_machine_is_asked_itself(make: Make, script: Script, proxy: Script, host: str):
+def test_node_on_this_machine_is_asked_without_a_proxy(make: Make, script: Script, proxy: Script, host: str):
     script.plays(answer(ADMITTED))
     caller = make(script.url.replace("127.0.0.1", host), key="secret")
     assert caller("decide", usage={"requests": 1}).decision == "admit"
@@ -36,7 +36,7 @@ def test_a_node_on_this_machine_is_asked_itself(make: Make, script: Script, prox
     assert proxy.requests == []
 
 
-def test_a_node_that_is_not_there_is_not_looked_for_at_the_proxy(make: Make, proxy: Script):
+def test_absent_local_node_is_not_looked_for_through_the_proxy(make: Make, proxy: Script):
     with pytest.raises(Unreachable):
         make("http://127.0.0.1:1", key="secret")("decide", usage={"requests": 1})
     assert proxy.requests == []

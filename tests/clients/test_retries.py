@@ -1,4 +1,4 @@
-"""What the hand-made client sends again, and what never."""
+"""What the hand-made clients send again, and what they never send twice."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_no_retry_after_the_id_may_be_forgotten(make: Make, script: Script):
 
 
 def test_an_answer_that_was_lost_is_charged_once(make: Make, script: Script, node: Service):
-    """A real node charged the first ask; its answer never came."""
+    """A real node charged the first ask, but its answer was lost."""
     limit = {"limit": 1, "algorithm": "token_bucket", "burst": 10_000, "enforcement": "deny"}
     node.put("user=lost", request_rate=limit)
 
@@ -141,7 +141,7 @@ def test_an_answer_that_was_lost_is_charged_once(make: Make, script: Script, nod
     assert 3_000 <= seen["quotas"][0]["remaining"] <= 10_000 - 7_000 + 300  # refilled by 1 a second
 
 
-def test_ids_come_from_the_systems_randomness_unless_told_otherwise(script: Script):
+def test_ids_come_from_the_systems_randomness_by_default(script: Script):
     script.plays(answer(ADMITTED))
     random.seed(7)
     with Client(script.url) as one:

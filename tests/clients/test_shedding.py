@@ -1,4 +1,4 @@
-"""What the hand-made client does when a node has too much to do: it comes back, a few times."""
+"""What the hand-made clients do when a node sheds their ask: they retry, a few times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_an_ask_that_was_shed_is_sent_again_when_the_answer_says(make: Make, scr
     assert caller("decide", **ONCE).decision == "admit"
     assert len(caller.time.slept) == 2
     assert all(seconds <= slept <= 1.1 * seconds for slept in caller.time.slept), "never sooner"
-    assert caller.time.slept[0] != caller.time.slept[1], "those who were told the same come apart"
+    assert caller.time.slept[0] != caller.time.slept[1], "callers with the same wait must not return at once"
     assert len({request.body["id"] for request in script.requests}) == 1
 
 
@@ -34,7 +34,7 @@ def test_without_jitter_the_wait_is_what_the_answer_says(make: Make, script: Scr
 
 
 @pytest.mark.parametrize("retry_after", [None, "Sun, 22 Nov 2026 12:00:00 GMT", "-1"])
-def test_a_wait_that_is_not_said_is_a_second(make: Make, script: Script, retry_after: str | None):
+def test_missing_retry_after_means_one_second(make: Make, script: Script, retry_after: str | None):
     script.plays(overloaded(retry_after), answer(ADMITTED))
     caller = make(script.url, jitter=0)
     caller("decide", **ONCE)
@@ -42,13 +42,13 @@ def test_a_wait_that_is_not_said_is_a_second(make: Make, script: Script, retry_a
 
 
 def test_it_needs_no_id_as_nothing_was_charged(make: Make, script: Script):
-    """A check has none, and is sent again after this answer alone."""
+    """A check has no id; only after this answer is it sent again."""
     script.plays(overloaded(), answer(ADMITTED))
     assert make(script.url)("check", principal="alice").admitted
     assert len(script.requests) == 2
 
 
-def test_after_so_many_times_it_is_said_by_its_name(make: Make, script: Script):
+def test_overload_is_raised_after_the_last_retry(make: Make, script: Script):
     script.plays(overloaded("3"))
     caller = make(script.url, retry=Retries(times=4))
     with pytest.raises(Overloaded) as refused:
@@ -59,7 +59,7 @@ def test_after_so_many_times_it_is_said_by_its_name(make: Make, script: Script):
     assert len(script.requests) == 5
 
 
-def test_without_retries_it_is_said_at_once(make: Make, script: Script):
+def test_overload_is_raised_at_once_without_retries(make: Make, script: Script):
     script.plays(overloaded())
     caller = make(script.url, retry=Retries(times=0))
     with pytest.raises(Overloaded):
@@ -78,7 +78,7 @@ def test_a_wait_beyond_the_time_for_retries_is_not_waited(make: Make, script: Sc
 
 
 def test_the_callers_own_deadline_holds(make: Make, script: Script):
-    """Not even a sleep begins that would end after it."""
+    """The client does not begin a sleep that would end after the deadline."""
     script.plays(overloaded("2"))
     caller = make(script.url, retry=Retries(times=100))
     with pytest.raises(Overloaded):
@@ -95,7 +95,7 @@ def test_the_deadline_covers_throttles_and_shedding_together(make: Make, script:
     assert caller.time.slept == [3.0]
 
 
-def test_acquire_goes_on_after_it(make: Make, script: Script):
+def test_acquire_continues_after_shedding(make: Make, script: Script):
     script.plays(overloaded("1"), throttled(500), overloaded("1"), answer(ADMITTED))
     caller = make(script.url, jitter=0)
     assert caller("acquire", within_s=10, **ONCE).decision == "admit"
@@ -114,7 +114,7 @@ def test_the_later_calls_of_a_batch_are_sent_again_too(make: Make, script: Scrip
 
 
 def test_a_check_that_was_shed_is_a_refusal(make: Make, script: Script):
-    """So gateways have it: 429 with the body of a throttle. It is not sent again."""
+    """A shed check is answered as for gateways: 429 with the body of a throttle. It is not sent again."""
     refused = throttled(1_400)
     script.plays(Reply(429, refused.content, refused.type, (("Retry-After", "2"), ("X-Throttle-Ms", "1400"))))
     check = make(script.url)("check", principal="alice")
@@ -125,7 +125,7 @@ def test_a_check_that_was_shed_is_a_refusal(make: Make, script: Script):
 
 
 def test_another_503_is_no_promise_that_nothing_was_charged(make: Make, script: Script):
-    """Of a balancer, or of another type: without an id it is not sent again."""
+    """A 503 of a load balancer, or with another problem type: without an id the call is not sent again."""
     other = {"type": "about:blank", "title": "Service Unavailable", "status": 503, "detail": "no catalog"}
     for reply in (answer(other, 503), Reply(503, b"<html>", "text/html"), answer([], 503)):
         script.plays(Reply(*reply[:3], (("Retry-After", "1"),)))

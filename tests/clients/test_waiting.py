@@ -1,4 +1,4 @@
-"""What the hand-made client does with a throttle and a delay: it waits, never too short, and reports it."""
+"""What the hand-made clients do with a throttle or a delay: they wait, never too short, and report it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[..., Caller]
 ONCE: Any = {"usage": {"requests": 1}, "principal": "alice"}
 
 
-def test_a_throttle_is_waited_out_with_positive_jitter(make: Make, script: Script):
+def test_throttle_is_waited_out_with_positive_jitter(make: Make, script: Script):
     script.plays(throttled(2_000), throttled(500), answer(ADMITTED))
     caller = make(script.url, jitter=0.2)
     assert caller("acquire", **ONCE).decision == "admit"
@@ -34,7 +34,7 @@ def test_jitter_is_never_negative(make: Make):
             Client("http://127.0.0.1:1", jitter=wrong)
 
 
-def test_a_deadline_that_cannot_be_met_is_said_at_once(make: Make, script: Script):
+def test_deadline_that_cannot_be_met_fails_at_once(make: Make, script: Script):
     script.plays(throttled(400), throttled(700))
     caller = make(script.url)
     with pytest.raises(DeadlinePassed) as refused:
@@ -78,7 +78,7 @@ def test_a_delay_shorter_than_the_work_is_over(make: Make, script: Script):
     assert caller.time.slept == []
 
 
-def test_work_that_fails_was_charged_and_is_held_too(make: Make, script: Script):
+def test_failed_work_is_charged_and_held_too(make: Make, script: Script):
     script.plays(delayed(1_000))
     caller = make(script.url, jitter=0)
 
@@ -130,7 +130,7 @@ def test_a_decorated_function_keeps_its_name():
     assert work.__doc__ == "It says what it does."
 
 
-def test_throttled_by_a_real_node_until_it_lets_pass(make: Make, node: Service):
+def test_client_waits_until_a_real_node_admits(make: Make, node: Service):
     """While the client sleeps, an operator raises the limit."""
     limit = {"limit": 0.01, "algorithm": "token_bucket", "burst": 1, "enforcement": "deny"}
     caller = make(node.url)
@@ -163,7 +163,7 @@ def test_a_peek_is_no_answer_to_work(make: Make, script: Script):
     assert caller.client.throttle_time_max is None
 
 
-def test_samples_of_thirty_seconds_go_a_minute_after_their_last_event():
+def test_throttle_samples_expire_a_minute_after_their_last_event():
     time = Time(now=0)
     times = ThrottleTimes(time.clock)
     times.record(100)

@@ -12,7 +12,7 @@ from tests.service import Service, running
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Service]:
-    """One for all tests, each of which has addresses, brokers and listeners of its own."""
+    """One node for all tests; each test uses its own addresses, brokers and listeners."""
     with running() as node:
         yield node
 

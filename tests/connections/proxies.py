@@ -23,7 +23,7 @@ T = TypeVar("T")
 PROXY: Final = Path(__file__).parents[2] / "examples" / "connections" / "proxy.py"
 ACCEPTING: Final = "accepting on port "
 PATIENT: Final = ("--ask-within", "20")
-"""Past three seconds, as on a very busy machine, connections are decided without Quotagate."""
+"""The proxy's timeout is raised: on a very busy machine, connections would be decided without Quotagate."""
 CALM_WITHIN_S: Final = 20.0
 
 
@@ -36,14 +36,14 @@ class Proxy:
     log: Path
 
     def counts(self) -> Counter[str]:
-        """What it says of itself on SIGUSR1."""
+        """The counts that it reports on SIGUSR1."""
         before = len(self.reports())
         self.process.send_signal(signal.SIGUSR1)
         eventually(lambda: len(self.reports()) > before)
         return self.reports()[before]
 
     def reports(self) -> list[Counter[str]]:
-        """Every report so far; the last one comes at its end."""
+        """All reports so far; it writes the last one when it ends."""
         lines = [line for line in self.said().splitlines(keepends=True) if line.startswith("held=")]
         pairs = [[pair.split("=") for pair in line.split()] for line in lines if line.endswith("\n")]
         return [Counter({name: int(n) for name, n in line}) for line in pairs]
@@ -59,7 +59,7 @@ class Proxy:
 async def proxying(
     quotagate: str, target: int, *options: str, broker: str = "1", listener: str = "PLAINTEXT"
 ) -> AsyncIterator[Proxy]:
-    """A proxy in front of a target; when the test is over, nothing must be left in it."""
+    """A proxy in front of a target; at the end of the test, it must hold no connection."""
     with tempfile.TemporaryDirectory(prefix="qg-proxy-") as folder:
         log = Path(folder) / "log"
         places = ("--listen", "127.0.0.1:0", "--to", f"127.0.0.1:{target}", "--quotagate", quotagate)
@@ -85,7 +85,7 @@ async def proxying(
 
 
 class Echo(asyncio.Protocol):
-    """One end of a connection that gives back what it gets."""
+    """Echo everything that one end of a connection receives."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -97,7 +97,7 @@ class Echo(asyncio.Protocol):
 
 @asynccontextmanager
 async def listening(connection: Callable[[], asyncio.Protocol]) -> AsyncIterator[int]:
-    """A server in this process; gives its port."""
+    """Run a server in this process; yield its port."""
     server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0, backlog=1024)
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -136,7 +136,7 @@ async def attempt(port: int, source: str) -> Attempt:
 
 
 async def storm(ports: list[int], source: str, *, clients: int, seconds: float) -> list[Attempt]:
-    """So many clients of one address, each of which connects again and again, to each port in turn."""
+    """Run this many clients of one address; each connects again and again, to each port in turn."""
     until = time.monotonic() + seconds
 
     async def client(n: int) -> list[Attempt]:
@@ -149,7 +149,7 @@ async def storm(ports: list[int], source: str, *, clients: int, seconds: float) 
 
 
 async def until(look: Callable[[], T]) -> T:
-    """Wait, while others go on, until a look finds something true, and give it back."""
+    """Wait, without blocking the loop, until ``look`` returns something true, and return that."""
     async with asyncio.timeout(CALM_WITHIN_S):
         while not (found := look()):  # noqa: ASYNC110  most of what is waited for is in another program
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What the example proxy does with answers that a test gives: in which order, how late, and with none."""
+"""What the example proxy does with the answers of a fake Quotagate: their order, late ones, missing ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNUSABLE: Final = {
 
 
 class Scripted:
-    """Stands for Quotagate: keeps what it was asked, and when; a test says what it answers."""
+    """A fake Quotagate: records asks and their times; a test sets its answers."""
 
     def __init__(self) -> None:
         self.asks: list[dict[str, Any]] = []
@@ -47,7 +47,7 @@ class Scripted:
         self.answer: Callable[[dict[str, Any]], tuple[str, str]] = lambda _: said("admit")
 
     def hold_back(self, back: bool, *rechecks: bool) -> None:
-        """Keep the answers to first or second asks to itself for now, or no longer."""
+        """Hold back the answers to first or second asks, or release them."""
         for recheck in rechecks or (False, True):
             event = self.may_answer[recheck]
             event.clear() if back else event.set()
@@ -79,7 +79,7 @@ def said(decision: str, throttle_ms: int = 0) -> tuple[str, str]:
 
 @asynccontextmanager
 async def serving(script: Scripted, bound: socket.socket) -> AsyncIterator[None]:
-    """Listen on a socket that is bound; at the end every connection has been seen through."""
+    """Serve on a bound socket; at the end, wait for every connection."""
     connections: set[asyncio.Task[None]] = set()
 
     def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,7 +92,7 @@ async def serving(script: Scripted, bound: socket.socket) -> AsyncIterator[None]
 
 
 def a_place() -> tuple[socket.socket, str]:
-    """A bound socket that refuses until somebody listens on it, and its URL."""
+    """A bound socket, which refuses connections until a server listens on it, and its URL."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     return bound, f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -107,7 +107,7 @@ async def quotagate() -> AsyncIterator[tuple[Scripted, str]]:
 
 
 async def test_while_the_listener_waits_nobody_is_accepted(quotagate, target) -> None:
-    """The connection that was over the rate passes after the delay; the next is asked for after that."""
+    """A connection above the rate passes after the delay; only then is the next one asked about."""
     script, url = quotagate
     script.answer = lambda _: said("delay", 700 if len(script.asks) == 1 else 1)
     async with proxying(url, target) as proxy:
@@ -120,7 +120,7 @@ async def test_while_the_listener_waits_nobody_is_accepted(quotagate, target) ->
 
 
 async def test_whoever_comes_meanwhile_stays_in_the_backlog(quotagate, target) -> None:
-    """While an answer is awaited, and while the listener waits; an end does not wait for that."""
+    """While an answer is awaited, and while the listener waits; the proxy can end meanwhile."""
     script, url = quotagate
     script.answer = lambda _: said("delay", 3_600_000)
     script.hold_back(True)
@@ -149,7 +149,7 @@ async def test_a_held_connection_keeps_nobody_waiting(quotagate, target) -> None
 
 
 async def test_nothing_is_read_from_a_held_connection(quotagate, target) -> None:
-    """What its client has sent waits for it, and passes when it does."""
+    """What the client has sent meanwhile waits too, and passes with the connection."""
     script, url = quotagate
     script.answer = lambda ask: said("admit") if ask["recheck"] else said("throttle", 1)
     async with proxying(url, target) as proxy, connected(proxy.port, WAITING) as (reader, writer):
@@ -160,7 +160,7 @@ async def test_nothing_is_read_from_a_held_connection(quotagate, target) -> None
 
 
 async def test_a_held_connection_may_be_delayed_by_its_listener_too(quotagate, target) -> None:
-    """The second answer is about both: its address may pass now, its listener has to wait."""
+    """The second answer covers both: the address may pass now, but the listener must wait."""
     script, url = quotagate
     script.answer = lambda ask: said("delay", 500) if ask["recheck"] else said("throttle", 1)
     async with proxying(url, target) as proxy:
@@ -173,7 +173,7 @@ async def test_a_held_connection_may_be_delayed_by_its_listener_too(quotagate, t
 
 
 async def test_an_address_that_was_told_to_wait_is_not_asked_for_before(quotagate, target) -> None:
-    """None of its connections would pass, so they take no turn from others."""
+    """None of its connections would pass, so they must not take turns from others."""
     script, url = quotagate
     script.answer = lambda ask: said("throttle", 1_000) if ask["ip"] == WAITING else said("admit")
     async with proxying(url, target) as proxy, AsyncExitStack() as held:
@@ -188,7 +188,7 @@ async def test_an_address_that_was_told_to_wait_is_not_asked_for_before(quotagat
 
 
 async def test_second_asks_leave_every_other_turn_to_newcomers(quotagate, target) -> None:
-    """Four of them are due when somebody else comes: one is under way, and one at most goes before."""
+    """Four of them are due when a newcomer arrives: one is in progress, and at most one more goes first."""
     script, url = quotagate
     script.answer = lambda ask: said("throttle", 1_000) if ask["ip"] == WAITING else said("admit")
     script.hold_back(True, True)
@@ -219,7 +219,7 @@ async def test_a_key_is_sent_and_the_place_is_named(quotagate, target, tmp_path:
 
 @pytest.mark.parametrize("policy", ["admit", "close"])
 async def test_a_connection_that_was_shed_is_held_and_asked_for_again(quotagate, target, policy) -> None:
-    """Whatever the policy for outages is: a flood must not open the door. Others go on meanwhile."""
+    """Under either policy for outages: a flood must not let connections in. Other connections continue."""
     script, url = quotagate
     script.answer = lambda ask: said("admit") if ask["recheck"] or ask["ip"] == OTHER else SHED
     async with proxying(url, target, "--when-away", policy) as proxy:
@@ -257,7 +257,7 @@ async def test_what_is_no_answer_is_none(quotagate, target, unusable) -> None:
 
 @pytest.mark.parametrize("policy", ["admit", "close"])
 async def test_without_an_answer_the_policy_decides(quotagate, target, policy) -> None:
-    """Also about those who come in the next second, without an ask; then it is asked again."""
+    """It also decides about connections in the next second, without an ask; then Quotagate is asked again."""
     script, url = quotagate
     script.answer = lambda _: UNUSABLE["503"]
     async with proxying(url, target, "--when-away", policy) as proxy:

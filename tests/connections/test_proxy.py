@@ -20,7 +20,7 @@ SLOW = {"samples": 2, "sample_ms": 3_600_000}
 
 
 class HalfOpen(asyncio.Protocol):
-    """Says a greeting and ends; takes what comes all the same, and keeps it in `taken`."""
+    """Sends a greeting and half-closes; still receives everything, and keeps it in `taken`."""
 
     def __init__(self, taken: bytearray, ended: asyncio.Event) -> None:
         self.taken, self.ended = taken, ended
@@ -38,7 +38,7 @@ class HalfOpen(asyncio.Protocol):
 
 
 class AnswersAtTheEnd(asyncio.Protocol):
-    """Answers with all that came, once its sender has ended."""
+    """Sends everything back once the sender has half-closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -80,14 +80,14 @@ async def test_a_target_that_has_ended_still_takes_what_comes(node: Service) -> 
 
 
 async def test_a_slow_target_slows_its_client(node: Service) -> None:
-    """Back-pressure: what the target does not read stays with the client, and arrives whole later."""
+    """Back-pressure: what the target does not read stays with the client, and arrives completely later."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with proxying(node.url, listener.getsockname()[1]) as proxy:
             await asyncio.to_thread(flood, proxy.port, listener)
 
 
 def flood(port: int, listener: socket.socket) -> None:
-    """Send as much as is taken while the target reads nothing, and the rest while it reads."""
+    """Send as much as possible while the target reads nothing, and the rest while it reads."""
     sent, arrived = memoryview(os.urandom(64 * 1024 * 1024)), bytearray()
     with (
         socket.create_connection(("127.0.0.1", port), source_address=("127.0.1.3", 0)) as client,
@@ -143,7 +143,7 @@ async def test_an_address_without_any_allowance_is_closed_at_once(node: Service,
 async def test_a_throttled_connection_is_admitted_once_the_rate_has_fallen(
     node: Service, target: int
 ) -> None:
-    """One at a time, so that whoever is told to wait finds the allowance free after that."""
+    """One at a time, so that a caller that waited finds the allowance free."""
     node.put("ip=127.0.1.7", connection_creation_rate={"limit": 2, "samples": 2, "sample_ms": 500})
     async with proxying(node.url, target) as proxy:
         while proxy.counts()["throttled"] < 2:
@@ -156,7 +156,7 @@ async def test_a_throttled_connection_is_admitted_once_the_rate_has_fallen(
 async def test_a_connection_that_is_still_over_the_rate_is_closed_and_charges_nobody(
     node: Service, target: int
 ) -> None:
-    """Neither its address nor its listener nor its broker."""
+    """Neither the bucket of its address, nor those of its listener and its broker."""
     rate = {"limit": 1_000, **SLOW}
     node.put("ip=127.0.1.8", connection_creation_rate={"limit": 1, **SLOW})
     node.put("listener=CHARGED", max_connection_creation_rate={**rate, "scope": "cluster"})
@@ -190,7 +190,7 @@ def charged(node: Service, ip: str, broker: str) -> dict[str, int]:
 
 
 async def test_no_more_than_so_many_are_held(node: Service, target: int) -> None:
-    """The newest is closed at once; those that are held are asked for again."""
+    """The newest connection is closed at once; those that are held are asked about again."""
     node.put("ip=127.0.1.10", connection_creation_rate={"limit": 1, **SLOW})
     node.ask(ip="127.0.1.10", usage={"connections": 4_000}, mode="record")
     async with proxying(node.url, target, "--hold", "3") as proxy:
@@ -202,7 +202,7 @@ async def test_no_more_than_so_many_are_held(node: Service, target: int) -> None
 
 
 async def test_it_outlives_the_want_of_descriptors(node: Service, target: int) -> None:
-    """Whom it cannot accept waits in the backlog, and is served when others have gone."""
+    """A connection that cannot be accepted waits in the backlog, and is served when others have ended."""
     async with proxying(node.url, target) as proxy:
         assert (await attempt(proxy.port, "127.0.1.11")).passed
         room = proxy.descriptors() + 8
@@ -215,7 +215,7 @@ async def test_it_outlives_the_want_of_descriptors(node: Service, target: int) -
 
 
 async def test_at_the_end_open_connections_may_finish(node: Service, target: int) -> None:
-    """Nobody new is accepted, what is held is closed, and what is open goes on until it ends by itself."""
+    """New connections are not accepted, held ones are closed, and open ones continue until they end."""
     node.put("ip=127.0.1.12", connection_creation_rate={"limit": 1, **SLOW})
     node.ask(ip="127.0.1.12", usage={"connections": 4_000}, mode="record")
     async with proxying(node.url, target, "--grace", "60") as proxy:

@@ -1,4 +1,4 @@
-"""What KIP-612 has an acceptor do with each answer, and what is no answer."""
+"""What an acceptor does with each answer, according to KIP-612, and which answers are invalid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from examples.connections.proxy import Step, next_step, shed_step
     ],
 )
 def test_each_answer_has_its_step(decision, throttle_ms, rechecked, step) -> None:
-    """A delay is as long as it says, a hold is never above a second, and nothing is held twice."""
+    """A delay lasts as long as the answer says, a hold at most a second, and nothing is held twice."""
     assert next_step(decision, throttle_ms, rechecked=rechecked) == step
 
 

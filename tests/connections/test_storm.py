@@ -21,7 +21,7 @@ WINDOW_S: Final = SAMPLES * SAMPLE_MS / 1000
 CLIENTS: Final = 40
 STORM_S: Final = 4.0
 HALF_THE_LIMIT: Final = 0.5
-"""What must pass at least: a storm that is mostly refused would hold any rate."""
+"""How much must pass at least: a storm that is mostly refused would satisfy any rate."""
 
 
 async def test_an_address_has_one_rate_over_both_proxies(node: Service, target: int) -> None:
@@ -56,7 +56,7 @@ PLACES: Final = {
 
 @pytest.mark.parametrize(("one", "other", "entity", "scope", "acceptors"), PLACES.values(), ids=PLACES)
 async def test_a_place_has_one_rate(node: Service, target: int, one, other, entity, scope, acceptors) -> None:
-    """Nobody is refused, and whoever is over the rate makes its acceptor wait."""
+    """No connection is refused; one above the rate makes its acceptor wait."""
     node.put(entity, max_connection_creation_rate={**RATE, **scope})
     async with (
         proxying(node.url, target, broker=one[0], listener=one[1]) as near,
@@ -78,7 +78,7 @@ async def test_a_place_has_one_rate(node: Service, target: int, one, other, enti
 
 
 def with_delays(acceptors: int) -> float:
-    """The most that acceptors who wait as they are told let in, in any window of N samples.
+    """Return the most connections that obedient acceptors let in during any window of N samples.
 
     Everything of a window is in the sum at its last ask. Up to M = limit x (N + 1) samples that sum may be
     fine, for the window it is measured over may be that long. Above M each ask is over the rate, and its
@@ -90,7 +90,7 @@ def with_delays(acceptors: int) -> float:
 
 
 def held_to(passed: Sequence[Attempt], bound: float) -> None:
-    """So many in any window, and not much less than the limit over all.
+    """Check that no window had more than this many, and that the total is not much below the limit.
 
     A connection was charged between its beginning and its end, by a clock of whole milliseconds.
     """
@@ -101,7 +101,7 @@ def held_to(passed: Sequence[Attempt], bound: float) -> None:
 
 
 def most_within(passed: Sequence[Attempt], span_s: float) -> int:
-    """The most that surely were charged within one span: they began and ended in it."""
+    """The most connections that were certainly charged within one span: they began and ended in it."""
     return max(
         sum(one.began >= first.began and one.ended <= first.began + span_s for one in passed)
         for first in passed
@@ -109,7 +109,7 @@ def most_within(passed: Sequence[Attempt], span_s: float) -> int:
 
 
 async def test_a_storm_of_one_address_does_not_slow_another(node: Service, target: int) -> None:
-    """A bystander passes by hundreds of sockets that are held, in a fraction of the time these take."""
+    """Another address passes hundreds of held sockets, in a fraction of the time that they take."""
     node.put("ip=127.0.3.3", connection_creation_rate=RATE)
     node.put("ip=127.0.3.4", connection_creation_rate=RATE)
     async with proxying(node.url, target) as proxy:

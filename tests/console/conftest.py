@@ -17,12 +17,12 @@ PUSHED = {
     "QUOTAGATE_VOLUME_SOURCE": "push",
     "QUOTAGATE_VOLUME_MIN_AVAILABLE_BYTES": "100",
 }
-"""Volumes are pushed by the tests."""
+"""The tests push volumes."""
 
 
 @dataclass
 class Console:
-    """A page that is open, the node behind it, and what the browser complained of."""
+    """An open page, the node behind it, and the errors in the browser's console."""
 
     page: Page
     node: Service
@@ -45,7 +45,7 @@ class Console:
         return self.page.locator(f"#{table} tr").all_inner_texts()
 
     def says(self, text: str) -> None:
-        """Wait for a problem that is said."""
+        """Wait until the page shows a problem."""
         self.page.wait_for_selector(f"#problem:has-text({text!r})")
 
 
@@ -75,7 +75,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def console(browser: Browser, node: Service) -> Iterator[Console]:
-    """The page, freshly opened; at the end the browser has complained of nothing, and asked nobody else."""
+    """A freshly opened page; at the end, the browser must have no errors and have contacted no other host."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.set_default_timeout(20_000)
     one = Console(page, node)
@@ -89,6 +89,6 @@ def console(browser: Browser, node: Service) -> Iterator[Console]:
     page.goto(f"{node.url}/console")
     yield one
     page.close()
-    # A refusal that is shown on the page is written into the browser's own console as well.
+    # A refusal that the page shows is also in the browser's own console.
     assert [text for text in one.complaints if "Failed to load resource" not in text] == []
     assert [url for url in one.asked if not url.startswith((node.url, "data:"))] == []

@@ -1,4 +1,4 @@
-"""What a person does in the console, and what the service knows of it afterwards."""
+"""What a person does in the console, and its effect on the service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def quotas(console: Console, entity: str) -> dict[str, object] | None:
     return found
 
 
-def test_the_page_is_for_everybody_and_what_it_shows_is_not(console: Console):
+def test_page_needs_no_key_but_its_content_does(console: Console):
     console.says("This needs a key")
     assert console.rows("quota-rows") == []
     assert console.page.evaluate("document.activeElement.id") == "key"
@@ -32,7 +32,7 @@ def test_the_page_is_for_everybody_and_what_it_shows_is_not(console: Console):
     assert console.page.evaluate("localStorage.getItem('key')") is None  # it ends with the tab
 
 
-def test_nothing_foreign_can_run_on_it(console: Console):
+def test_console_runs_no_foreign_code(console: Console):
     answer = httpx.get(f"{console.node.url}/console")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -52,7 +52,7 @@ def test_search_by_entity_by_type_and_by_a_part_of_a_name(console: Console):
     console.node.put("ip=*", connection_creation_rate=3)
     console.unlocked()
     search, rows = console.page.locator("#search-text"), console.page.locator("#quota-rows tr")
-    search.fill("carol")  # filters what is loaded, while it is typed
+    search.fill("carol")  # typing filters the loaded rows
     expect(rows).to_have_count(3)
     search.fill("user=carol")
     search.press("Enter")  # asks the service
@@ -65,7 +65,7 @@ def test_search_by_entity_by_type_and_by_a_part_of_a_name(console: Console):
     expect(rows).to_have_text([re.compile("connection_creation_rate 3")])
 
 
-def test_a_quota_is_made_changed_and_taken_away(console: Console):
+def test_quota_is_created_changed_and_deleted(console: Console):
     page = console.unlocked().page
     page.click("#new")
     page.fill("#edit-entity", "user=erin")
@@ -91,7 +91,7 @@ def test_a_quota_is_made_changed_and_taken_away(console: Console):
     assert quotas(console, "user=erin") is None
 
 
-def test_a_change_that_somebody_else_made_is_not_lost(console: Console):
+def test_concurrent_change_is_not_overwritten(console: Console):
     console.node.put("user=frank", request_rate=1)
     page = console.unlocked().page
     page.click("text=user=frank")
@@ -134,7 +134,7 @@ def test_a_bucket_is_watched_and_reset(console: Console):
     assert console.node.ask(principal="heidi", usage={"producer_ids": [4]})["decision"] == "admit"
 
 
-def test_who_was_throttled_lately(console: Console):
+def test_throttled_callers_are_shown(console: Console):
     console.node.put("user=ivan", producer_ids_rate=1)
     console.node.ask(principal="ivan", usage={"producer_ids": [1]})
     console.node.ask(principal="ivan", usage={"producer_ids": [2]})
@@ -150,7 +150,7 @@ def test_everything_can_be_done_with_the_keyboard(console: Console):
     page.keyboard.press("2")
     expect(page.locator("#effective")).to_be_visible()
     assert page.evaluate("document.activeElement.name") == "principal"
-    page.keyboard.type("1judy")  # no view is changed while typing
+    page.keyboard.type("1judy")  # the view does not change while typing
     expect(page.locator("#effective")).to_be_visible()
     page.keyboard.press("Escape")
     page.keyboard.press("1")
@@ -190,13 +190,13 @@ def test_dark_and_light(console: Console):
     light = page.evaluate(ground)
     page.emulate_media(color_scheme="dark")
     assert page.evaluate(ground) != light
-    page.click("#scheme")  # and by hand, which stays
+    page.click("#scheme")  # and by hand, which is kept
     assert page.evaluate(ground) == light
     page.reload()
     assert page.evaluate(ground) == light
 
 
-def test_health_says_when_the_store_is_away_and_back(console: Console, store):
+def test_health_shows_when_the_store_is_unreachable_and_back(console: Console, store):
     page = console.unlocked().view("health").page
     page.wait_for_selector("#state.ok")
     store.kill()

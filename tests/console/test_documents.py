@@ -15,7 +15,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_shows_every_route_and_asks_nobody_else(browser: Browser, node: Service, path: str):
+def test_page_shows_every_route_and_contacts_no_other_host(browser: Browser, node: Service, path: str):
     page = browser.new_page()
     page.set_default_timeout(20_000)
     asked: list[str] = []
@@ -38,8 +38,8 @@ def test_a_page_shows_every_route_and_asks_nobody_else(browser: Browser, node: S
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_what_such_a_page_runs_does_not_come_by_the_consoles_key(browser: Browser, node: Service, path: str):
-    """As if the script of the page were somebody else's."""
+def test_documentation_page_cannot_read_the_consoles_key(browser: Browser, node: Service, path: str):
+    """As if the page's script came from an attacker."""
     context = browser.new_context()
     page, thief = context.new_page(), context.new_page()
     page.goto(f"{node.url}/console")
@@ -77,7 +77,7 @@ def test_a_key_is_gone_when_the_page_is_loaded_again(console: Console):
     console.says("This needs a key")
 
 
-def test_a_browser_is_led_from_the_root_to_the_console(browser: Browser, node: Service):
+def test_browser_is_redirected_from_the_root_to_the_console(browser: Browser, node: Service):
     page = browser.new_page()
     answer: Response | None = page.goto(f"{node.url}/")
     assert answer is not None

@@ -1,4 +1,4 @@
-"""Random quotas and asks, small and short so that everything happens often."""
+"""Random quotas and asks, with small limits and short windows so that everything happens often."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FRACTIONS: Final = (0.5, 2.25, 0.1, 7.3)
 
 
 def entities_of(key: str) -> list[Entity]:
-    """Entities that a key may be set on, among those the machine asks with."""
+    """The entities for which the machine sets quotas of a key."""
     row = KEYS[key]
     kinds = {"ip": "ip", "broker": "listener", "user": "user"}
     found = [e for types in row.entities for e in ENTITIES.get(kinds.get(types[0], ""), [])]
@@ -45,7 +45,7 @@ def entities_of(key: str) -> list[Entity]:
 
 @st.composite
 def quotas(draw: st.DrawFn, key: str, max_ids: int) -> Quota:
-    """A quota of a key with short windows and small limits, so that everything happens often."""
+    """A random quota of a key."""
     row = KEYS[key]
     shadow = draw(st.sampled_from((False,) * 7 + (True,)))
     scope: Scope = draw(st.sampled_from(("cluster", "cluster", "broker")))
@@ -87,7 +87,7 @@ def layers(window_ms: int) -> st.SearchStrategy[Layers]:
 
 @st.composite
 def asks(draw: st.DrawFn) -> Ask:
-    """An ask for one usage, rarely for two; ids come in handfuls, and in floods when they are recorded."""
+    """An ask for one usage, rarely two; it names a few ids, or very many in mode record."""
     mode: Mode = draw(st.sampled_from(("admit", "admit", "admit", "admit", "record", "peek", "refund")))
     key = draw(st.sampled_from(list(KEYS)))
     fields = {KEYS[key].usage}

@@ -1,4 +1,4 @@
-"""A state machine that holds the store's script to the oracle over random histories, and counts them."""
+"""A state machine that compares the store's script with the oracle over random histories."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from app.admission.bounds import bounded
+from app.admission.bounds import restricted_matches
 from app.admission.fallback import verdict_when_full
-from app.admission.plan import decided, matches_of, plan_of
+from app.admission.plan import decision_of, matches_of, plan_of
 from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
-from app.domain.bounds import OutOfBounds
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.entity import Entity
-from app.domain.ladder import Rules
+from app.domain.errors import OutOfBoundsError
+from app.domain.ladder import MatchingRules
 from app.domain.oracle import Bucket, IdsBucket, Oracle, TokensBucket
 from app.domain.producer_ids import ProducerIds
 from app.domain.quota import KEYS, MAX_THROTTLE_MS, Quota
-from app.store.port import Answer, Charge, Plan, Said
+from app.store.port import Answer, Charge, ChargeResult, Plan
 from app.store.redis import RedisStore
 from app.store.script import LOOK_EVERY_MS, SCRIPT
 from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
@@ -47,7 +47,7 @@ CALLERS = (
     Caller("bound", bound_to=(Binding.parse("user=a"),)),
     Caller("also-bound", bound_to=(Binding.parse("user=b*"), Binding.parse("ip=10.0.0.1"))),
 )
-RULES = Rules(inter_broker_listener="REPLICATION")
+RULES = MatchingRules(inter_broker_listener="REPLICATION")
 
 MUST_MEET = (
     *(f"{outcome} {key}" for key in KEYS for outcome in ("throttle", "reject")),
@@ -69,7 +69,7 @@ MUST_MEET = (
     "forgiven by a refund",
     "forgiven at a refusal",
 )
-"""What a run must have met at least ``AT_LEAST`` times to count as one."""
+"""The events that a run must meet at least ``AT_LEAST`` times to be valid."""
 AT_LEAST = 50
 
 
@@ -78,14 +78,14 @@ class Difference(AssertionError):
 
 
 def looking_each_time(script: str) -> str:
-    """A script that looks at the store's memory in every call: no step can wait for its next look."""
+    """A script that checks the store's memory in every call, because no step can wait for the next check."""
     looks = f"local LOOK_EVERY_MS = {LOOK_EVERY_MS}"
     assert script.count(looks) == 1
     return script.replace(looks, "local LOOK_EVERY_MS = 0")
 
 
 class Machine(RuleBasedStateMachine):
-    """Every ask goes to the oracle and to the store; whatever they say must be the same."""
+    """Sends every ask to the oracle and to the store; their answers must be equal."""
 
     url: str
     script: str = SCRIPT
@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
         data=st.data(),
     )
     def begin(self, max_ids: int, sequential: bool, data: Any) -> None:
-        self.met["steps"] -= 1  # the invariant that counts steps counts this beginning too
+        self.met["steps"] -= 1  # the invariant that counts steps also runs before the first one
         self.sequential, self.max_ids = sequential, max_ids
         self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential, when_full=verdict_when_full)
         script = looking_each_time(self.script)
@@ -146,7 +146,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(ask=asks(), times=st.integers(2, 8), caller=st.sampled_from(CALLERS))
     def insist(self, ask: Ask, times: int, caller: Caller) -> None:
-        """The same ask again and again, the last ones beyond the limit."""
+        """Repeat the same ask until it is beyond the limit."""
         self._decide([ask] * times, caller)
 
     @rule(
@@ -156,7 +156,7 @@ class Machine(RuleBasedStateMachine):
         limit=st.sampled_from((None, 3, 8)),
     )
     def exhaust(self, key: str, amount: int, recheck: bool, limit: int | None) -> None:
-        """One key's buckets, under deny, until they refuse; a limit takes its quotas out of shadow."""
+        """Charge the buckets of one key under deny until they refuse; a limit ends shadow."""
         if limit is not None:
             for entity, quota in list(self.quotas[key].items()):
                 self._set(key, entity, replace(quota, limit=limit, burst=limit * 2.0, shadow=False))
@@ -176,7 +176,7 @@ class Machine(RuleBasedStateMachine):
         deny=st.booleans(),
     )
     def owe(self, key: str, then: Mode, deny: bool) -> None:
-        """A debt as deep as one may be; then a lower limit, under which some of it is over."""
+        """Make a debt as deep as allowed, then lower the limit, which ends part of the debt."""
         row, whole = KEYS[key], Ask({}, None, "a", "c", "10.0.0.1", "1", "L", detail=True)
         spending = replace(whole, usage={row.usage: 60 * row.per_unit}, mode="record")
         for limit in (8, 2):
@@ -188,7 +188,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(first=st.integers(0, len(IDS) - 1), many=st.sampled_from((35, 50, 70)))
     def flood(self, first: int, many: int) -> None:
-        """More ids than a segment holds, or than may be remembered; then one more, and one of them again."""
+        """Send more ids than a segment or the cap holds, then a new one, then one of them again."""
         ids = tuple((IDS[first:] + IDS)[:many])
         flood = Ask({}, ids, "a", mode="record", detail=True)
         late = replace(flood, producer_ids=(f"late-{self.now}",), mode="admit")
@@ -196,7 +196,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(first=st.integers(0, len(IDS) - 9), times=st.integers(3, 6))
     def march(self, first: int, times: int) -> None:
-        """Some ids stay in use for several layers, and others that came with them do not."""
+        """Keep some ids in use over several layers, but not the others that came with them."""
         ids = tuple(IDS[first : first + 8])
         ask = Ask({}, ids, "a", mode="record", detail=True)
         self._decide([ask])
@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(full=st.sampled_from((True, False, False)), several=st.lists(asks(), min_size=1, max_size=4))
     def fill(self, full: bool, several: list[Ask]) -> None:
-        """The store is full from now on, or has room again; then some ask, of whom one may be new to it."""
+        """Fill the store, or give it room again; then send asks, one of them perhaps from a new principal."""
         self._fill(full=full)
         name = f"n{next(self.names)}"
         newcomer = Ask({"requests": 1}, (1, 2), name, "c", "10.0.0.9", "1", "L", detail=True)
@@ -215,7 +215,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(several=st.lists(asks(), min_size=2, max_size=6))
     def be_full_for_a_while(self, several: list[Ask]) -> None:
-        """Some ask, and so do they when the store is full, and once more when it has room again."""
+        """Send the same asks before the store is full, while it is full, and when it has room again."""
         self._decide(several)
         self._fill(full=True)
         self._decide(several)
@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def refuse_newcomers(self, data: Any) -> None:
-        """A newcomer whose own quota throttles in a full store charges nothing to the address it shares."""
+        """A new principal whose own quota throttles in a full store does not charge the address it shares."""
         for entity, policy in ((ENTITIES["user"][1], "throttle"), (ENTITIES["ip"][1], "admit")):
             quota = replace(data.draw(quotas("request_rate", self.max_ids)), shadow=False)
             self._set("request_rate", entity, replace(quota, on_store_failure=policy))
@@ -241,7 +241,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(first=st.integers(0, len(IDS) - 61))
     def crowd(self, first: int) -> None:
-        """Ids of two layers that one segment cannot hold in one layer come back while the store is full."""
+        """Use ids of two layers again while the store is full; one segment cannot hold them in one layer."""
         everybody = self.quotas["producer_ids_rate"].get(ENTITIES["user"][1])
         if everybody is None:
             return
@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
         self._decide([ask])
 
     def _fill(self, *, full: bool) -> None:
-        """Have the store full: whatever it uses is then more than it may."""
+        """Make the store full, by a memory limit below what it uses."""
         self.redis.config_set("maxmemory", "1" if full else "0")
         if hasattr(self, "oracle"):
             self.oracle.full = full
@@ -267,7 +267,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), other=asks(), caller=st.sampled_from(CALLERS))
     def retry(self, data: Any, other: Ask, caller: Caller) -> None:
-        """The same ask again, then its id with other content, then the same of another caller."""
+        """Repeat an ask, then send its id with other content, then the same ask by another caller."""
         if self.asked:
             before, by = data.draw(st.sampled_from(self.asked[-5:]))
             mode = "admit" if other.mode == "refund" else other.mode
@@ -291,7 +291,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from((5_000, 90_000)), ask=asks())
     def fall_back(self, ms: int, ask: Ask) -> None:
-        """The clock is set back, as after a failover to a host with a wrong one; then somebody asks."""
+        """Set the clock back, as in a failover to a host with a wrong clock; then ask."""
         self._decide([ask])
         self.now -= ms
         self._decide([ask])
@@ -315,12 +315,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), key=st.sampled_from(list(KEYS)))
     def change_quota(self, data: Any, key: str) -> None:
-        """Another quota in its place, or one where there was none."""
+        """Change a quota, or add one."""
         entity = data.draw(st.sampled_from(entities_of(key)))
         self._set(key, entity, data.draw(quotas(key, self.max_ids)))
 
     def _set(self, key: str, entity: Entity, quota: Quota) -> None:
-        """Set a quota; a change that empties its bucket gives it a new epoch, as the catalog does."""
+        """Set a quota; a change that resets its bucket gives it a new epoch, as in the catalog."""
         before = self.quotas[key].get(entity)
         if before is not None:
             emptied = before.identity != quota.identity
@@ -329,7 +329,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at_ms=st.sampled_from((0, 5, 10**9, 10**13)), usage=st.sampled_from(("mutations", "producer_ids")))
     def by_the_stores_clock(self, at_ms: int, usage: str) -> None:
-        """Under the store's clock, what a caller says of the time means nothing."""
+        """Under the store's clock, a caller's ``at_ms`` is ignored."""
         ids = (1, 2, at_ms) if usage == "producer_ids" else None
         spent = {} if ids else {usage: 1}
         ask = Ask(principal="z", usage=spent, producer_ids=ids, detail=True, at_ms=at_ms)
@@ -340,12 +340,12 @@ class Machine(RuleBasedStateMachine):
         self.met["steps"] += 1
 
     def _decide(self, asks: Sequence[Ask], caller: Caller = ANYONE, *, timed: bool = False) -> None:
-        """Have the store decide in one call, then the oracle one by one, and compare."""
+        """Decide asks in one call of the store and one by one in the oracle, and compare."""
         if not timed:
             asks = [replace(ask, at_ms=self.now) for ask in asks]
         try:
             plans = [self._plan(ask, caller, place) for place, ask in enumerate(asks)]
-        except OutOfBounds as refused:
+        except OutOfBoundsError as refused:
             self._compare_refusal(asks[refused.place], caller, refused)
             return
         wanted = [plan for plan in plans if plan is not None]
@@ -369,13 +369,13 @@ class Machine(RuleBasedStateMachine):
                 raise Difference(f"no expiry on {charge.key!r}")
 
     def _plan(self, ask: Ask, caller: Caller, place: int) -> Plan | None:
-        matches = bounded(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, place)
+        matches = restricted_matches(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, place)
         return plan_of(ask, matches, SECRET, caller.key)
 
-    def _compare_refusal(self, ask: Ask, caller: Caller, refused: OutOfBounds) -> None:
+    def _compare_refusal(self, ask: Ask, caller: Caller, refused: OutOfBoundsError) -> None:
         try:
             decision = self.oracle.decide(ask, self.quotas, RULES, self.now, caller)
-        except OutOfBounds as expected:
+        except OutOfBoundsError as expected:
             self.met["out of bounds"] += 1
             if (expected.bucket, expected.field) == (refused.bucket, refused.field):
                 return
@@ -386,7 +386,7 @@ class Machine(RuleBasedStateMachine):
         kept = answer is not None and answer.kept is not None
         segments, live = self._segments(), sum(len(live) for _, live in self._filters(plan, now))
         expected = self.oracle.decide(ask, self.quotas, RULES, now, caller)
-        got, _ = decided(ask, plan, answer, sequential=self.sequential)
+        got, _ = decision_of(ask, plan, answer, sequential=self.sequential)
         if got != expected:
             raise Difference(f"{ask}\nstore:  {got}\noracle: {expected}")
         held = got.decision in ("delay", "throttle")
@@ -403,34 +403,36 @@ class Machine(RuleBasedStateMachine):
             self._look_inside(ask, plan, answer, expected, now)
 
     def _look_inside(self, ask: Ask, plan: Plan, answer: Answer, expected: Decision, now: int) -> None:
-        """What decisions do not show: debts forgiven, ids remembered, live layers, and clocks corrected."""
-        self.met["clock back by more than a window"] += any(said.correction == 2 for said in answer.said)
-        for charge, said in zip(plan.charges, answer.said, strict=True):
+        """Compare what decisions do not show: forgiven debts, remembered ids, live layers, clocks."""
+        self.met["clock back by more than a window"] += any(
+            result.correction == 2 for result in answer.results
+        )
+        for charge, result in zip(plan.charges, answer.results, strict=True):
             bucket = self._bucket(charge)
-            if said.reason == "store_full":
+            if result.reason == "store_full":
                 continue
             if isinstance(bucket, TokensBucket) and ask.mode != "peek":
-                if said.forgiven != bucket.forgiven:
-                    raise Difference(f"{ask}\nstore forgave {said.forgiven}, oracle {bucket.forgiven}")
-                self._count_forgiven(ask, expected, said)
+                if result.forgiven != bucket.forgiven:
+                    raise Difference(f"{ask}\nstore forgave {result.forgiven}, oracle {bucket.forgiven}")
+                self._count_forgiven(ask, expected, result)
             if isinstance(bucket, IdsBucket) and ask.mode != "peek":
                 at = max(now, bucket.newest_ms or 0)
                 remembered = bucket.state.remembered(at, charge.applied.quota.layers)
-                if said.remembered != remembered:
-                    raise Difference(f"{ask}\nstore remembers {said.remembered}, oracle {remembered}")
+                if result.remembered != remembered:
+                    raise Difference(f"{ask}\nstore remembers {result.remembered}, oracle {remembered}")
                 live = bucket.state.live_layers(at, charge.applied.quota.layers)
-                if said.layers != len(live):
-                    raise Difference(f"{ask}\nstore has {said.layers} live layers, oracle {live}")
-                if said.fill != bucket.state.fill():
-                    raise Difference(f"{ask}\nstore is filled {said.fill}, oracle {bucket.state.fill()}")
+                if result.layers != len(live):
+                    raise Difference(f"{ask}\nstore has {result.layers} live layers, oracle {live}")
+                if result.fill != bucket.state.fill():
+                    raise Difference(f"{ask}\nstore is filled {result.fill}, oracle {bucket.state.fill()}")
 
-    def _count_forgiven(self, ask: Ask, decision: Decision, said: Said) -> None:
+    def _count_forgiven(self, ask: Ask, decision: Decision, result: ChargeResult) -> None:
         refused = decision.decision in ("throttle", "reject")
         by = "by a refund" if ask.mode == "refund" else "at a refusal" if refused else "by a charge"
-        self.met[f"forgiven {by}"] += said.forgiven > 0
+        self.met[f"forgiven {by}"] += result.forgiven > 0
 
     def _is_made_deny(self, charge: Charge, ask: Ask) -> bool:
-        """Whether a charge is decided as deny though neither its quota nor the ask says so."""
+        """Whether a charge is decided under deny although neither its quota nor the ask says so."""
         found = charge.applied
         quota = self.quotas[found.quota.key][Entity.parse(found.entity)]
         return charge.enforcement == "deny" and quota.enforcement == "delay" and not ask.deny
@@ -440,7 +442,7 @@ class Machine(RuleBasedStateMachine):
         return self.oracle.buckets.get((quota.key, charge.applied.bucket, quota.identity, quota.epoch))
 
     def _filters(self, plan: Plan | None, now: int) -> Iterator[tuple[ProducerIds, list[int]]]:
-        """The filters that a plan touches, and their live layers."""
+        """The filters that a plan touches, with their live layers."""
         for charge in plan.charges if plan else ():
             bucket = self._bucket(charge)
             if isinstance(bucket, IdsBucket):
@@ -478,7 +480,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bool = True) -> Counter[str]:
-    """Run the machine against a store; what it met, and how often.
+    """Run the machine against a store, and return which events it met how often.
 
     Raises:
         Difference: the store and the oracle disagreed.
@@ -492,7 +494,7 @@ def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bo
 
 
 def explored(machine: type[Machine], url: str, *, examples: int, steps: int, shrink: bool) -> Counter[str]:
-    """Run a machine of one's own against a store; what it met, and how often.
+    """Run a given machine against a store, and return which events it met how often.
 
     Raises:
         Difference: the store and the oracle disagreed.
@@ -507,7 +509,7 @@ def explored(machine: type[Machine], url: str, *, examples: int, steps: int, shr
                 max_examples=examples,
                 stateful_step_count=steps,
                 deadline=None,
-                derandomize=False,  # under CI Hypothesis would, and each turn of a loop were the same
+                derandomize=False,  # under CI Hypothesis would, and then every run would be the same
                 database=None,
                 phases=phases,
                 print_blob=False,

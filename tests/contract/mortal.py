@@ -1,4 +1,4 @@
-"""A change and a migration in programs that die before their n-th SQL statement, for each n in turn."""
+"""A change and a migration in programs that are killed before their n-th SQL statement, for each n."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHANGE: dict[str, dict[str, Definition | None]] = {
 
 
 def main() -> None:
-    """Print, for each n, how the program ended and what it left behind."""
+    """Print for each n how the program ended and what it left."""
     what, url = sys.argv[1:]
     work, look = {"apply": (apply, catalog_of), "migrate": (migrate, schema_of)}[what]
     if what == "apply":
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def die_before(n: int) -> None:
-    """Count what is sent to the database, the end of each transaction too, and die before the n-th."""
+    """Count the statements sent to the database, including COMMIT, and die before the n-th."""
     left = [n]
 
     def count(*_: Any) -> None:
@@ -96,7 +96,7 @@ def migrate(url: str) -> None:
 
 
 def catalog_of(url: str) -> Any:
-    """All that is in a catalog: its version, its quotas, and how long its history is."""
+    """The content of a catalog: its version, its quotas, and the length of its history."""
 
     async def look(catalog: Catalog) -> Any:
         found = await catalog._sql.changed(-1)
@@ -108,7 +108,7 @@ def catalog_of(url: str) -> Any:
 
 
 def schema_of(url: str) -> Any:
-    """The revision, the tables and the columns that there are; and the quota that was there before."""
+    """The revision, tables and columns of a catalog, and the quota it had before."""
     with schema.connect(url) as connection:
         inspector = inspect(connection)
         return {

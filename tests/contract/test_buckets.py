@@ -1,4 +1,4 @@
-"""What is shown of a bucket is what a peek says, looking writes nothing, and a reset leaves nothing."""
+"""A bucket is shown as a peek reports it, showing it writes nothing, and a reset leaves nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import redis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from app.admission.buckets import Buckets, Standing
-from app.admission.plan import decided, matches_of, plan_of
+from app.admission.buckets import Buckets, BucketStatus
+from app.admission.plan import decision_of, matches_of, plan_of
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.bucket import NOTHING
-from app.domain.ladder import Applied, Quotas, Rules, applied
+from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
 from app.domain.oracle import IdsBucket, Oracle
 from app.domain.quota import KEYS
 from app.store.redis import RedisStore
@@ -26,13 +26,13 @@ from tests.contract.histories import asks, entities_of, quotas
 from tests.stores import KINDS, running
 
 SECRET = b"0123456789abcdef0123456789abcdef"
-RULES = Rules(inter_broker_listener="REPLICATION")
+RULES = MatchingRules(inter_broker_listener="REPLICATION")
 MAX_IDS = 160
 PAUSES_MS = (0, 0, 1, 99, 200, 334, 500, 1_001, 1_334, 6_001)
 
 
 class Both:
-    """A store and the oracle, which are asked the same, and the buckets of the store."""
+    """A store and the oracle, which get the same asks, and the store's buckets."""
 
     def __init__(self, store: RedisStore, its: Quotas, *, timed: bool) -> None:
         self.store, self.quotas, self.timed = store, its, timed
@@ -41,30 +41,30 @@ class Both:
         self.now = 1_000_000
 
     async def ask(self, ask: Ask) -> None:
-        """Have both decide, and compare."""
+        """Have both decide, and compare their answers."""
         ask = replace(ask, at_ms=None if self.timed else self.now)
         plan = plan_of(ask, matches_of(ask, self.quotas, RULES), SECRET)
         if plan is None:
             return
         (answer,) = await self.store.decide([plan])
-        got, _ = decided(ask, plan, answer, sequential=False)
+        got, _ = decision_of(ask, plan, answer, sequential=False)
         assert got == self.oracle.decide(ask, self.quotas, RULES, self._time())
 
-    async def look(self, found: Applied, ask: Ask) -> None:
-        """What is shown of a bucket, by the name that a decision gave it, is what the oracle says."""
-        name = self.buckets.named(found.bucket)
-        (shown,) = await self.buckets.standing(name, found.quota.key, None if self.timed else self.now)
+    async def look(self, found: AppliedQuota, ask: Ask) -> None:
+        """Compare what the store shows of a bucket, by its name in a decision, with the oracle."""
+        name = self.buckets.parse(found.bucket)
+        (shown,) = await self.buckets.status(name, found.quota.key, None if self.timed else self.now)
         assert shown == self._expected(found, ask)
 
-    async def reset(self, found: Applied) -> None:
-        """A bucket of one quota is emptied; of the oracle too."""
-        emptied, _ = await self.buckets.empty(self.buckets.named(found.bucket), found.quota.key)
+    async def reset(self, found: AppliedQuota) -> None:
+        """Reset the bucket of one quota, in the oracle too."""
+        emptied, _ = await self.buckets.reset(self.buckets.parse(found.bucket), found.quota.key)
         assert emptied == [found.quota.key]
         quota = found.quota
         self.oracle.buckets.pop((quota.key, found.bucket, quota.identity, quota.epoch), None)
 
-    def _expected(self, found: Applied, ask: Ask) -> Standing:
-        """By a peek of the oracle, and by what it remembers of ids."""
+    def _expected(self, found: AppliedQuota, ask: Ask) -> BucketStatus:
+        """The expected bucket, from a peek of the oracle and the ids it remembers."""
         quota, now = found.quota, self._time()
         verdicts = self.oracle.decide(ask, self.quotas, RULES, now).quotas or ()
         (verdict,) = [v for v in verdicts if (v.quota, v.bucket) == (quota.key, found.bucket)]
@@ -73,13 +73,13 @@ class Both:
         shown = (found.bucket, quota.key, verdict.observed, verdict.remaining)
         if quota.algorithm != "producer_ids":
             tokens = verdict.remaining if quota.algorithm == "token_bucket" else None
-            return Standing(*shown, tokens, None, None, None, None)
+            return BucketStatus(*shown, tokens, None, None, None, None)
         bucket = self.oracle.buckets[quota.key, found.bucket, quota.identity, quota.epoch]
         assert isinstance(bucket, IdsBucket)
-        now = max(now, bucket.newest_ms or 0)  # a clock behind shows a bucket as of its newest time
+        now = max(now, bucket.newest_ms or 0)  # with a clock behind, a bucket is shown as of its newest time
         ids, layers = bucket.state, bucket.state.live_layers(now, quota.layers)
         fill = ids.fill() if layers else 0
-        return Standing(
+        return BucketStatus(
             *shown,
             None,
             len(layers),
@@ -94,7 +94,7 @@ class Both:
 
 @pytest.mark.parametrize("timed", [False, True], ids=["by the caller's clock", "by the store's clock"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_shown_is_what_a_peek_says(kind: str, timed: bool):
+def test_shown_bucket_equals_a_peek(kind: str, timed: bool):
     looked: Counter[str] = Counter()
 
     async def history(data: st.DataObject, url: str, server: redis.Redis) -> None:
@@ -114,7 +114,7 @@ def test_what_is_shown_is_what_a_peek_says(kind: str, timed: bool):
                 peek = replace(
                     ask, usage=NOTHING, producer_ids=(), mode="peek", deny=False, cluster_action=False
                 )
-                found = applied(peek, its, RULES)
+                found = applied_quotas(peek, its, RULES)
                 before = stored(server)
                 for one, behind_ms in product(found, (0,) if timed else (0, 300, 90_000)):
                     both.now -= behind_ms
@@ -146,16 +146,16 @@ def test_what_is_shown_is_what_a_peek_says(kind: str, timed: bool):
 
 
 def stored(server: Any) -> dict[Any, Any]:
-    """Every key: what it holds, and the instant at which it ends."""
+    """The content and the expiry time of each key."""
     return {key: (server.dump(key), server.pexpiretime(key)) for key in server.keys("*")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_bucket_that_was_never_charged_is_shown_as_it_would_begin(kind: str):
+async def test_bucket_that_was_never_charged_is_shown_in_its_initial_state(kind: str):
     with running(kind) as url:
         store = RedisStore(url, caller_clock=True)
         await store.connect()
         both = Both(store, {key: {} for key in KEYS}, timed=False)
-        assert await both.buckets.standing(both.buckets.named("user=a"), None, 0) == []
-        assert await both.buckets.empty(both.buckets.named("user=a"), None) == ([], None)
+        assert await both.buckets.status(both.buckets.parse("user=a"), None, 0) == []
+        assert await both.buckets.reset(both.buckets.parse("user=a"), None) == ([], None)
         await store.close()

@@ -1,4 +1,4 @@
-"""The catalog's promises, on SQLite and on a real PostgreSQL."""
+"""The catalog on SQLite and on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,16 +20,24 @@ from alembic import command
 from sqlalchemy import select, text, update
 
 from app.catalog import schema, sql
-from app.catalog.catalog import Absent, Catalog, Conditions, Stale
-from app.catalog.deployment import DebtRefused, SecretRefused, adopt_debt
-from app.catalog.port import CatalogAway
+from app.catalog.catalog import Catalog, Conditions
+from app.catalog.deployment import adopt_debt
+from app.catalog.errors import (
+    CatalogUnavailableError,
+    DebtMismatchError,
+    PreconditionError,
+    QuotasNotFoundError,
+    SchemaVersionError,
+    SecretMismatchError,
+)
 from app.catalog.snapshot import Snapshot
 from app.catalog.sql import Origin
 from app.catalog.tables import CHANGES, STATE
 from app.domain.digest import fingerprint
 from app.domain.entity import ANY, Entity
+from app.domain.errors import QuotaValueError
 from app.domain.quota import Defaults, Quota
-from app.domain.quota_value import ValueErrors, resolve
+from app.domain.quota_value import resolve
 from tests.postgres import Postgres, started
 
 ALICE = Entity.of(user="alice")
@@ -55,7 +63,7 @@ def database(empty: str) -> str:
 
 @pytest.fixture
 async def opened(database: str) -> AsyncIterator[Opener]:
-    """Opens catalogs, nodes so to say, and closes them at the end."""
+    """Opens catalogs, each as a node would, and closes them at the end."""
     async with AsyncExitStack() as stack:
 
         async def open_catalog(url: str = database, **options: Any) -> Catalog:
@@ -90,7 +98,7 @@ async def history(catalog: Catalog) -> list[Any]:
 # Following
 
 
-async def test_a_node_has_its_own_change_before_it_answers(opened: Opener):
+async def test_node_decides_by_its_own_change_before_it_answers(opened: Opener):
     node = await opened()
     await node.put(ALICE, {"request_rate": 5}, WHO)
     assert limit(node) == 5
@@ -111,7 +119,7 @@ async def test_two_nodes_follow_each_other_within_a_second(opened: Opener):
     await becomes(lambda: one.snapshot == other.snapshot)
 
 
-async def test_a_new_node_loads_everything(opened: Opener):
+async def test_new_node_loads_all_quotas(opened: Opener):
     one = await opened()
     for number in range(450):
         await one.put(Entity.of(user=f"user-{number}"), {"request_rate": number}, WHO)
@@ -121,7 +129,7 @@ async def test_a_new_node_loads_everything(opened: Opener):
     assert (await opened()).snapshot == one.snapshot
 
 
-async def test_what_is_read_is_the_database_not_the_snapshot(opened: Opener):
+async def test_get_reads_the_database_not_the_snapshot(opened: Opener):
     one, other = await opened(), await opened()
     written = await one.put(ALICE, {"request_rate": {"limit": 5.0, "shadow": True}}, WHO)
     read = await other.get(ALICE)
@@ -132,14 +140,14 @@ async def test_what_is_read_is_the_database_not_the_snapshot(opened: Opener):
     assert await other.get(Entity.of(user="bob")) is None
 
 
-async def test_the_longest_names_fit_every_index(opened: Opener):
+async def test_longest_names_fit_every_index(opened: Opener):
     node = await opened()
     longest = Entity.of(user="äöü€" * 56 + "x", client_id="".join(chr(0x4E00 + n * 7) for n in range(170)))
     await node.put(longest, {"request_rate": 5}, WHO)
     assert (await opened()).snapshot.quotas["request_rate"][longest].limit == 5
 
 
-async def test_a_row_from_a_newer_program_is_left_out(opened: Opener):
+async def test_row_from_a_newer_version_is_ignored(opened: Opener):
     one, other = await opened(), await opened()
     await one.put(ALICE, {"request_rate": 5}, WHO)
     async with one._sql.engine.begin() as connection:
@@ -150,7 +158,7 @@ async def test_a_row_from_a_newer_program_is_left_out(opened: Opener):
     assert other.reachable
 
 
-async def test_a_catalog_restored_from_a_backup_is_followed_back(opened: Opener):
+async def test_catalog_restored_from_a_backup_is_followed_back(opened: Opener):
     node = await opened()
     await node.put(ALICE, {"request_rate": 5}, WHO)
     await node.put(ALICE, {"request_rate": 6}, WHO)
@@ -164,7 +172,7 @@ async def test_a_catalog_restored_from_a_backup_is_followed_back(opened: Opener)
 # Writing
 
 
-async def test_a_lost_update_is_refused(opened: Opener):
+async def test_lost_update_is_refused(opened: Opener):
     one, other = await opened(), await opened()
     first = (await one.put(ALICE, {"request_rate": 5}, WHO)).after
     assert first is not None
@@ -177,7 +185,7 @@ async def test_a_lost_update_is_refused(opened: Opener):
         other.put(ALICE, {"request_rate": 7}, WHO, Conditions(none_match="*")),
         other.put(Entity.of(user="bob"), {"request_rate": 7}, WHO, Conditions(match="*")),
     ):
-        with pytest.raises(Stale):
+        with pytest.raises(PreconditionError):
             await write
     assert (await other.get(ALICE)).definitions == {"request_rate": {"limit": 6}}  # type: ignore[union-attr]
     assert len(await history(one)) == 2
@@ -185,7 +193,7 @@ async def test_a_lost_update_is_refused(opened: Opener):
     await other.put(ALICE, {"request_rate": 7}, WHO, Conditions(match="*"))
 
 
-async def test_a_removed_entity_never_comes_back_at_an_old_version(opened: Opener):
+async def test_removed_entity_never_returns_at_an_old_version(opened: Opener):
     node = await opened()
     versions = []
     for _ in range(3):
@@ -217,7 +225,7 @@ async def test_concurrent_writers_lose_and_repeat_nothing(opened: Opener):
         assert limit(nodes[0], entity=entity) == limit(nodes[0], "consumer_byte_rate", entity) == last
 
 
-async def test_of_many_writers_at_one_version_one_wins(opened: Opener):
+async def test_one_of_many_writers_at_the_same_version_wins(opened: Opener):
     nodes = [await opened(), await opened()]
     await nodes[0].put(ALICE, {"request_rate": 0}, WHO)
     seen = Conditions(match=frozenset({1}))
@@ -225,19 +233,19 @@ async def test_of_many_writers_at_one_version_one_wins(opened: Opener):
         *(nodes[n % 2].put(ALICE, {"request_rate": n}, WHO, seen) for n in range(20)), return_exceptions=True
     )
     assert sum(not isinstance(result, BaseException) for result in results) == 1
-    assert sum(isinstance(result, Stale) for result in results) == 19
+    assert sum(isinstance(result, PreconditionError) for result in results) == 19
 
 
-async def test_a_refused_change_writes_nothing(opened: Opener):
+async def test_refused_change_writes_nothing(opened: Opener):
     node = await opened()
     await node.put(ALICE, {"request_rate": 5}, WHO)
-    with pytest.raises(ValueErrors):
+    with pytest.raises(QuotaValueError):
         await node.put(ALICE, {"request_rate": 6, "consumer_byte_rate": 0.5}, WHO)
-    with pytest.raises(ValueErrors):
+    with pytest.raises(QuotaValueError):
         await node.patch(ALICE, {"request_rate": 6, "consumer_byte_rate": {"shadow": True}}, WHO)
-    with pytest.raises(Absent):
+    with pytest.raises(QuotasNotFoundError):
         await node.patch(Entity.of(user="bob"), {"request_rate": None}, WHO)
-    with pytest.raises(Absent):
+    with pytest.raises(QuotasNotFoundError):
         await node.delete(Entity.of(user="bob"), WHO)
     untouched = await node.patch(ALICE, {"consumer_byte_rate": None}, WHO)
     assert untouched.before == untouched.after
@@ -246,7 +254,7 @@ async def test_a_refused_change_writes_nothing(opened: Opener):
     assert len(await history(node)) == 1
 
 
-async def test_history_says_who_when_why_and_what(opened: Opener):
+async def test_history_has_author_time_reason_and_definitions(opened: Opener):
     node = await opened()
     await node.put(ALICE, {"request_rate": 5}, Origin("ann", 1, "launch"))
     await node.patch(ALICE, {"request_rate": 6, "producer_ids_rate": 7}, Origin("bob", 2, None))
@@ -275,7 +283,7 @@ async def test_history_says_who_when_why_and_what(opened: Opener):
 # Epochs
 
 
-async def test_a_change_of_identity_starts_empty_buckets_and_others_do_not(opened: Opener):
+async def test_change_of_identity_resets_buckets_and_other_changes_do_not(opened: Opener):
     node, other = await opened(), await opened()
 
     async def epoch_after(value: object) -> int | None:
@@ -294,7 +302,7 @@ async def test_a_change_of_identity_starts_empty_buckets_and_others_do_not(opene
         assert await epoch_after(same) == 0
     assert await epoch_after({"limit": 6, "samples": 5}) == 7
     assert await epoch_after({"limit": 7, "samples": 5}) == 7
-    assert await epoch_after(6) == 9, "also when it returns to what it was"
+    assert await epoch_after(6) == 9, "a change back resets the bucket too"
     assert await epoch_after({"limit": 6, "sample_ms": 500}) == 10
     assert await epoch_after({"limit": 6, "scope": "broker"}) == 11
     assert await epoch_after({"limit": 6, "algorithm": "token_bucket"}) == 12
@@ -302,8 +310,8 @@ async def test_a_change_of_identity_starts_empty_buckets_and_others_do_not(opene
     await becomes(lambda: other.snapshot == node.snapshot)
 
 
-async def test_a_new_level_shares_the_buckets_of_the_default_that_applied_before(opened: Opener) -> None:
-    """Else whoever gets a quota of his own would get the limit twice, and his ids would be forgotten."""
+async def test_new_quota_takes_over_the_buckets_of_the_default_that_applied(opened: Opener) -> None:
+    """Otherwise a user with a new quota would get the limit twice, and their ids would be forgotten."""
     node = await opened()
     bob, everybody = Entity.of(user="bob"), Entity.of(user=ANY)
 
@@ -314,14 +322,14 @@ async def test_a_new_level_shares_the_buckets_of_the_default_that_applied_before
     assert await epoch(everybody, 5) == 0
     assert await epoch(everybody, {"limit": 5, "scope": "broker"}) == 2
     assert await epoch(everybody, 5) == 3
-    assert await epoch(bob, 5) == 3, "the buckets that he was charged in until now"
+    assert await epoch(bob, 5) == 3, "bob keeps the buckets that were charged before"
     assert await epoch(bob, {"limit": 5, "scope": "broker"}) == 5
-    assert await epoch(bob, 5) == 6, "emptied by his own change"
+    assert await epoch(bob, 5) == 6, "bob's own change resets them"
     await node.delete(bob, WHO)
-    assert await epoch(bob, 6) == 3, "he was back in the default's buckets meanwhile"
+    assert await epoch(bob, 6) == 3, "bob had returned to the default's buckets meanwhile"
 
 
-async def test_a_pair_shares_the_buckets_of_the_nearest_default(opened: Opener) -> None:
+async def test_pair_takes_over_the_buckets_of_the_nearest_default(opened: Opener) -> None:
     node = await opened()
     pair, near, far = (
         Entity.of(user="a", client_id="c"),
@@ -334,7 +342,7 @@ async def test_a_pair_shares_the_buckets_of_the_nearest_default(opened: Opener) 
     assert [rates[entity].epoch for entity in (far, near, pair)] == [2, 4, 4]
 
 
-async def test_a_removed_quota_remembers_its_buckets(opened: Opener):
+async def test_removed_quota_remembers_its_buckets(opened: Opener):
     node = await opened()
     await node.put(ALICE, {"request_rate": 5, "producer_ids_rate": 5}, WHO)
     await node.patch(ALICE, {"request_rate": None}, WHO)
@@ -346,7 +354,7 @@ async def test_a_removed_quota_remembers_its_buckets(opened: Opener):
     assert quota(node, "producer_ids_rate").epoch == 0  # type: ignore[union-attr]
 
 
-async def test_a_new_layer_policy_or_window_keeps_the_ids(opened: Opener):
+async def test_new_layer_policy_or_window_keeps_the_ids(opened: Opener):
     node = await opened()
     await node.put(ALICE, {"producer_ids_rate": 5}, WHO)
     await node.put(ALICE, {"producer_ids_rate": {"limit": 5, "layers": "timed", "window_ms": 5_000}}, WHO)
@@ -363,21 +371,21 @@ async def test_nodes_that_start_at_the_same_moment_agree_on_a_secret(opened: Ope
     assert (await opened()).hash_secret == nodes[0].hash_secret
 
 
-async def test_a_given_secret_must_be_the_catalogs(opened: Opener):
+async def test_given_secret_must_match_the_catalogs(opened: Opener):
     secret = b"s" * 32
     node = await opened(hash_secret=secret)
     assert node.hash_secret == secret
     assert (await opened(hash_secret=secret)).hash_secret == secret
-    with pytest.raises(SecretRefused, match="QUOTAGATE_HASH_SECRET is not the secret"):
+    with pytest.raises(SecretMismatchError, match="QUOTAGATE_HASH_SECRET is not the secret"):
         await opened(hash_secret=b"t" * 32)
-    with pytest.raises(SecretRefused, match="give every node the same one"):
+    with pytest.raises(SecretMismatchError, match="give every node the same one"):
         await opened()
     async with node._sql.engine.connect() as connection:
         kept = (await connection.execute(select(STATE.c.hash_secret, STATE.c.hash_secret_fingerprint))).one()
     assert tuple(kept) == (None, fingerprint(secret)), "a given secret is not kept"
 
 
-async def test_the_made_secret_may_be_given_later(opened: Opener):
+async def test_generated_secret_may_be_given_later(opened: Opener):
     made = (await opened()).hash_secret
     assert (await opened(hash_secret=made)).hash_secret == made
 
@@ -385,21 +393,21 @@ async def test_the_made_secret_may_be_given_later(opened: Opener):
 # The longest debt
 
 
-async def test_the_first_node_says_the_longest_debt_and_every_other_has_the_same(
-    opened: Opener, database: str
-):
+async def test_first_node_sets_the_longest_debt_and_others_must_match(opened: Opener, database: str):
     await opened(defaults=Defaults(max_debt_ms=90_500))
     await opened(defaults=Defaults(max_debt_ms=90_500))
-    said = "QUOTAGATE_MAX_DEBT is PT1H here and PT90.5S in this deployment.*`quotagate migrate --max-debt`"
-    with pytest.raises(DebtRefused, match=said):
+    text = "QUOTAGATE_MAX_DEBT is PT1H here and PT90.5S in this deployment.*`quotagate migrate --max-debt`"
+    with pytest.raises(DebtMismatchError, match=text):
         await opened()
     await asyncio.to_thread(adopt_debt, database, 3_600_000)
     await opened()
-    with pytest.raises(DebtRefused, match="QUOTAGATE_MAX_DEBT is PT10M here and PT1H in this deployment"):
+    with pytest.raises(
+        DebtMismatchError, match="QUOTAGATE_MAX_DEBT is PT10M here and PT1H in this deployment"
+    ):
         await opened(defaults=Defaults(max_debt_ms=600_000))
 
 
-async def test_the_deepest_debt_is_of_the_limit_and_the_longest_one(opened: Opener):
+async def test_deepest_debt_follows_from_the_limit_and_the_longest_debt(opened: Opener):
     node = await opened(defaults=Defaults(max_debt_ms=60_000))
     await node.put(ALICE, {"controller_mutation_rate": 5}, WHO)
     assert quota(node, "controller_mutation_rate").max_debt == 300  # type: ignore[union-attr]
@@ -407,10 +415,10 @@ async def test_the_deepest_debt_is_of_the_limit_and_the_longest_one(opened: Open
     assert quota(node, "controller_mutation_rate").max_debt == math.inf  # type: ignore[union-attr]
 
 
-# The database away
+# The database unavailable
 
 
-async def test_a_locked_database_refuses_the_write_and_keeps_the_snapshot(
+async def test_locked_database_fails_the_write_and_keeps_the_snapshot(
     opened: Opener, database: str, monkeypatch: pytest.MonkeyPatch
 ):
     node = await opened()
@@ -418,7 +426,7 @@ async def test_a_locked_database_refuses_the_write_and_keeps_the_snapshot(
     with schema.connect(database) as locking, monkeypatch.context() as impatient:
         locking.execute(update(STATE).values(version=STATE.c.version))
         impatient.setattr(sql, "ANSWER_S", 0.3)
-        with pytest.raises(CatalogAway, match="did not answer within"):
+        with pytest.raises(CatalogUnavailableError, match="did not answer within"):
             await node.put(ALICE, {"request_rate": 6}, WHO)
         assert limit(node) == 5
     await node.put(ALICE, {"request_rate": 7}, WHO)
@@ -427,14 +435,14 @@ async def test_a_locked_database_refuses_the_write_and_keeps_the_snapshot(
 
 @pytest.fixture
 def mortal() -> Iterator[Postgres]:
-    """A PostgreSQL of its own, to be killed."""
+    """A PostgreSQL server for one test, which may kill it."""
     server = started()
     yield server
     server.remove()
 
 
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
-async def test_a_killed_database_leaves_the_snapshot_in_force(mortal: Postgres, how: signal.Signals):
+async def test_killed_database_leaves_the_snapshot_in_force(mortal: Postgres, how: signal.Signals):
     url = mortal.database()
     schema.upgrade(url)
     nodes = [Catalog(url, Defaults()), Catalog(url, Defaults())]
@@ -446,13 +454,13 @@ async def test_a_killed_database_leaves_the_snapshot_in_force(mortal: Postgres, 
     mortal.stop(how)
     await becomes(lambda: not nodes[0].reachable and not nodes[1].reachable)
     assert limit(nodes[0]) == limit(nodes[1]) == 5
-    with pytest.raises(CatalogAway, match="out of reach"):
+    with pytest.raises(CatalogUnavailableError, match="out of reach"):
         await nodes[0].put(ALICE, {"request_rate": 6}, WHO)
-    with pytest.raises(CatalogAway):
+    with pytest.raises(CatalogUnavailableError):
         await nodes[0].get(ALICE)
-    with pytest.raises(CatalogAway):
+    with pytest.raises(CatalogUnavailableError):
         await Catalog(url, Defaults()).open()
-    with pytest.raises(CatalogAway, match="cannot be migrated"):
+    with pytest.raises(CatalogUnavailableError, match="cannot be migrated"):
         schema.upgrade(url)
 
     mortal.start()
@@ -463,7 +471,9 @@ async def test_a_killed_database_leaves_the_snapshot_in_force(mortal: Postgres, 
         await node.close()
 
 
-async def test_a_frozen_database_is_noticed_and_thaws(mortal: Postgres, monkeypatch: pytest.MonkeyPatch):
+async def test_frozen_database_is_noticed_and_used_again_later(
+    mortal: Postgres, monkeypatch: pytest.MonkeyPatch
+):
     url = mortal.database()
     schema.upgrade(url)
     node = Catalog(url, Defaults())
@@ -480,7 +490,7 @@ async def test_a_frozen_database_is_noticed_and_thaws(mortal: Postgres, monkeypa
         with monkeypatch.context() as impatient:
             impatient.setattr(sql, "ANSWER_S", 0.4)
             await becomes(lambda: not node.reachable, within_s=10)
-            with pytest.raises(CatalogAway, match="did not answer"):
+            with pytest.raises(CatalogUnavailableError, match="did not answer"):
                 await node.put(ALICE, {"request_rate": 6}, WHO)
         assert limit(node) == 5
     finally:
@@ -490,23 +500,23 @@ async def test_a_frozen_database_is_noticed_and_thaws(mortal: Postgres, monkeypa
     await becomes(lambda: limit(node) == 5)
     await node.put(ALICE, {"request_rate": 7}, WHO)
     assert limit(node) == 7
-    assert len(await history(node)) == 2, "a write that was refused is not made later"
+    assert len(await history(node)) == 2, "a write that failed is not made later"
     await node.close()
 
 
-async def test_a_host_that_vanishes_is_given_up_by_the_kernel_too(postgres: Postgres):
-    """Without this, 25 s of silence cost 22 s more after it, as retransmissions grow rare; with it, 1 s."""
+async def test_kernel_closes_connections_to_a_vanished_host(postgres: Postgres):
+    """Without it, 25 s of silence cost 22 s more, as retransmissions become rare; with it, 1 s."""
     catalog = sql.Sql(postgres.database())
     async with catalog.engine.connect() as connection:
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        said = driver.info.get_parameters()
+        parameters = driver.info.get_parameters()
     await catalog.close()
-    assert (said["tcp_user_timeout"], said["keepalives_idle"]) == ("6000", "3")
+    assert (parameters["tcp_user_timeout"], parameters["keepalives_idle"]) == ("6000", "3")
 
 
-async def test_an_unreachable_database_is_refused_at_the_start():
+async def test_unreachable_database_fails_the_start():
     began = time.monotonic()
-    with pytest.raises(CatalogAway, match="out of reach") as caught:
+    with pytest.raises(CatalogUnavailableError, match="out of reach") as caught:
         await Catalog("postgresql://user:hunter2@127.0.0.1:1/quotas", Defaults()).open()
     assert "hunter2" not in str(caught.value)
     assert time.monotonic() - began < 5
@@ -514,8 +524,8 @@ async def test_an_unreachable_database_is_refused_at_the_start():
         Catalog("mysql://db/quotas", Defaults())
 
 
-async def test_a_file_that_is_not_there_is_not_made(tmp_path: Path):
-    with pytest.raises(schema.SchemaRefused, match="run `quotagate migrate`"):
+async def test_missing_sqlite_file_is_not_created(tmp_path: Path):
+    with pytest.raises(SchemaVersionError, match="run `quotagate migrate`"):
         await Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", Defaults()).open()
     assert not os.listdir(tmp_path)  # noqa: PTH208 - a Path would block, says another rule
 
@@ -537,7 +547,7 @@ def test_postgresql_works_under_uvloop(postgres: Postgres):
 # The schema
 
 
-def test_the_schema_goes_up_down_and_up_again_and_is_what_the_tables_say(empty: str):
+def test_migrations_go_up_down_and_up_and_match_the_tables(empty: str):
     schema.upgrade(empty)
     schema.upgrade(empty)
     with schema.connect(empty) as connection:
@@ -552,18 +562,18 @@ def test_the_schema_goes_up_down_and_up_again_and_is_what_the_tables_say(empty: 
         command.check(schema.config(connection))
 
 
-async def test_a_schema_that_is_not_there_is_refused_with_what_to_do(empty: str):
-    with pytest.raises(schema.SchemaRefused, match="run `quotagate migrate`"):
+async def test_missing_schema_is_refused_with_what_to_do(empty: str):
+    with pytest.raises(SchemaVersionError, match="run `quotagate migrate`"):
         await Catalog(empty, Defaults()).open()
 
 
-async def test_a_schema_newer_than_the_program_is_no_reason_to_stop(opened: Opener, database: str):
+async def test_newer_schema_does_not_stop_the_program(opened: Opener, database: str):
     with schema.connect(database) as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     assert (await opened()).reachable
 
 
-def test_sqlite_keeps_a_write_ahead_log(tmp_path: Path):
+def test_sqlite_uses_a_write_ahead_log(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'catalog.db'}"
     schema.upgrade(url)
     with schema.connect(url) as connection:
@@ -573,14 +583,17 @@ def test_sqlite_keeps_a_write_ahead_log(tmp_path: Path):
 # The snapshot
 
 
-def test_a_change_copies_only_what_it_touches():
+def test_change_copies_only_the_quotas_it_touches():
     user_default = Entity.of(user=ANY)
     made = resolve("request_rate", {"limit": 5}, user_default, Defaults(), 0)
     many = [("request_rate", Entity.of(user=f"user-{n}"), made) for n in range(100_000)]
+    began_s = time.process_time()
     old = Snapshot().apply(1, [*many, ("producer_ids_rate", ALICE, made)])
-    began = time.perf_counter()
+    built_s = time.process_time() - began_s
+    began_s = time.process_time()
     new = old.apply(2, [("request_rate", ALICE, made), ("request_rate", Entity.of(user="user-7"), None)])
-    assert time.perf_counter() - began < 0.1
+    changed_s = time.process_time() - began_s
+    assert changed_s < built_s / 4
     assert len(old.quotas["request_rate"]) == len(new.quotas["request_rate"]) == 100_000
     assert new.quotas["producer_ids_rate"] is old.quotas["producer_ids_rate"]
     assert ALICE not in old.quotas["request_rate"]

@@ -1,4 +1,4 @@
-"""The connection for calls: replies in order, whose silence it is, and how it ends; with a real store."""
+"""The connection for calls with a real store: order of replies, who is silent, and how it ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def until(condition: Any) -> None:
 
 
 async def unanswered(server: Server, connection: Connection) -> asyncio.Task[Any]:
-    """A command to a store that is held, which is silent about it."""
+    """Send a command to a paused store, which does not reply."""
     server.hold()
     asked = asyncio.create_task(connection.call("PING"))
     await until(lambda: connection.silent_since() is not None)
@@ -43,22 +43,22 @@ async def unanswered(server: Server, connection: Connection) -> asyncio.Task[Any
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_replies_come_in_the_order_of_their_commands(kind: str):
+async def test_replies_arrive_in_the_order_of_their_commands(kind: str):
     with stores.server(kind) as server:
         async with connected(server, []) as connection:
-            said = await asyncio.gather(
+            replies = await asyncio.gather(
                 *(connection.call("ECHO", str(n)) for n in range(100)),
                 connection.call("INCR", "n"),
                 connection.call("ECHO", b"x" * 1_000_000),
             )
-            assert said == [*(b"%d" % n for n in range(100)), 1, b"x" * 1_000_000]
+            assert replies == [*(b"%d" % n for n in range(100)), 1, b"x" * 1_000_000]
             with pytest.raises(ResponseError, match="unknown command"):
                 await connection.call("NONSENSE")
             assert connection.silent_since() is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_store_that_hangs_is_silent_and_a_reply_that_lies_unread_is_not(kind: str):
+async def test_hung_store_is_silent_but_an_unread_reply_is_not_silence(kind: str):
     with stores.server(kind) as server:
         async with connected(server, []) as connection:
             server.hold()
@@ -70,13 +70,13 @@ async def test_a_store_that_hangs_is_silent_and_a_reply_that_lies_unread_is_not(
             assert since is not None
             assert began <= since <= loop.time()
             server.go_on()
-            while connection.silent_since() is not None:  # the loop is held up: nothing is read here
+            while connection.silent_since() is not None:  # blocks the loop, so nothing is read
                 pass
             assert not asked.done()
             assert await asked == b"PONG"
 
 
-async def test_a_connection_that_the_store_closes_fails_what_is_owed_and_says_so():
+async def test_connection_closed_by_the_store_fails_pending_calls_and_reports_it():
     lost: list[str] = []
     with stores.server("valkey") as server:
         async with connected(server, lost) as connection:
@@ -91,7 +91,7 @@ async def test_a_connection_that_the_store_closes_fails_what_is_owed_and_says_so
     assert lost == ["lost"]
 
 
-async def test_who_hangs_up_is_told_of_no_loss():
+async def test_connection_closed_by_us_reports_no_loss():
     lost: list[str] = []
     with stores.server("valkey") as server:
         async with connected(server, lost) as connection:

@@ -1,4 +1,4 @@
-"""A debt that ends takes its key with it: no bucket is held for longer than its debt and its refill."""
+"""The key of a bucket in debt expires when the debt is paid and the bucket is full again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from app.admission.plan import matches_of, plan_of
 from app.domain.ask import Ask
 from app.domain.entity import Entity
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.domain.quota import MAX_EXACT, Quota
 from app.store.redis import RedisStore
 from tests.stores import KINDS, running
@@ -21,10 +21,10 @@ QUOTA = Quota(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_key_of_a_bucket_in_debt_lasts_until_it_is_full_again(kind: str):
+async def test_key_of_a_bucket_in_debt_lasts_until_it_is_full_again(kind: str):
     quotas = {"controller_mutation_rate": {Entity.of(user="alice"): QUOTA}}
     ask = Ask({"mutations": MAX_EXACT}, principal="alice", mode="record")
-    plan = plan_of(ask, matches_of(ask, quotas, Rules()), b"")
+    plan = plan_of(ask, matches_of(ask, quotas, MatchingRules()), b"")
     assert plan is not None
     with running(kind) as url:
         store, client = RedisStore(url), Redis.from_url(url)
@@ -33,7 +33,7 @@ async def test_the_key_of_a_bucket_in_debt_lasts_until_it_is_full_again(kind: st
         (left_ms,) = [await client.pttl(charge.key) for charge in plan.charges]
         await client.aclose()
         await store.close()
-    assert (answer.said[0].throttle_ms, answer.said[0].remaining) == (DEBT_S * 1000, -LIMIT * DEBT_S)
-    assert answer.said[0].forgiven == MAX_EXACT - BURST - LIMIT * DEBT_S
+    assert (answer.results[0].throttle_ms, answer.results[0].remaining) == (DEBT_S * 1000, -LIMIT * DEBT_S)
+    assert answer.results[0].forgiven == MAX_EXACT - BURST - LIMIT * DEBT_S
     full_ms = (DEBT_S + BURST / LIMIT) * 1000 + SLACK_MS
     assert full_ms - 1_000 < left_ms <= full_ms

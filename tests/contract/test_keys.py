@@ -1,4 +1,4 @@
-"""What keys promise at rest, on SQLite and on a real PostgreSQL, and while that is away."""
+"""API keys in the catalog, on SQLite and on a real PostgreSQL, also while PostgreSQL is away."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sqlalchemy import select, text
 
 from app.catalog import schema
 from app.catalog.catalog import Catalog
-from app.catalog.keys import Keys, NameTaken, NoSuchKey
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError, KeyExistsError, KeyNotFoundError
+from app.catalog.keys import Keys
 from app.catalog.sql import Sql
 from app.catalog.tables import KEYS
 from app.domain.ask import Ask
 from app.domain.quota import Defaults
 from app.http.access import Access
-from app.http.problems import Problem
+from app.http.problems import ProblemError
 from tests.postgres import Postgres, started
 
 Opener = Callable[[], Awaitable[Keys]]
@@ -41,7 +41,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def mortal() -> Iterator[Postgres]:
-    """A PostgreSQL of its own, to be killed."""
+    """A PostgreSQL server for one test, which may kill it."""
     server = started()
     yield server
     server.remove()
@@ -49,7 +49,7 @@ def mortal() -> Iterator[Postgres]:
 
 @pytest.fixture
 async def opened(database: str) -> AsyncIterator[Opener]:
-    """Opens the keys of one node after another, and closes them at the end."""
+    """Opens the keys of several nodes, and closes them at the end."""
     async with AsyncExitStack() as stack:
 
         async def open_keys() -> Keys:
@@ -103,41 +103,41 @@ async def test_only_hashes_are_kept(opened: Opener):
         assert sha256(key.encode()).hexdigest() in kept
 
 
-async def test_one_of_two_who_take_a_name_at_the_same_moment_is_refused(opened: Opener):
+async def test_second_of_two_concurrent_keys_with_one_name_is_refused(opened: Opener):
     one, other = await opened(), await opened()
     made = await asyncio.gather(
         *(keys.create("k", ["decide"], [], None, 1) for keys in (one, other, one, other)),
         return_exceptions=True,
     )
     assert sorted(type(answer).__name__ for answer in made) == [
-        "NameTaken",
-        "NameTaken",
-        "NameTaken",
+        "KeyExistsError",
+        "KeyExistsError",
+        "KeyExistsError",
         "tuple",
     ]
-    with pytest.raises(NameTaken):
+    with pytest.raises(KeyExistsError):
         await one.create("k", ["decide"], [], None, 1)
-    with pytest.raises(NoSuchKey):
+    with pytest.raises(KeyNotFoundError):
         await one.rotate("other", 0, 1)
-    with pytest.raises(NoSuchKey):
+    with pytest.raises(KeyNotFoundError):
         await one.revoke("other")
     assert [key.name for key in await other.all()] == ["k"]
 
 
-async def test_a_refused_change_changes_nothing(opened: Opener):
+async def test_refused_change_changes_nothing(opened: Opener):
     keys = await opened()
     _, secret = await keys.create("k", ["decide"], [], None, 1)
     version = keys._version
-    with pytest.raises(NameTaken):
+    with pytest.raises(KeyExistsError):
         await keys.create("k", ["admin"], [], None, 1)
-    with pytest.raises(NoSuchKey):
+    with pytest.raises(KeyNotFoundError):
         await keys.revoke("other")
     await keys._catch_up()
     assert keys._version == version
     assert knows(keys, secret)
 
 
-async def test_a_key_with_bounds_from_a_newer_program_grants_nothing(opened: Opener):
+async def test_key_with_bounds_of_a_newer_version_grants_nothing(opened: Opener):
     keys = await opened()
     _, good = await keys.create("good", ["decide"], [], None, 1)
     _, strange = await keys.create("strange", ["decide"], ["user=acme"], None, 1)
@@ -153,7 +153,7 @@ async def test_a_key_with_bounds_from_a_newer_program_grants_nothing(opened: Ope
     assert keys.ring[sha256(stranger.encode()).digest()].scopes == {"decide"}
 
 
-async def test_quotas_and_keys_move_apart(opened: Opener, database: str):
+async def test_quotas_and_keys_have_separate_versions(opened: Opener, database: str):
     keys = await opened()
     catalog = Catalog(database, Defaults())
     await catalog.open()
@@ -164,7 +164,7 @@ async def test_quotas_and_keys_move_apart(opened: Opener, database: str):
     await catalog.close()
 
 
-async def test_while_the_database_is_away_the_last_keys_stay_in_force_but_none_that_expired(mortal: Postgres):
+async def test_last_keys_stay_in_force_while_the_database_is_away_except_expired_ones(mortal: Postgres):
     url = mortal.database()
     schema.upgrade(url)
     keys = Keys(Sql(url))
@@ -179,7 +179,7 @@ async def test_while_the_database_is_away_the_last_keys_stay_in_force_but_none_t
         scope = {"client": ("127.0.0.1", 5), "headers": [(b"authorization", f"Bearer {key}".encode())]}
         try:
             access.require(scope, "decide")
-        except Problem:
+        except ProblemError:
             return False
         return True
 
@@ -191,7 +191,7 @@ async def test_while_the_database_is_away_the_last_keys_stay_in_force_but_none_t
     assert passes(for_ever)
     assert not passes(for_a_while)
     for refused in (keys.create("k", ["decide"], [], None, 1), keys.revoke("for-ever"), keys.all()):
-        with pytest.raises(CatalogAway):
+        with pytest.raises(CatalogUnavailableError):
             await refused
     mortal.start()
     await becomes(lambda: keys._reachable, within_s=10)

@@ -1,4 +1,4 @@
-"""Large keys are extended in place: the same machine, with a script that takes small ones for large."""
+"""Large keys are extended in place: the state machine, with a script that treats small keys as large."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THRESHOLD = "local LARGE = 4194304"
 
 
 @pytest.mark.parametrize("large", [0, 3_000])
-def test_a_key_grown_in_place_is_the_same(large: int) -> None:
+def test_key_extended_in_place_has_the_same_content(large: int) -> None:
     assert SCRIPT.count(THRESHOLD) == 1
     met: Counter[str] = Counter()
     with running("valkey") as url:

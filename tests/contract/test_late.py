@@ -1,4 +1,4 @@
-"""What a store charges after the budget: the ask was answered without it, and the log tells all the same."""
+"""A store that charges after the budget: the ask was answered without it, but the charge is logged."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from app.admission.admission import Admission
 from app.admission.decision_log import DecisionLog, Which
 from app.admission.metrics import Metrics
 from app.catalog.snapshot import Snapshot
+from app.decision_log.batch import CHARGED, NODES, STREAM, Batch, Row
+from app.decision_log.status import ALIVE_MS
+from app.decision_log.stream import LogStream
 from app.domain.ask import Ask
 from app.domain.digest import digest
 from app.domain.entity import ANY, Entity
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
-from app.store.decision_log import CHARGED, NODES, STREAM, Batch, Row
-from app.store.decision_log_standing import ALIVE_MS
-from app.store.log_stream import LogStream
 from app.store.redis import RedisStore
 from tests import stores
 
@@ -47,7 +47,7 @@ async def logged(url: str, which: Which) -> AsyncIterator[tuple[Admission, Decis
     admission = Admission(
         store,
         lambda: QUOTAS,
-        rules=Rules(),
+        rules=MatchingRules(),
         secret=lambda: SECRET,
         sequential=False,
         budget_s=BUDGET_S,
@@ -72,13 +72,13 @@ async def rows(url: str, log: DecisionLog) -> list[Row]:
 
 @pytest.mark.parametrize("kind", stores.KINDS)
 @pytest.mark.parametrize("which", ["all", "denied"])
-async def test_what_a_store_that_hung_charged_in_the_end_is_logged(kind: str, which: Which):
+async def test_late_charge_of_a_hung_store_is_logged(kind: str, which: Which):
     with stores.server(kind) as server:
         async with logged(server.url, which) as (admission, log):
             server.hold()
             (first,) = await admission.decide([ASK])
             server.go_on()
-            while admission._gatherer.is_late:  # noqa: ASYNC110  until the reply has come, of which nobody is told
+            while admission._gatherer.is_late:  # noqa: ASYNC110  no event announces the late reply
                 await asyncio.sleep(0)
             admission._gatherer._patience.budget_s = AMPLE_S
             (again,) = await admission.decide([ASK])
@@ -99,19 +99,19 @@ async def test_what_a_store_that_hung_charged_in_the_end_is_logged(kind: str, wh
 
 
 @pytest.mark.parametrize("kind", stores.KINDS)
-async def test_batches_in_the_stream_stand_in_the_heartbeat(kind: str):
+async def test_heartbeat_counts_the_batches_in_the_stream(kind: str):
     with stores.running(kind) as url:
         stream = LogStream.at(url)
         try:
-            assert (await stream.standing()).nodes == ()
+            assert (await stream.status()).nodes == ()
             for node, number in (("a", 1), ("b", 1), ("a", 2)):
                 assert await stream.append(b"", 0, node, number)
-            standing = await stream.standing()
-            assert sorted(each[:2] for each in standing.nodes) == [("a", 2), ("b", 1)]
-            assert all(0 <= standing.now_ms - at_ms < 60_000 for _, _, at_ms in standing.nodes)
+            status = await stream.status()
+            assert sorted(each[:2] for each in status.nodes) == [("a", 2), ("b", 1)]
+            assert all(0 <= status.now_ms - at_ms < 60_000 for _, _, at_ms in status.nodes)
             async with redis.asyncio.from_url(url) as raw:
-                await raw.hset(NODES, "b", f"1:{standing.now_ms - ALIVE_MS - 1}")
-                assert [each[0] for each in (await stream.standing()).nodes] == ["a"]
-                assert await raw.hkeys(NODES) == [b"a"], "it is taken out for good"
+                await raw.hset(NODES, "b", f"1:{status.now_ms - ALIVE_MS - 1}")
+                assert [each[0] for each in (await stream.status()).nodes] == ["a"]
+                assert await raw.hkeys(NODES) == [b"a"], "a node that stopped long ago is removed"
         finally:
             await stream.close()

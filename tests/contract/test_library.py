@@ -1,4 +1,4 @@
-"""The function library in real stores: loaded where it is missing, and removed when nobody uses it."""
+"""The function library in real stores: loaded where missing, and removed when unused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from app.domain.ladder import Applied
+from app.domain.ladder import AppliedQuota
 from app.domain.quota import KEYS, Quota
 from app.store import library
 from app.store.keys import bucket_key
@@ -35,16 +35,16 @@ def libraries(client: Any) -> set[str]:
 def plan(user: str, limit: float = 2) -> Plan:
     row = KEYS["controller_mutation_rate"]
     quota = Quota("controller_mutation_rate", limit, row.algorithm, row.enforcement, burst=limit)
-    found = Applied(quota, f"user={user}", f"user={user}", f"user={user}")
+    found = AppliedQuota(quota, f"user={user}", f"user={user}", f"user={user}")
     return Plan("admit", (Charge(found, bucket_key(found), 1, "deny"),))
 
 
 async def outcomes(store: RedisStore, plans: list[Plan]) -> list[str]:
     await store.connect()
-    return [answer.said[0].outcome for answer in await store.decide(plans)]
+    return [answer.results[0].outcome for answer in await store.decide(plans)]
 
 
-async def test_a_library_that_is_lost_is_loaded_again_and_nothing_is_charged_twice(url: str):
+async def test_lost_library_is_loaded_again_and_nothing_is_charged_twice(url: str):
     store = RedisStore(url)
     with redis.Redis.from_url(url) as client:
         assert await outcomes(store, [plan("a")]) == ["admit"]
@@ -55,8 +55,8 @@ async def test_a_library_that_is_lost_is_loaded_again_and_nothing_is_charged_twi
     await store.close()
 
 
-async def test_what_belongs_to_one_call_does_not_reach_the_next(url: str):
-    """Calls of other stores of other ways, and one that failed amid its asks, leave nothing behind."""
+async def test_state_of_one_call_does_not_reach_the_next(url: str):
+    """Calls of stores with other options, and a call of which one ask failed, leave nothing behind."""
     store, by_caller = RedisStore(url, logged=True), RedisStore(url, caller_clock=True, max_ids=40)
     await store.connect()
     await by_caller.connect()
@@ -68,28 +68,30 @@ async def test_what_belongs_to_one_call_does_not_reach_the_next(url: str):
         assert late.order is not None
         client.lpush(plan("c").charges[0].key, "of another type")
         first, broken, last = await store.decide([plan("a"), plan("c"), plan("d")])
-        assert first.said[0].outcome == "admit"
+        assert first.results[0].outcome == "admit"
         assert broken.error is not None
         assert broken.error.reason == "response"
-        assert last.said[0].outcome == "admit"
+        assert last.results[0].outcome == "admit"
         assert await outcomes(store, [plan("a")]) == ["throttle"]
     await store.close()
     await by_caller.close()
 
 
-async def test_a_fault_of_the_script_is_one_asks_own_trouble(url: str):
-    right = "part.tokens, part.at = forgive(part, tokens_now(part) - part.usage), part.t"
-    wrong = f"if part.limit == 3 then part.nothing.there = 1 end {right}"
+async def test_script_error_affects_only_its_own_ask(url: str):
+    right = "check.tokens, check.at = forgive(check, tokens_now(check) - check.usage), check.t"
+    wrong = f"if check.limit == 3 then check.nothing.there = 1 end {right}"
     assert SCRIPT.count(right) == 1
     store = RedisStore(url, script=SCRIPT.replace(right, wrong))
     await store.connect()
     first, broken, last = await store.decide([plan("a"), plan("b", limit=3), plan("c")])
     assert broken.error is not None
-    assert [first.said[0].outcome, last.said[0].outcome] == ["admit", "admit"]
+    assert [first.results[0].outcome, last.results[0].outcome] == ["admit", "admit"]
     await store.close()
 
 
-async def test_two_versions_run_together_and_the_unused_one_goes(url: str, monkeypatch: pytest.MonkeyPatch):
+async def test_two_versions_run_together_and_the_unused_one_is_removed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
     old, new = RedisStore(url, script=OTHER), RedisStore(url)
     names = {Library.of(SCRIPT).name, Library.of(OTHER).name}
     with redis.Redis.from_url(url) as client:
@@ -113,7 +115,7 @@ async def test_two_versions_run_together_and_the_unused_one_goes(url: str, monke
     await new.close()
 
 
-async def test_who_may_not_list_libraries_decides_all_the_same(url: str):
+async def test_node_without_permission_to_list_libraries_decides_normally(url: str):
     with redis.Redis.from_url(url) as client:
         client.execute_command(
             "ACL", "SETUSER", "node", "on", ">secret", "~*", "+@all", "-function|list", "-function|delete"
@@ -124,7 +126,7 @@ async def test_who_may_not_list_libraries_decides_all_the_same(url: str):
         await store.close()
 
 
-async def test_who_may_not_load_is_told_why(url: str):
+async def test_node_without_permission_to_load_reports_why(url: str):
     with redis.Redis.from_url(url) as client:
         client.execute_command("ACL", "SETUSER", "node", "on", ">secret", "~*", "+@all", "-function|load")
     client = client_of(url.replace("unix://", "unix://node:secret@"), 5)

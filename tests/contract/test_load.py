@@ -1,4 +1,4 @@
-"""Loading a history beside live traffic: the script against the plain form."""
+"""Loading a history during live traffic: the script is compared with the plain form."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis.stateful import initialize, rule
 
 from app.domain.ask import Ask
 from app.domain.digest import digest, spread
-from app.domain.ladder import Applied, applied
+from app.domain.ladder import AppliedQuota, applied_quotas
 from app.domain.loading import (
     Charges,
-    Loaded,
+    LoadResult,
     WrittenId,
     load_charges,
     load_ids,
@@ -49,7 +49,7 @@ AMOUNTS = st.sampled_from((1.0, 2.5, 7.0, 30.0))
 
 
 class LoadMachine(Machine):
-    """The machine of decisions, in which histories are loaded too; they are random, and partly there."""
+    """The state machine of decisions, which also loads random histories that are partly loaded already."""
 
     script_of_load = loading.SCRIPT
 
@@ -75,7 +75,7 @@ class LoadMachine(Machine):
 
     @rule(principal=st.sampled_from(("a", "b")), age=st.integers(0, 500))
     def load_more_ids_than_there_is_room_for(self, principal: str, age: int) -> None:
-        """Recent ones, so that none is of no account any more."""
+        """Load recent ids, so that all of them still count."""
         chosen = IDS[: self.max_ids + 10]
         self._load_ids(principal, chosen, [age] * len(chosen), begun=0)
 
@@ -114,7 +114,7 @@ class LoadMachine(Machine):
         bucket, now = self._bucket_of(found)
         assert isinstance(bucket, IdsBucket)
         wanted = {now - age: min(n, most) for age, n in charges.items()}
-        if close:  # to what is there already
+        if close:  # added to the existing content
             wanted |= {
                 at + more: 2 for at in bucket.state.charges[-10:] for more in (0, -1) if at + more <= now
             }
@@ -161,40 +161,40 @@ class LoadMachine(Machine):
                 self._load("tokens", found, [tokens], expected)
         self._ask_for(found, principal)
 
-    def _one_of(self, algorithm: str, principal: str, data: Any) -> Applied | None:
-        """A quota of this algorithm that applies to a principal who brings everything."""
+    def _one_of(self, algorithm: str, principal: str, data: Any) -> AppliedQuota | None:
+        """A quota of this algorithm that applies to a principal whose ask has every field."""
         keys = sorted(set(KEYS) - {"producer_ids_rate"})
         every = [each for key in keys if (each := self._applied(key, principal)) is not None]
         fitting = [each for each in every if each.quota.algorithm == algorithm]
         return data.draw(st.sampled_from(fitting)) if fitting else None
 
-    def _ask_for(self, found: Applied, principal: str) -> None:
-        """Ask what only a bucket's content tells."""
+    def _ask_for(self, found: AppliedQuota, principal: str) -> None:
+        """Send an ask whose answer depends on the bucket's content."""
         usage = {KEYS[found.quota.key].usage: 1}
         self._decide([Ask(usage, None, principal, "c", "10.0.0.1", "1", "L", detail=True)])
 
-    def _applied(self, key: str, principal: str) -> Applied | None:
-        """The first quota of a key that applies to a principal who brings everything."""
+    def _applied(self, key: str, principal: str) -> AppliedQuota | None:
+        """The first quota of a key that applies to a principal whose ask has every field."""
         usage = {KEYS[key].usage: 1.0}
         ids = () if key == "producer_ids_rate" else None
         broker = None if ids == () and self.now % 2 else "1"
         ask = Ask(usage if ids is None else {}, ids, principal, "c", "10.0.0.1", broker, "L")
-        return next(iter(applied(ask, self.quotas, RULES)), None)
+        return next(iter(applied_quotas(ask, self.quotas, RULES)), None)
 
     @staticmethod
-    def _broker(found: Applied) -> str | None:
+    def _broker(found: AppliedQuota) -> str | None:
         return "1" if found.bucket.endswith(";broker=1") else None
 
-    def _bucket_of(self, found: Applied) -> tuple[Any, int]:
-        """The oracle's bucket, and the time by which it is loaded."""
+    def _bucket_of(self, found: AppliedQuota) -> tuple[Any, int]:
+        """The oracle's bucket, and the time of the load."""
         quota = found.quota
         name = (quota.key, found.bucket, quota.identity, quota.epoch)
         bucket = self.oracle.buckets.setdefault(name, self.oracle._absent(quota))
         return bucket, max(self.now, bucket.newest_ms if bucket.newest_ms is not None else self.now)
 
-    def _load(self, kind: str, found: Applied, items: Any, expected: Loaded) -> None:
-        """Have the store load the same twice: as the plain form has it, and then nothing more."""
-        self._fill(full=False)  # a full store takes nothing from a history
+    def _load(self, kind: str, found: AppliedQuota, items: Any, expected: LoadResult) -> None:
+        """Load the same twice: first the result equals the plain form's, then nothing changes."""
+        self._fill(full=False)  # a full store loads no history
         self.loader.at_ms = self.now
         load = Load(found, items)
         (got,) = self.loop.run_until_complete(self.loader.load([load], len(items)))
@@ -212,8 +212,8 @@ class LoadMachine(Machine):
         for what in ("added", "there", "over", "no_room"):
             self.met[f"{kind} {what.replace('_', ' ')}"] += getattr(expected, what)
 
-    def _twice_where_there_is_no_room(self, found: Applied, items: Any, got: Loaded) -> None:
-        """The plain form follows, so that both hold the same when the next ask comes."""
+    def _twice_where_there_is_no_room(self, found: AppliedQuota, items: Any, got: LoadResult) -> None:
+        """Load into the plain form too, so that both hold the same at the next ask."""
         bucket, now = self._bucket_of(found)
         if isinstance(items[0], WrittenId):
             expected = load_ids(bucket.state, items, now, found.quota, self.max_ids)
@@ -224,7 +224,7 @@ class LoadMachine(Machine):
 
 
 def run(url: str, *, examples: int, script: str = loading.SCRIPT, shrink: bool = True) -> Counter[str]:
-    """Run the machine against a store; what it met, and how often."""
+    """Run the machine against a store, and return which events it met how often."""
 
     class Run(LoadMachine):
         pass
@@ -235,8 +235,8 @@ def run(url: str, *, examples: int, script: str = loading.SCRIPT, shrink: bool =
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_load_does_what_the_plain_form_says(kind: str) -> None:
-    """Beside decisions of every kind, which agree before and after."""
+def test_load_equals_the_plain_form(kind: str) -> None:
+    """Between loads, store and oracle agree on decisions of every kind."""
     met: Counter[str] = Counter()
     with running(kind) as url:
         while met["steps"] < 1_500 or (rare(met) and met["steps"] < 40_000):
@@ -247,8 +247,8 @@ def test_a_load_does_what_the_plain_form_says(kind: str) -> None:
 
 FAULTS = {
     "an id in a layer that dies too early": (
-        "is_live(part, number) and at - part.starts[number % LAYERS] < part.interval then return number",
-        "is_live(part, number) then return number",
+        "is_live(check, number) and at - check.starts[number % LAYERS] < check.interval then return number",
+        "is_live(check, number) then return number",
     ),
     "an older layer's cells set in a newer one's place": (
         "words[1] = max(written, number)",
@@ -259,15 +259,15 @@ FAULTS = {
         "counts[number % LAYERS] = max(counts[number % LAYERS], 0)\n  end\n  local into",
     ),
     "charges added to those that are there": ("max(ids - (place - first), 0)", "ids"),
-    "charges appended out of order": ("local first = wanted[1][1] - dropped", "local first = part.charges"),
+    "charges appended out of order": ("local first = wanted[1][1] - dropped", "local first = check.charges"),
     "sums of samples added": ("max(old[1], value)", "old[1] + value"),
-    "the larger level": ("tokens_at(part, part.tokens, part.at, at) <= level", "false"),
+    "the larger level": ("tokens_at(check, check.tokens, check.at, at) <= level", "false"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(fault: str) -> None:
-    """The machine that finds nothing in the script finds each of these."""
+def test_planted_fault_is_found(fault: str) -> None:
+    """The machine that finds no fault in the script finds each planted one."""
     right, wrong = FAULTS[fault]
     assert loading.SCRIPT.count(right) == 1, "the fault must be planted in one place"
     with running("valkey") as url, pytest.raises(Difference):
@@ -275,5 +275,5 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 
 def rare(met: Counter[str]) -> dict[str, int]:
-    """What was met too rarely."""
+    """The events that were met too rarely."""
     return {name: met[name] for name in MUST_MEET if met[name] < AT_LEAST}

@@ -1,4 +1,4 @@
-"""What the script tells the decision log, in real stores: the order of calls, and what became of ids."""
+"""What the script reports to the decision log, in real stores: the order of calls, and id outcomes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import redis.asyncio
 
 from app.admission.plan import matches_of, plan_of
+from app.decision_log.batch import CHARGED, REFRESHED, SEEN
 from app.domain.ask import Ask
 from app.domain.entity import ANY, Entity
-from app.domain.ladder import Quotas, Rules
+from app.domain.ladder import MatchingRules, Quotas
 from app.domain.quota import PRODUCER_IDS_RATE, REQUEST_RATE, Layers, Quota
-from app.store.decision_log import CHARGED, REFRESHED, SEEN
 from app.store.encoding import ORDER_STEP
 from app.store.keys import ORDER_KEY
 from app.store.port import Answer, Plan
@@ -32,7 +32,7 @@ QUOTAS: Quotas = {
 
 
 def plan(ask: Ask) -> Plan:
-    found = plan_of(ask, matches_of(ask, QUOTAS, Rules()), SECRET)
+    found = plan_of(ask, matches_of(ask, QUOTAS, MatchingRules()), SECRET)
     assert found is not None
     return found
 
@@ -50,24 +50,24 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[RedisStore]:
         await found.close()
 
 
-async def fates(store: RedisStore, *plans: Plan) -> list[bytes]:
-    return [answer.fates for answer in await store.decide(plans)]
+async def id_outcomes(store: RedisStore, *plans: Plan) -> list[bytes]:
+    return [answer.id_outcomes for answer in await store.decide(plans)]
 
 
-async def test_ids_are_charged_once_and_refreshed_once_in_each_layer(store: RedisStore):
-    first, again = await fates(store, asks(1, 2, at_ms=0), asks(2, 3, at_ms=1))
+async def test_ids_are_charged_once_and_refreshed_once_per_layer(store: RedisStore):
+    first, again = await id_outcomes(store, asks(1, 2, at_ms=0), asks(2, 3, at_ms=1))
     assert first == bytes([CHARGED, CHARGED])
     assert again == bytes([SEEN, CHARGED])
     later = IDS.layers.interval_ms
-    moved, stays = await fates(store, asks(1, 4, at_ms=later), asks(1, at_ms=later + 1))
+    moved, stays = await id_outcomes(store, asks(1, 4, at_ms=later), asks(1, at_ms=later + 1))
     assert moved == bytes([REFRESHED, CHARGED])
     assert stays == bytes([SEEN])
 
 
-async def test_a_refusal_refreshes_and_charges_nothing_and_a_peek_does_neither(store: RedisStore):
-    await fates(store, asks(1, 2, 3, at_ms=0))
+async def test_refusal_refreshes_but_does_not_charge_and_peek_does_neither(store: RedisStore):
+    await id_outcomes(store, asks(1, 2, 3, at_ms=0))
     later = IDS.layers.interval_ms
-    peeked, refused, again = await fates(
+    peeked, refused, again = await id_outcomes(
         store,
         asks(1, 4, at_ms=later, mode="peek"),
         asks(1, 4, 5, 6, at_ms=later),
@@ -78,15 +78,15 @@ async def test_a_refusal_refreshes_and_charges_nothing_and_a_peek_does_neither(s
     assert again == bytes([SEEN, REFRESHED])
 
 
-async def test_an_ask_that_only_refreshes_leaves_what_a_refusal_leaves(store: RedisStore):
-    await fates(store, asks(1, at_ms=0))
+async def test_ask_that_only_refreshes_has_the_effect_of_a_refusal(store: RedisStore):
+    await id_outcomes(store, asks(1, at_ms=0))
     later = IDS.layers.interval_ms
     found = asks(1, 9, at_ms=later)
     refresh = Plan("refresh", found.charges[:1], at_ms=later)
-    assert await fates(store, refresh, found) == [bytes([REFRESHED, SEEN]), bytes([SEEN, CHARGED])]
+    assert await id_outcomes(store, refresh, found) == [bytes([REFRESHED, SEEN]), bytes([SEEN, CHARGED])]
 
 
-async def test_every_ask_has_its_place_in_the_order_and_calls_follow_each_other(store: RedisStore):
+async def test_each_ask_has_its_place_in_the_order_and_calls_follow_each_other(store: RedisStore):
     one = await store.decide([asks(1, at_ms=0), asks(2, at_ms=0, user="bob")])
     two = await store.decide([asks(3, at_ms=0)])
     places = [answer.order for answer in (*one, *two)]
@@ -97,7 +97,7 @@ async def test_every_ask_has_its_place_in_the_order_and_calls_follow_each_other(
     assert reset >= third + ORDER_STEP >= first + 2 * ORDER_STEP
 
 
-async def test_a_call_that_only_looks_takes_no_number_and_writes_nothing(store: RedisStore):
+async def test_read_only_call_takes_no_number_and_writes_nothing(store: RedisStore):
     (peeked,) = await store.decide([asks(1, at_ms=0, mode="peek")])
     await store.examine()
     assert peeked.order is None
@@ -105,7 +105,7 @@ async def test_a_call_that_only_looks_takes_no_number_and_writes_nothing(store: 
         assert await raw.dbsize() == 0
 
 
-async def test_the_order_goes_on_growing_when_the_store_has_lost_it(store: RedisStore):
+async def test_order_keeps_growing_after_the_store_lost_it(store: RedisStore):
     def place(answers: list[Answer]) -> int:
         return answers[0].order or 0
 
@@ -120,7 +120,7 @@ async def test_the_order_goes_on_growing_when_the_store_has_lost_it(store: Redis
 
 
 @pytest.mark.parametrize("shift_s", [-3600, 3600])
-async def test_no_number_comes_twice_from_a_store_whose_last_ones_are_lost_or_whose_clock_went_back(
+async def test_no_number_repeats_after_the_store_lost_the_last_ones_or_its_clock_went_back(
     store: RedisStore, shift_s: int
 ):
     (answer,) = await store.decide([asks(1, at_ms=0)])
@@ -136,24 +136,24 @@ async def test_no_number_comes_twice_from_a_store_whose_last_ones_are_lost_or_wh
         assert places == [(moved + n) * ORDER_STEP for n in (1, 2, 3)]
 
 
-async def test_a_store_that_is_not_logged_tells_and_writes_nothing():
+async def test_store_without_a_log_reports_and_writes_no_order():
     with running("valkey") as url:
         plain = RedisStore(url, caller_clock=True)
         await plain.connect()
         (answer,) = await plain.decide([asks(1, at_ms=0)])
-        assert (answer.order, answer.fates) == (None, b"")
+        assert (answer.order, answer.id_outcomes) == (None, b"")
         async with redis.asyncio.from_url(url) as raw:
             assert not await raw.exists(ORDER_KEY)
         await plain.close()
 
 
-async def test_a_bucket_that_cannot_be_read_has_no_fates_and_hurts_no_neighbour(store: RedisStore):
+async def test_unreadable_bucket_has_no_id_outcomes_and_affects_no_other_ask(store: RedisStore):
     broken = asks(1, at_ms=0)
     async with redis.asyncio.from_url(store_url(store)) as raw:
         await raw.lpush(broken.charges[0].key, "x")
     one, two = await store.decide([broken, asks(2, at_ms=0, user="bob")])
     assert one.error is not None
-    assert (two.fates, one.order) == (bytes([CHARGED]), None)
+    assert (two.id_outcomes, one.order) == (bytes([CHARGED]), None)
 
 
 def store_url(store: RedisStore) -> str:

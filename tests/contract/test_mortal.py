@@ -1,4 +1,4 @@
-"""A program killed at any SQL statement leaves the old catalog whole or the new one, never a mixture."""
+"""A program killed at any SQL statement leaves the old catalog or the new one, never a mixture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import OperationalError
 
 from app.catalog import schema
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError
 from tests.contract.mortal import BEFORE, CHANGE, _insert_one, _to, schema_of
 from tests.postgres import Postgres
 
@@ -32,7 +32,7 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def deaths(what: str, url: str) -> list[dict[str, Any]]:
-    """What each of the programs left behind, the one that was not killed last."""
+    """What each program left; the last one was not killed."""
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "tests.contract.mortal", what, url],
         cwd=ROOT,
@@ -48,12 +48,12 @@ def deaths(what: str, url: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_program_killed_while_it_applies_leaves_all_or_nothing(empty: str):
+def test_program_killed_while_applying_leaves_all_or_nothing(empty: str):
     found = deaths("apply", empty)
     after = {**BEFORE}
     for entity, quotas in CHANGE.items():
         merged = {**after.get(entity, {}), **quotas}
-        after[entity] = {key: said for key, said in merged.items() if said is not None}  # type: ignore[misc]
+        after[entity] = {key: definition for key, definition in merged.items() if definition is not None}  # type: ignore[misc]
     old, new = (
         {"version": version, "quotas": rows, "history": history}
         for version, rows, history in ((1, _rows(BEFORE), 2), (2, _rows(after), 6))
@@ -66,7 +66,7 @@ def test_a_program_killed_while_it_applies_leaves_all_or_nothing(empty: str):
     assert len(found) > 8, "opening, one transaction of six statements, and its end"
 
 
-def test_a_program_killed_while_it_migrates_leaves_the_old_schema_or_the_new(empty: str):
+def test_program_killed_while_migrating_leaves_the_old_or_the_new_schema(empty: str):
     found = deaths("migrate", empty)
     left = [each["left"] for each in found]
     old, new = left[0], left[-1]
@@ -77,7 +77,7 @@ def test_a_program_killed_while_it_migrates_leaves_the_old_schema_or_the_new(emp
     assert len(found) > 6
 
 
-def test_a_migration_that_fails_half_way_leaves_the_old_schema(empty: str):
+def test_failed_migration_leaves_the_old_schema(empty: str):
     _to(empty, "0001")
     _insert_one(empty)
     old = schema_of(empty)
@@ -88,7 +88,7 @@ def test_a_migration_that_fails_half_way_leaves_the_old_schema(empty: str):
 
     event.listen(Engine, "before_cursor_execute", fail)
     try:
-        with pytest.raises(CatalogAway, match="the disk is full"):
+        with pytest.raises(CatalogUnavailableError, match="the disk is full"):
             schema.upgrade(empty)
     finally:
         event.remove(Engine, "before_cursor_execute", fail)
@@ -98,4 +98,6 @@ def test_a_migration_that_fails_half_way_leaves_the_old_schema(empty: str):
 
 
 def _rows(quotas: dict[str, Any]) -> list[list[Any]]:
-    return sorted([entity, key, said] for entity, keys in quotas.items() for key, said in keys.items())
+    return sorted(
+        [entity, key, definition] for entity, keys in quotas.items() for key, definition in keys.items()
+    )

@@ -1,4 +1,4 @@
-"""Calls that write much: what they leave undecided is asked again, and nothing else is different."""
+"""Calls that write much leave some asks undecided; these are sent again, and decisions do not differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from app.domain.ladder import Applied
+from app.domain.ladder import AppliedQuota
 from app.domain.quota import Quota
 from app.store.keys import bucket_key
 from app.store.port import Charge, Plan
@@ -19,8 +19,8 @@ from tests.stores import KINDS, running
 BOUND = f"local MOST_WRITTEN = {MOST_WRITTEN}"
 
 
-def test_calls_cut_short_decide_as_whole_ones_do():
-    """The machine, with a script that stops after a few hundred bytes."""
+def test_interrupted_calls_decide_like_complete_ones():
+    """The state machine, with a script that stops after a few hundred bytes."""
     assert SCRIPT.count(BOUND) == 1
     met: Counter[str] = Counter()
     with running("valkey") as url:
@@ -30,8 +30,8 @@ def test_calls_cut_short_decide_as_whole_ones_do():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("logged", [False, True])
-async def test_a_call_stops_before_an_ask_once_it_wrote_256_kib(kind: str, logged: bool):
-    """New principals of 500 ids each write some 150 KiB: two of them are decided, the third is not."""
+async def test_call_stops_before_an_ask_once_it_wrote_256_kib(kind: str, logged: bool):
+    """A new principal of 500 ids writes some 150 KiB, so two are decided and the third is not."""
     with running(kind) as url:
         store = RedisStore(url, logged=logged)
         await store.connect()
@@ -42,8 +42,8 @@ async def test_a_call_stops_before_an_ask_once_it_wrote_256_kib(kind: str, logge
         again = await store.decide(plans)
         await store.close()
     assert [len(answers) for answers in (first, second, third)] == [2, 2, 1]
-    assert {answer.said[0].observed for answer in (*first, *second, *third)} == {500}
-    assert [answer.said[0].observed for answer in again] == [500] * 5, "seen by now, and hardly written"
+    assert {answer.results[0].observed for answer in (*first, *second, *third)} == {500}
+    assert [answer.results[0].observed for answer in again] == [500] * 5, "seen ids write little"
     places = [answer.order for answer in (*first, *second, *third)]
     if logged:
         found = [place for place in places if place]
@@ -56,6 +56,6 @@ async def test_a_call_stops_before_an_ask_once_it_wrote_256_kib(kind: str, logge
 def new(principal: str) -> Plan:
     quota = Quota("producer_ids_rate", 500_000, "producer_ids", "deny")
     entity = f"user={principal}"
-    found = Applied(quota, entity, entity, entity)
+    found = AppliedQuota(quota, entity, entity, entity)
     spreads = strangers(500, seed=len(principal)).astype("<u4").tobytes()
     return Plan("admit", (Charge(found, bucket_key(found), 500, "deny", spreads),))

@@ -1,10 +1,10 @@
-"""A token wait at the edge of what doubles tell apart is found by the script as by the domain, at once."""
+"""Script and domain find the same wait for tokens, quickly, even at the precision limit of doubles."""
 
 from __future__ import annotations
 
 import pytest
 
-from app.domain.ladder import Applied
+from app.domain.ladder import AppliedQuota
 from app.domain.quota import MAX_EXACT, Quota
 from app.domain.token_bucket import Tokens, wait_ms
 from app.store.keys import bucket_key
@@ -16,10 +16,10 @@ from tests.stores import running
 @pytest.mark.parametrize(
     ("limit", "burst"), [(4.7e-7, MAX_EXACT), (1e-6, 1e14), (1e-3, MAX_EXACT), (7.0, 1e9)]
 )
-async def test_the_script_finds_the_least_wait_of_an_enormous_bucket(limit: float, burst: float):
-    """A search that walked by milliseconds held the store for seconds, until the call was given up."""
+async def test_script_finds_the_shortest_wait_of_an_enormous_bucket(limit: float, burst: float):
+    """A search in steps of a millisecond occupied the store for seconds, until the call timed out."""
     quota = Quota("controller_mutation_rate", limit, "token_bucket", "deny", burst=burst)
-    found = Applied(quota, "user=*", "user=a", "user=a")
+    found = AppliedQuota(quota, "user=*", "user=a", "user=a")
 
     def ask(usage: float) -> Plan:
         return Plan("admit", (Charge(found, bucket_key(found), usage, "deny"),), at_ms=0)
@@ -29,6 +29,6 @@ async def test_the_script_finds_the_least_wait_of_an_enormous_bucket(limit: floa
         await store.connect()
         first, second = await store.decide([ask(1), ask(burst)])
         await store.close()
-    assert first.said[0].outcome == "admit"
-    assert second.said[0].outcome == "throttle"
-    assert second.said[0].throttle_ms == wait_ms(Tokens(burst - 1, 0), burst, 0, limit, burst)
+    assert first.results[0].outcome == "admit"
+    assert second.results[0].outcome == "throttle"
+    assert second.results[0].throttle_ms == wait_ms(Tokens(burst - 1, 0), burst, 0, limit, burst)

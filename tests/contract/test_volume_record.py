@@ -1,4 +1,4 @@
-"""The lease and the record of the throttle factor in real stores: one leader at a time, no late writer."""
+"""The lease and the record of the throttle factor in real stores: one leader, and no late writes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack
 import pytest
 import redis.asyncio
 
-from app.domain.volumes import Drill, Known, Rules, State, start
+from app.domain.volumes import Drill, FactorState, KnownVolume, VolumeRules, start_state
 from app.store.lease import Lease
 from app.store.port import StoreError
 from app.store.volumes import LEASE, RECORD_KEY, VolumeRecord
 from tests.stores import KINDS, running
 
-RULES = Rules("kafka")
+RULES = VolumeRules("kafka")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -46,13 +46,13 @@ async def contenders(url: str, raw: redis.asyncio.Redis) -> AsyncIterator[tuple[
         yield two
 
 
-async def test_what_is_written_is_read_as_it_was(record: VolumeRecord):
+async def test_record_is_read_as_it_was_written(record: VolumeRecord):
     before = await record.read()
     assert (before.state, before.drill, before.raw) == (None, None, b"")
-    state = start(before.now_ms, RULES)
-    full = State(
+    state = start_state(before.now_ms, RULES)
+    full = FactorState(
         **{name: getattr(state, name) for name in state.__slots__}
-        | {"volumes": (Known("1", "/a", 2**53, None, None, False),), "trouble": "broker 2 is unknown"}
+        | {"volumes": (KnownVolume("1", "/a", 2**53, None, None, False),), "trouble": "broker 2 is unknown"}
     )
     assert await record.replace(before.raw, full) == "written"
     await record.begin_drill(Drill(0.2, 1, 2, "alice"), before.now_ms)
@@ -62,22 +62,22 @@ async def test_what_is_written_is_read_as_it_was(record: VolumeRecord):
     assert (await record.read()).drill is None
 
 
-async def test_the_record_does_not_expire_and_a_drill_does(record: VolumeRecord, raw: redis.asyncio.Redis):
+async def test_record_does_not_expire_but_a_drill_does(record: VolumeRecord, raw: redis.asyncio.Redis):
     now = (await record.read()).now_ms
-    await record.replace(b"", start(now, RULES))
+    await record.replace(b"", start_state(now, RULES))
     await record.begin_drill(Drill(0.2, now, now + 1_000, "alice"), now)
     assert await raw.ttl(RECORD_KEY) == -1
     assert 0 < await raw.ttl(RECORD_KEY + b":drill") <= 86_401
 
 
-async def test_of_two_writers_who_read_the_same_one_is_told_that_it_changed(record: VolumeRecord):
+async def test_second_of_two_writers_that_read_the_same_record_learns_that_it_changed(record: VolumeRecord):
     seen = await record.read()
-    assert await record.replace(seen.raw, start(1, RULES)) == "written"
-    assert await record.replace(seen.raw, start(2, RULES)) == "changed"
-    assert (await record.read()).state == start(1, RULES)
+    assert await record.replace(seen.raw, start_state(1, RULES)) == "written"
+    assert await record.replace(seen.raw, start_state(2, RULES)) == "changed"
+    assert (await record.read()).state == start_state(1, RULES)
 
 
-async def test_one_holds_the_lease_and_renews_it_under_its_token(contenders: tuple[Lease, Lease]):
+async def test_holder_renews_the_lease_under_its_token(contenders: tuple[Lease, Lease]):
     a, b = contenders
     token = await a.acquire()
     assert token is not None
@@ -85,38 +85,36 @@ async def test_one_holds_the_lease_and_renews_it_under_its_token(contenders: tup
     assert await a.acquire() == token
     await a.release()
     assert await b.acquire() == token + 1
-    await a.release()  # what it does not hold it cannot give up
+    await a.release()  # it cannot release a lease that it does not hold
     assert await a.acquire() is None
 
 
-async def test_a_holder_that_hung_is_fenced_before_its_successor_wrote_anything(
+async def test_hung_holder_is_fenced_before_its_successor_writes(
     contenders: tuple[Lease, Lease], record: VolumeRecord, raw: redis.asyncio.Redis
 ):
     a, b = contenders
     old = await a.acquire()
     seen = await record.read()
-    assert await record.replace(seen.raw, start(1, RULES), old) == "written"
-    await raw.delete(f"qg1:{LEASE}:lease")  # which is what the end of a lease does
+    assert await record.replace(seen.raw, start_state(1, RULES), old) == "written"
+    await raw.delete(f"qg1:{LEASE}:lease")  # like an expired lease
     new = await b.acquire()
     seen = await record.read()
-    assert await record.replace(seen.raw, start(2, RULES), old) == "fenced"
-    assert (await record.read()).state == start(1, RULES)
-    assert await record.replace(seen.raw, start(3, RULES), new) == "written"
+    assert await record.replace(seen.raw, start_state(2, RULES), old) == "fenced"
+    assert (await record.read()).state == start_state(1, RULES)
+    assert await record.replace(seen.raw, start_state(3, RULES), new) == "written"
 
 
-async def test_a_store_that_lost_the_token_gives_the_holder_a_new_one(
+async def test_store_that_lost_the_token_gives_the_holder_a_new_one(
     contenders: tuple[Lease, Lease], record: VolumeRecord, raw: redis.asyncio.Redis
 ):
     a, _ = contenders
     await a.acquire()
     await raw.flushall()
     token = await a.acquire()
-    assert await record.replace(b"", start(1, RULES), token) == "written"
+    assert await record.replace(b"", start_state(1, RULES), token) == "written"
 
 
-async def test_a_record_that_another_version_wrote_is_an_error_and_not_none(
-    record: VolumeRecord, raw: redis.asyncio.Redis
-):
+async def test_record_of_another_version_is_an_error(record: VolumeRecord, raw: redis.asyncio.Redis):
     await raw.set(RECORD_KEY, b"\xc1")
     with pytest.raises(StoreError, match="cannot be read"):
         await record.read()

@@ -1,4 +1,4 @@
-"""Batches as a node leaves them: plausible rows of every kind, the same for the same seed."""
+"""Batches as nodes send them: plausible rows of every kind, reproducible by seed."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from typing import Final
 
 import msgspec
 
-from app.domain.digest import digest
-from app.domain.quota import PRODUCER_BYTE_RATE, PRODUCER_IDS_RATE, REQUEST_RATE
-from app.store.decision_log import (
+from app.decision_log.batch import (
     CHARGED,
     REFRESHED,
     SEEN,
     VERSION,
     Batch,
-    QuotaThen,
+    LoggedLimit,
+    LoggedQuota,
+    LoggedVerdict,
     Row,
-    VerdictThen,
 )
+from app.domain.digest import digest
+from app.domain.quota import PRODUCER_BYTE_RATE, PRODUCER_IDS_RATE, REQUEST_RATE
 
 SECRET: Final = bytes(range(32))
 BEGAN_MS: Final = 1_763_719_200_000
-"""2025-11-21, 10:00 UTC sharp."""
+"""2025-11-21, 10:00 UTC."""
 
 packed = msgspec.msgpack.Encoder().encode
 
 
-def ids_quota(principal: str) -> QuotaThen:
+def ids_quota(principal: str) -> LoggedQuota:
     entity = f"user={principal}"
     kept = ("deny", False, "cluster", 11, 1_000, 0.0, 3_600_000, 1_200_000, 4_800_000, 0)
-    return QuotaThen(PRODUCER_IDS_RATE, "user=*", entity, 50.0, "producer_ids", *kept)
+    return LoggedQuota(PRODUCER_IDS_RATE, "user=*", entity, 50.0, "producer_ids", *kept)
 
 
-def rate_quota(principal: str, key: str = REQUEST_RATE) -> QuotaThen:
+def rate_quota(principal: str, key: str = REQUEST_RATE) -> LoggedQuota:
     entity = f"user={principal}"
     kept = ("delay", False, "cluster", 11, 1_000, 0.0, 11_000, 0, 0, 3)
-    return QuotaThen(key, entity, entity, 1_000.5, "sampled_rate", *kept)
+    return LoggedQuota(key, entity, entity, 1_000.5, "sampled_rate", *kept)
 
 
 class Node:
     """Makes the batches of one node, one after another.
 
     Args:
-        name: of the node; its batches' ids begin with it.
+        name: the node's name, with which the ids of its batches begin.
         began_ms: the time of its first row; each row is a millisecond later.
     """
 
@@ -60,10 +61,10 @@ class Node:
 
     def batch(self, rows: int = 200) -> Batch:
         self._made += 1
-        quotas: list[QuotaThen] = []
-        places: dict[QuotaThen, int] = {}
+        quotas: list[LoggedQuota] = []
+        places: dict[LoggedQuota, int] = {}
 
-        def place(quota: QuotaThen) -> int:
+        def place(quota: LoggedQuota) -> int:
             if quota not in places:
                 places[quota] = len(quotas)
                 quotas.append(quota)
@@ -95,8 +96,8 @@ class Node:
         marks = bytes(chance.choices((SEEN, CHARGED, REFRESHED), (90, 5, 5), k=len(ids)))
         delayed = chance.random() < 0.1
         verdicts = [
-            VerdictThen(place(ids_quota(who)), "deny", len(ids), "admit", 0, 12.0, 38.0, None, 0, marks),
-            VerdictThen(
+            LoggedVerdict(place(ids_quota(who)), "deny", len(ids), "admit", 0, 12.0, 38.0, None, 0, marks),
+            LoggedVerdict(
                 place(rate_quota(who)),
                 "delay",
                 1.0,
@@ -108,7 +109,7 @@ class Node:
                 chance.choice((0, 0, 0, 1)),
                 b"",
             ),
-            VerdictThen(
+            LoggedVerdict(
                 place(rate_quota(who, PRODUCER_BYTE_RATE)),
                 "delay",
                 2_048.0,
@@ -138,7 +139,7 @@ class Node:
             charged=True,
             applied=3,
             source="store",
-            limited_by=(REQUEST_RATE, f"user={who}", f"user={who}", None) if delayed else None,
+            limited_by=LoggedLimit(REQUEST_RATE, f"user={who}", f"user={who}", None) if delayed else None,
             verdicts=verdicts,
         )
 
@@ -154,13 +155,13 @@ class Node:
             throttle_ms=1_000,
             source="fallback",
             failure="budget",
-            limited_by=(REQUEST_RATE, None, None, "store_failure"),
+            limited_by=LoggedLimit(REQUEST_RATE, None, None, "store_failure"),
         )
 
     def _charged(self, place) -> Row:
         who = self._random.choice(self._people)
         quota = place(ids_quota(who))
-        verdict = VerdictThen(quota, "deny", 1.0, "admit", 0, None, None, None, 0, bytes((CHARGED,)))
+        verdict = LoggedVerdict(quota, "deny", 1.0, "admit", 0, None, None, None, 0, bytes((CHARGED,)))
         one = digest(SECRET, who, self._random.randrange(200))
         return Row("ids", self.now_ms, self._order, principal=who, ids=one, verdicts=[verdict])
 

@@ -1,4 +1,4 @@
-"""What the tests of the decision log share: a store, a folder, and ways to fill and to look."""
+"""Shared by the tests of the decision log: a store, a folder, and functions to fill and read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 import redis
 
-from app.store.decision_log import STREAM, Batch
+from app.decision_log.batch import STREAM, Batch
 from tests import service, stores
 from tests.decision_log.batches import packed
 from workers.decision_log.read import read
@@ -25,7 +25,7 @@ def shared() -> Iterator[str]:
 
 @pytest.fixture
 def client(shared: str) -> Iterator[redis.Redis]:
-    """A store that is empty."""
+    """A client of the store, which is empty."""
     with redis.Redis.from_url(shared) as client:
         client.flushall()
         yield client
@@ -37,12 +37,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def eventually(look: Callable[[], T]) -> T:
-    """Wait for a child too, on a machine with much else to do."""
+    """Wait long enough for a child process on a busy machine."""
     return service.eventually(look, within_s=90)
 
 
 def leave(client: redis.Redis, batches: Iterable[Batch]) -> None:
-    """Leave batches in the stream, as nodes do."""
+    """Append batches to the stream, as nodes do."""
     for batch in batches:
         client.xadd(STREAM, {"batch": packed(batch), "rows": len(batch.rows)})
 
@@ -53,7 +53,7 @@ def known(batches: Iterable[Batch]) -> set[tuple[str, int]]:
 
 
 def written(folder: Path) -> set[tuple[str, int]]:
-    """The rows that a reader finds, none of them twice."""
+    """The rows that a reader finds; fails if one occurs twice."""
     rows = read(folder)
     found = list(zip(rows["batch"].to_pylist(), rows["place"].to_pylist(), strict=True))
     assert len(found) == len(set(found))

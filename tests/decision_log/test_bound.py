@@ -24,7 +24,7 @@ NOW_MS = BEGAN_MS + HOURS * HOUR_MS
 
 
 def hours(folder: Path, nodes: tuple[str, ...] = ("n1", "n2")) -> list[list]:
-    """Six hours of batches of two nodes, each hour last written to when it was over; the batches of each."""
+    """Write six hours of batches of two nodes, each last modified at its hour's end; return them by hour."""
     made = []
     running = [Node(name) for name in nodes]
     for hour in range(HOURS):
@@ -43,17 +43,17 @@ def touch(folder: Path, hour: int, written_ms: float) -> None:
 
 
 def size(folder: Path, *hours: int) -> int:
-    """The bytes of some hours, or of everything."""
+    """The size in bytes of some hours, or of everything."""
     where = [folder / partition(BEGAN_MS + hour * HOUR_MS) for hour in hours] or [folder]
     return sum(file.stat().st_size for each in where for file in each.rglob("*") if file.is_file())
 
 
 def left(folder: Path) -> list[int]:
-    """The hours that are there."""
+    """The hours that exist."""
     return [hour for hour in range(HOURS) if (folder / partition(BEGAN_MS + hour * HOUR_MS)).exists()]
 
 
-def test_the_oldest_hours_go_until_the_rest_fits(folder):
+def test_oldest_hours_are_removed_until_the_rest_fits(folder):
     batches = hours(folder)
     whole, last_four = size(folder), size(folder, 2, 3, 4, 5)
     assert bound(Folder(folder), NOW_MS, whole) == Bounded(0, 0, whole)
@@ -65,7 +65,7 @@ def test_the_oldest_hours_go_until_the_rest_fits(folder):
     assert (one_more.hours, left(folder)) == (1, [3, 4, 5])
 
 
-def test_what_is_left_lacks_a_beginning_of_each_node_and_nothing_else(folder):
+def test_removal_leaves_no_gap_behind_the_first_batch_of_a_node(folder):
     """As after retention: an audit finds first batches gone, and no gap behind them."""
     hours(folder)
     bound(Folder(folder), NOW_MS, size(folder) // 2)
@@ -76,7 +76,7 @@ def test_what_is_left_lacks_a_beginning_of_each_node_and_nothing_else(folder):
 
 
 @pytest.mark.parametrize("at_ms", [NOW_MS - 1, NOW_MS - HOUR_MS])
-def test_the_hour_of_now_stays_whatever_the_bound(folder, at_ms):
+def test_current_hour_is_kept_under_any_bound(folder, at_ms):
     hours(folder)
     found = bound(Folder(folder), at_ms, 1)
     assert left(folder) == [5]
@@ -84,8 +84,8 @@ def test_the_hour_of_now_stays_whatever_the_bound(folder, at_ms):
 
 
 @pytest.mark.parametrize("written_last", [0, 2])
-def test_an_old_hour_that_was_written_last_stays_and_so_do_those_after_it(folder, written_last):
-    """A node that was cut off leaves what waited in it: no gap may come of that, and it is soon over."""
+def test_old_hour_that_was_written_last_is_kept_and_so_are_later_hours(folder, written_last):
+    """A node that was cut off sends its waiting batches late. That must cause no gap, and lasts briefly."""
     hours(folder)
     touch(folder, written_last, NOW_MS + 5_000)
     bound(Folder(folder), NOW_MS, 1)
@@ -95,13 +95,13 @@ def test_an_old_hour_that_was_written_last_stays_and_so_do_those_after_it(folder
     assert left(folder) == [5]
 
 
-def test_an_hour_ahead_of_the_clock_stays(folder):
+def test_hour_ahead_of_the_clock_is_kept(folder):
     hours(folder)
     bound(Folder(folder), BEGAN_MS + HOUR_MS + 1, 1)
     assert left(folder) == [1, 2, 3, 4, 5]
 
 
-def test_what_was_kept_aside_goes_with_its_time(folder):
+def test_unreadable_batches_are_removed_with_the_hours_of_their_time(folder):
     hours(folder)
     aside = folder / "_unreadable"
     aside.mkdir()
@@ -114,7 +114,7 @@ def test_what_was_kept_aside_goes_with_its_time(folder):
     assert (found.hours, left(folder)) == (2, [2, 3, 4, 5])
 
 
-def test_merged_and_half_written_files_count_and_go_with_their_hour(folder):
+def test_merged_and_partial_files_count_and_are_removed_with_their_hour(folder):
     batches = hours(folder)
     (folder / partition(BEGAN_MS) / "_half.parquet").write_bytes(b"PAR1" * 100)
     Compactor(Folder(folder), stay_s=-1e9).compact(NOW_MS + HOUR_MS)
@@ -125,7 +125,7 @@ def test_merged_and_half_written_files_count_and_go_with_their_hour(folder):
     assert written(folder) == known(batch for hour in batches[4:] for batch in hour)
 
 
-def test_files_of_others_neither_count_nor_go(folder):
+def test_foreign_files_neither_count_nor_are_removed(folder):
     hours(folder)
     whole = size(folder)
     (folder / "notes.txt").write_bytes(b"x" * 1_000_000)
@@ -134,12 +134,12 @@ def test_files_of_others_neither_count_nor_go(folder):
     assert (folder / "notes.txt").exists()
 
 
-def test_a_folder_that_is_not_there_yet_is_empty(folder):
+def test_missing_folder_counts_as_empty(folder):
     assert bound(Folder(folder), NOW_MS, 1) == Bounded(0, 0, 0)
 
 
-def test_an_object_store_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One that says of all its objects that they are as old as each other: the newest hour stays."""
+def test_object_store_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With an object store that gives all objects the same age, the newest hour is kept."""
     for name, value in object_store.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     hours(tmp_path)
@@ -153,21 +153,21 @@ def test_an_object_store_is_bounded_too(tmp_path: Path, monkeypatch: pytest.Monk
         assert sorted(folder.hours()) == [BEGAN_MS + 5 * HOUR_MS]
 
 
-def test_the_worker_keeps_the_log_within_its_bound(shared, client, folder):
-    """What it removed and what it must keep are lines of its log, each once."""
+def test_worker_keeps_the_log_within_its_bound(shared, client, folder):
+    """The worker logs what it removed and what it must keep, each once."""
     node = Node()
     batches = []
     for hour in range(HOURS):
         node.now_ms = BEGAN_MS + hour * HOUR_MS
         batches.append(node.batch())
-    told = {"settings": {"log_max_bytes": 1}, "times": {"bound": 0.02}, "limits": AT_ONCE}
-    with worker.inside(shared, folder, **told) as said:
+    options = {"settings": {"log_max_bytes": 1}, "times": {"bound": 0.02}, "limits": AT_ONCE}
+    with worker.inside(shared, folder, **options) as lines:
         for batch in batches:
             leave(client, [batch])
             eventually(lambda: known([batch]) <= written(folder))  # noqa: B023
         eventually(lambda: left(folder) == [HOURS - 1])
-        eventually(lambda: any("is kept" in line["event"] for line in said))
+        eventually(lambda: any("is kept" in line["event"] for line in lines))
     assert written(folder) == known(batches[-1:])
-    removed = [line for line in said if "were removed" in line["event"]]
+    removed = [line for line in lines if "were removed" in line["event"]]
     assert sum(line["hours_removed"] for line in removed) == HOURS - 1
     assert all(line["log_level"] == "warning" and line["bound"] == 1 for line in removed)

@@ -1,4 +1,4 @@
-"""Merging and removing: no row lost whenever it ends, none twice for a reader, strangers left alone."""
+"""Merging and removing lose no row at any interruption, repeat none for readers, and spare foreign files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
 
+from app.decision_log.stream import StreamEntry
 from tests.decision_log.batches import BEGAN_MS, Node, packed
 from tests.decision_log.conftest import known, written
 from workers.decision_log import compact
@@ -20,16 +21,15 @@ from workers.decision_log.folder import Folder
 from workers.decision_log.retention import retain
 from workers.decision_log.rows import table
 from workers.decision_log.schema import HOUR_MS, SCHEMA, footer, partition
-from workers.decision_log.stream import Entry
 
 HOUR = partition(BEGAN_MS)
 LATER_MS = BEGAN_MS + HOUR_MS + SETTLED_MS
 
 
 def put(folder: Path, *batches, name: str = "") -> None:
-    """A file for each batch, or one for all if it has a name."""
+    """Write a file for each batch, or one file for all if a name is given."""
     if name:
-        Flush([Entry(b"1-0", packed(batch), 0) for batch in batches], name).write(Folder(folder))
+        Flush([StreamEntry(b"1-0", packed(batch), 0) for batch in batches], name).write(Folder(folder))
         return
     for batch in batches:
         put(folder, batch, name=batch.id)
@@ -40,18 +40,18 @@ def files(folder: Path) -> dict[str, Path]:
 
 
 def age(folder: Path, seconds: float) -> None:
-    """Let every file be older."""
+    """Make every file older."""
     for file in folder.rglob("*"):
         written_s = file.stat().st_mtime - seconds
         os.utime(file, (written_s, written_s))
 
 
 def now_ms(folder: Path) -> int:
-    """A time at which the files were just written."""
+    """The time right after the files were written."""
     return round(max(file.stat().st_mtime for file in files(folder).values()) * 1000)
 
 
-def test_small_files_of_an_hour_that_is_over_become_one(folder):
+def test_small_files_of_a_past_hour_are_merged(folder):
     batches = list(Node().batches(8))
     put(folder, *batches)
     compactor = Compactor(Folder(folder))
@@ -59,7 +59,7 @@ def test_small_files_of_an_hour_that_is_over_become_one(folder):
     assert len(files(folder)) == 8
     now = now_ms(folder)
     assert compactor.compact(now) == 8
-    assert len(files(folder)) == 9  # readers that have listed them still find them
+    assert len(files(folder)) == 9  # for readers that have listed them already
     assert written(folder) == known(batches)
     assert compactor.compact(now) == 0
     age(folder, 700)
@@ -71,7 +71,7 @@ def test_small_files_of_an_hour_that_is_over_become_one(folder):
     assert json.loads(pq.read_schema(merged).metadata[HOLDS]) == [f"{batch.id}.parquet" for batch in batches]
 
 
-def test_batches_that_stand_twice_stand_once_in_a_merged_file(folder):
+def test_duplicated_batches_occur_once_in_a_merged_file(folder):
     one, two, three = Node().batches(3)
     put(folder, one, two, name="a")
     put(folder, two, three, name="b")
@@ -82,8 +82,8 @@ def test_batches_that_stand_twice_stand_once_in_a_merged_file(folder):
     assert written(folder) == known([one, two, three])
 
 
-def test_rows_of_one_batch_in_several_files_are_all_kept(folder):
-    """As another program may have written them: only what surely stands twice is left out."""
+def test_all_rows_of_one_batch_in_several_files_are_kept(folder):
+    """Another program may have written them so. Only rows that are certainly duplicates are left out."""
     rows = table([Node().batch(300)])
     hour = folder / HOUR
     hour.mkdir(parents=True)
@@ -100,13 +100,13 @@ def test_rows_of_one_batch_in_several_files_are_all_kept(folder):
     assert written(folder) == before
 
 
-def test_late_batches_and_two_merges_at_once_come_together(folder):
+def test_late_batches_and_concurrent_merges_are_merged(folder):
     node = Node()
     put(folder, *(batches := list(node.batches(4))))
     first, second = Folder(folder), Folder(folder)
     listed = [file for file in first.rows() if HOUR in file.path]
     compact.merge(first, HOUR, listed)
-    compact.merge(second, HOUR, listed[:3])  # of a leader that hung, and knows nothing of the other one
+    compact.merge(second, HOUR, listed[:3])  # by a leader that hung and does not know about the other one
     put(folder, late := node.batch())
     age(folder, 700)
     now = now_ms(folder) + 600_000
@@ -119,13 +119,13 @@ def test_late_batches_and_two_merges_at_once_come_together(folder):
 
 
 @pytest.mark.parametrize("fails", ["writing", "moving", "removing"])
-def test_a_merge_that_ends_in_the_middle_loses_nothing(folder, monkeypatch, fails):
+def test_interrupted_merge_loses_nothing(folder, monkeypatch, fails):
     batches = list(Node().batches(4))
     put(folder, *batches)
     now = now_ms(folder)
 
     class Killed(BaseException):
-        """As if the program ended here."""
+        """Simulates the end of the program."""
 
     def die(*_: object, **__: object) -> None:
         raise Killed
@@ -149,7 +149,7 @@ def test_a_merge_that_ends_in_the_middle_loses_nothing(folder, monkeypatch, fail
     assert written(folder) == known(batches)
 
 
-def test_a_file_that_is_large_enough_is_left_as_it_is(folder):
+def test_large_file_is_not_merged(folder):
     batches = list(Node().batches(4))
     put(folder, *batches)
     sizes = [file.stat().st_size for file in files(folder).values()]
@@ -158,7 +158,7 @@ def test_a_file_that_is_large_enough_is_left_as_it_is(folder):
     assert len(files(folder)) == 6
 
 
-def test_what_is_none_of_ours_is_named_once_and_left(folder):
+def test_foreign_file_is_logged_once_and_left_alone(folder):
     batches = list(Node().batches(4))
     put(folder, *batches)
     hour = folder / HOUR
@@ -169,13 +169,13 @@ def test_what_is_none_of_ours_is_named_once_and_left(folder):
     pq.write_table(pa.table({"a": [1]}), hour / "other.parquet")
     damaged = hour / f"{batches[1].id}.parquet"
     content = bytearray(damaged.read_bytes())
-    content[4:2_000] = bytes(1_996)  # its footer is whole, its pages are not
+    content[4:2_000] = bytes(1_996)  # its footer is intact, but its pages are damaged
     damaged.write_bytes(content)
     compactor = Compactor(Folder(folder), stay_s=0)
-    with capture_logs() as said:
+    with capture_logs() as lines:
         for _ in range(4):
             compactor.compact(now_ms(folder) + 1_000)
-    assert sorted(line["why"].split(": ")[0].rpartition("/")[2] for line in said) == sorted(
+    assert sorted(line["why"].split(": ")[0].rpartition("/")[2] for line in lines) == sorted(
         ["corrupt.parquet", "newer.parquet", "other.parquet", damaged.name]
     )
     left = set(files(folder))
@@ -185,7 +185,7 @@ def test_what_is_none_of_ours_is_named_once_and_left(folder):
     assert footer(str(hour / merged)).num_rows == 600
 
 
-def test_half_written_files_are_swept_when_nobody_can_be_writing_them(folder):
+def test_partial_files_are_removed_once_nobody_can_be_writing_them(folder):
     put(folder, Node().batch())
     half = folder / HOUR / "_1-0-abcd.parquet"
     half.write_bytes(b"PAR1")
@@ -198,7 +198,7 @@ def test_half_written_files_are_swept_when_nobody_can_be_writing_them(folder):
     assert len(files(folder)) == 1
 
 
-def test_hours_are_removed_whole_once_they_are_too_old(folder):
+def test_hours_are_removed_as_a_whole_once_too_old(folder):
     day = 24 * HOUR_MS
     old, young = Node(), Node("n2", began_ms=BEGAN_MS + HOUR_MS)
     put(folder, *old.batches(2), *(kept := list(young.batches(2))))

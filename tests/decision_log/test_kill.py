@@ -1,4 +1,4 @@
-"""The worker killed at random moments under load: every row that the store accepted is on disk, read once."""
+"""The worker is killed at random moments under load: each row that the store accepted is read once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from app.store.decision_log import STREAM
+from app.decision_log.batch import STREAM
 from tests import proofs
 from tests.decision_log import worker
 from tests.decision_log.batches import Node, packed
@@ -21,7 +21,7 @@ from tests.decision_log.test_worker import drained, files
 from workers.decision_log.schema import footer
 
 BOUND = 400
-"""Entries that the stream takes; a node whose batch is refused drops it, and counts it."""
+"""The capacity of the stream in entries; a node drops a refused batch, and counts it."""
 
 APPEND = """
 if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
@@ -31,7 +31,7 @@ return 1
 
 
 class Load:
-    """A node that leaves batches as fast as the stream takes them, and pauses a little when it does not."""
+    """A node that sends batches as fast as the stream takes them, and pauses briefly when it is full."""
 
     def __init__(self, url: str, name: str, seed: int) -> None:
         self.accepted: set[tuple[str, int]] = set()
@@ -63,11 +63,11 @@ class Load:
                 self._over.wait(0.01)  # some 4,000 rows a second
 
 
-def killed(url: str, folder: Path, said: Path, times: int, seed: int) -> tuple[int, int, int, int]:
-    """Kill the worker so often; rows accepted, refused, on disk with those that stand twice, and files."""
+def killed(url: str, folder: Path, output: Path, times: int, seed: int) -> tuple[int, int, int, int]:
+    """Kill the worker repeatedly; return the number of rows accepted, refused and on disk, and of files."""
     chance = random.Random(seed)
     load = Load(url, "n1", seed)
-    # Flushed and merged all the time, so that a kill meets every step.
+    # It writes and merges all the time, so that kills hit every step.
     settings = {
         "limits": {"rows": 500, "age_s": 0.1},
         "times": {"lease": 0.5, "upkeep": 0.3, "stay": 2.0},
@@ -75,14 +75,14 @@ def killed(url: str, folder: Path, said: Path, times: int, seed: int) -> tuple[i
     with load.running():
         for _ in range(times):
             before = set(files(folder))
-            with worker.running(url, folder, said, **settings) as child:
+            with worker.running(url, folder, output, **settings) as child:
                 eventually(lambda: set(files(folder)) != before)  # noqa: B023  it writes
-                time.sleep(chance.random() * 0.5)  # any moment of what it does from then on
+                time.sleep(chance.random() * 0.5)  # any moment of its work from then on
                 child.kill()
                 child.wait()
-    with redis.Redis.from_url(url) as client, worker.running(url, folder, said, **settings):
+    with redis.Redis.from_url(url) as client, worker.running(url, folder, output, **settings):
         eventually(lambda: drained(client))
-    assert "nobody foresaw" not in said.read_text()
+    assert "failed unexpectedly" not in output.read_text()
     assert load.accepted
     assert written(folder) == load.accepted
     rows = sum(footer(str(file)).num_rows for file in files(folder))
@@ -90,7 +90,7 @@ def killed(url: str, folder: Path, said: Path, times: int, seed: int) -> tuple[i
 
 
 def test_three_kills_lose_nothing(shared, client, folder, tmp_path):
-    accepted, *_ = killed(shared, folder, tmp_path / "said", 3, seed=random.randrange(2**32))
+    accepted, *_ = killed(shared, folder, tmp_path / "output", 3, seed=random.randrange(2**32))
     assert accepted > 1_000
 
 
@@ -98,7 +98,7 @@ def test_three_kills_lose_nothing(shared, client, folder, tmp_path):
 def test_twenty_kills_lose_nothing(shared, client, folder, tmp_path):
     seed = random.randrange(2**32)
     began = time.monotonic()
-    accepted, refused, rows, count = killed(shared, folder, tmp_path / "said", 20, seed)
+    accepted, refused, rows, count = killed(shared, folder, tmp_path / "output", 20, seed)
     took_s = time.monotonic() - began
     proofs.found(
         "decision-log",

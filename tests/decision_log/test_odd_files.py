@@ -1,4 +1,4 @@
-"""Files of an hour that are almost ours: merged by the names of their columns, or named and left alone."""
+"""Files that differ slightly from ours are merged by column name, or logged and left alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
 
-from app.store import decision_log_standing
+from app.decision_log import status
 from tests.decision_log import worker
 from tests.decision_log.batches import BEGAN_MS, Node
 from tests.decision_log.conftest import eventually, known, leave, written
@@ -20,7 +20,7 @@ from workers.decision_log.compact import HOLDS, Compactor
 from workers.decision_log.folder import Folder
 from workers.decision_log.read import read
 from workers.decision_log.rows import table
-from workers.decision_log.schema import HOUR_MS, SCHEMA, BadFile, partition
+from workers.decision_log.schema import HOUR_MS, SCHEMA, BadFileError, partition
 
 NEXT_HOUR = partition(BEGAN_MS + HOUR_MS)
 
@@ -34,7 +34,7 @@ def reordered(rows: pa.Table) -> pa.Table:
 
 
 def swapped(rows: pa.Table) -> pa.Table:
-    """Two columns of one type in each other's place, each under its own name."""
+    """Swap two columns of one type, with their names."""
     places = {"batch": "node", "node": "batch"}
     return rows.select([places.get(name, name) for name in SCHEMA.names])
 
@@ -44,7 +44,7 @@ def nullable(rows: pa.Table) -> pa.Table:
 
 
 def without_a_batch(rows: pa.Table) -> pa.Table:
-    """A null where there must be none."""
+    """A null in a column that must not have one."""
     place = SCHEMA.get_field_index("batch")
     return rows.set_column(place, pa.field("batch", pa.string()), pa.nulls(rows.num_rows, pa.string()))
 
@@ -54,7 +54,7 @@ def in_order(rows: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("odd", [extra, reordered, swapped, nullable])
-def test_columns_go_together_by_their_names(folder, odd):
+def test_columns_are_merged_by_name(folder, odd):
     one, two = Node().batches(2)
     put(folder, one)
     Folder(folder).put(HOUR, "odd.parquet", odd(table([two])))
@@ -67,77 +67,77 @@ def test_columns_go_together_by_their_names(folder, odd):
     assert before.equals(in_order(table([one, two])))
 
 
-def test_a_null_where_there_must_be_none_keeps_one_file_apart_and_no_other(folder):
+def test_forbidden_null_excludes_only_its_own_file_from_the_merge(folder):
     node, later = Node(), Node("n2", began_ms=BEGAN_MS + HOUR_MS)
     put(folder, *(batches := [*node.batches(2), *later.batches(2)]))
     Folder(folder).put(HOUR, "a.parquet", without_a_batch(table([node.batch()])))
-    with pytest.raises(BadFile, match=r"a\.parquet: cannot be read: .*'batch'.* null"):
+    with pytest.raises(BadFileError, match=r"a\.parquet: cannot be read: .*'batch'.* null"):
         read(folder)
     compactor = Compactor(Folder(folder), stay_s=0)
-    with capture_logs() as said:
+    with capture_logs() as lines:
         for _ in range(3):
             compactor.compact(now_ms(folder) + 1_000)
-    assert ["/a.parquet: " in line["why"] for line in said] == [True]
-    (folder / HOUR / "a.parquet").unlink()  # it is still there
+    assert ["/a.parquet: " in line["why"] for line in lines] == [True]
+    (folder / HOUR / "a.parquet").unlink()  # it still exists
     assert {file.name[:7] for file in files(folder).values()} == {"merged-"}
     assert written(folder) == known(batches)
 
 
 @pytest.mark.parametrize("holds", [b"no JSON", b"\xff", b"5", b"[[]]", b'{"a": 1}', b'"a.parquet"'])
-def test_a_merged_file_that_says_no_names_is_named_and_left(folder, holds):
-    """Nobody knows which files it holds, so none is removed for it, and it is not merged either."""
+def test_merged_file_without_names_is_logged_and_left_alone(folder, holds):
+    """The files it was merged from are unknown, so none of them is removed, and it is not merged again."""
     node, later = Node(), Node("n2", began_ms=BEGAN_MS + HOUR_MS)
     put(folder, *(batches := [*node.batches(2), *later.batches(2)]))
     odd = table([node.batch()]).replace_schema_metadata({**SCHEMA.metadata, HOLDS: holds})
     Folder(folder).put(HOUR, "merged-odd.parquet", odd)
     compactor = Compactor(Folder(folder), stay_s=-1e9)
-    with capture_logs() as said:
+    with capture_logs() as lines:
         assert compactor.compact(now_ms(folder)) == 4
         compactor.compact(now_ms(folder))
     why = "merged-odd.parquet: metadata quotagate.holds: must be the names of files, as JSON"
-    assert [line["why"].partition("/hour=10/")[2] for line in said] == [why]
+    assert [line["why"].partition("/hour=10/")[2] for line in lines] == [why]
     (folder / HOUR / "merged-odd.parquet").unlink()
     assert len(files(folder)) == 2
     assert written(folder) == known(batches)
 
 
-def test_a_column_s_name_that_is_no_text_is_named(folder):
+def test_column_name_that_is_not_text_is_reported(folder):
     put(folder, *(batches := list(Node().batches(2))))
     odd = folder / HOUR / "odd.parquet"
     pq.write_table(pa.table({"aaaaaaaa": [1]}), odd, store_schema=False)
     odd.write_bytes(odd.read_bytes().replace(b"aaaaaaaa", b"\xff" * 8))
-    with capture_logs() as said:
+    with capture_logs() as lines:
         assert Compactor(Folder(folder)).compact(now_ms(folder)) == 2
-    assert ["/odd.parquet: " in line["why"] for line in said] == [True]
+    assert ["/odd.parquet: " in line["why"] for line in lines] == [True]
     odd.unlink()
     assert written(folder) == known(batches)
 
 
-def test_what_goes_wrong_beside_the_writing_never_stops_it(shared, client, folder, monkeypatch):
+def test_failed_upkeep_never_stops_the_writing(shared, client, folder, monkeypatch):
     def surprise(*_: object) -> int:
         raise RuntimeError("nobody thought of this")
 
     with monkeypatch.context() as patch:
         patch.setattr(run, "retain", surprise)
-        with worker.inside(shared, folder, limits=AT_ONCE, times={"upkeep": 0.05}) as said:
+        with worker.inside(shared, folder, limits=AT_ONCE, times={"upkeep": 0.05}) as lines:
             leave(client, batches := list(Node().batches(3)))
             eventually(lambda: drained(client))
-            key = decision_log_standing.KEY
+            key = status.STATUS_KEY
             eventually(lambda: int(client.hget(key, "failures") or 0) > 1)
             assert client.hget(key, "error") == b"unexpected"
             patch.undo()
             eventually(lambda: not client.hget(key, "error"))
     assert written(folder) == known(batches)
-    told = [line for line in said if "looked after" in line["event"]]
-    assert [line["event"].rpartition("decision log ")[2] for line in told] == [
+    upkeep = [line for line in lines if "looked after" in line["event"]]
+    assert [line["event"].rpartition("decision log ")[2] for line in upkeep] == [
         "cannot be looked after",
         "are looked after again",
     ]
-    assert told[0]["why"] == "RuntimeError: nobody thought of this"
+    assert upkeep[0]["why"] == "RuntimeError: nobody thought of this"
 
 
-def test_files_that_are_almost_ours_do_not_stop_the_worker(shared, client, folder):
-    """Whatever lies in an old hour, what comes in is written, and the other hours are merged."""
+def test_odd_files_do_not_stop_the_worker(shared, client, folder):
+    """New batches are written and other hours are merged, whatever files an old hour has."""
     odd = Folder(folder)
     for name, change in {"a": extra, "b": reordered, "c": without_a_batch}.items():
         odd.put(HOUR, f"{name}.parquet", change(table([Node(name).batch()])))
@@ -149,10 +149,10 @@ def test_files_that_are_almost_ours_do_not_stop_the_worker(shared, client, folde
         found = [file for file in (folder / inside).glob("merged-*") if file.name != "merged-d.parquet"]
         return {name for file in found for name in json.loads(pq.read_schema(file).metadata[HOLDS])}
 
-    with worker.inside(shared, folder, limits=AT_ONCE, times={"upkeep": 0.1}) as said:
+    with worker.inside(shared, folder, limits=AT_ONCE, times={"upkeep": 0.1}) as lines:
         leave(client, Node("n3", began_ms=BEGAN_MS + 2 * HOUR_MS).batches(3))
         eventually(lambda: drained(client))
         eventually(lambda: len(merged(NEXT_HOUR)) == 2)
         eventually(lambda: merged(HOUR) >= {"a.parquet", "b.parquet"})
-    assert not [line for line in said if "cannot be looked after" in line["event"]]
-    assert sum(line["event"] == "a file of the decision log is left as it is" for line in said) == 2
+    assert not [line for line in lines if "cannot be looked after" in line["event"]]
+    assert sum(line["event"] == "a file of the decision log is left as it is" for line in lines) == 2

@@ -1,4 +1,4 @@
-"""Every field of a batch arrives in its column, told a second time the slow and plain way."""
+"""Each field of a batch arrives in its column; compared with a second, slow and simple conversion."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from app.decision_log.batch import CHARGED, REFRESHED, VERSION, Batch, LoggedVerdict, Row, Sibling
 from app.domain.digest import digest
-from app.store.decision_log import CHARGED, REFRESHED, VERSION, Batch, Row, VerdictThen
 from tests.decision_log.batches import SECRET, Node, ids_quota, packed
-from workers.decision_log.rows import Unreadable, decode, table
-from workers.decision_log.schema import CHANGE, LIMITED_BY, SCHEMA
+from workers.decision_log.rows import UnreadableError, decode, table
+from workers.decision_log.schema import CHANGE, SCHEMA
 
 
 def plainly(batch: Batch) -> list[dict[str, Any]]:
-    """What the columns should hold, a row at a time."""
+    """The expected rows of the columns."""
     return [_row(batch, place, row) for place, row in enumerate(batch.rows)]
 
 
@@ -25,12 +25,8 @@ def _row(batch: Batch, place: int, row: Row) -> dict[str, Any]:
     known = {name: getattr(row, name) for name in Row.__struct_fields__ if name in SCHEMA.names}
     ids = [int.from_bytes(row.ids[at : at + 8], "big", signed=True) for at in range(0, len(row.ids), 8)]
     change = {field.name: getattr(row, field.name) for field in CHANGE}
-    limited = (
-        dict(zip((field.name for field in LIMITED_BY), row.limited_by, strict=True))
-        if row.limited_by
-        else None
-    )
-    siblings = [dict(zip(("node", "number", "at_ms"), each, strict=True)) for each in batch.siblings]
+    limited = msgspec.structs.asdict(row.limited_by) if row.limited_by else None
+    siblings = [each._asdict() for each in batch.siblings]
     return known | {
         "batch": batch.id,
         "place": place,
@@ -45,9 +41,9 @@ def _row(batch: Batch, place: int, row: Row) -> dict[str, Any]:
     }
 
 
-def _verdict(batch: Batch, verdict: VerdictThen, ids: list[int]) -> dict[str, Any]:
+def _verdict(batch: Batch, verdict: LoggedVerdict, ids: list[int]) -> dict[str, Any]:
     quota = msgspec.structs.asdict(batch.quotas[verdict.quota])
-    said = {
+    columns = {
         name: value for name, value in msgspec.structs.asdict(verdict).items() if name not in {"quota", "ids"}
     }
     counts_ids = quota["quota"] == "producer_ids_rate"
@@ -59,12 +55,12 @@ def _verdict(batch: Batch, verdict: VerdictThen, ids: list[int]) -> dict[str, An
             else None
         )
 
-    return quota | said | {"charged_ids": marked(CHARGED), "refreshed_ids": marked(REFRESHED)}
+    return quota | columns | {"charged_ids": marked(CHARGED), "refreshed_ids": marked(REFRESHED)}
 
 
-def test_every_field_arrives():
+def test_each_field_arrives_in_its_column():
     batches = [*Node("a", seed=3).batches(5), *Node("b", seed=4).batches(5, rows=1), Node("c").batch(rows=0)]
-    batches[1] = replace(batches[1], siblings=[("b", 5, 17), ("c", 1, 19)])
+    batches[1] = replace(batches[1], siblings=[Sibling("b", 5, 17), Sibling("c", 1, 19)])
     found = table([decode(packed(batch)) for batch in batches])
     assert found.schema.equals(SCHEMA, check_metadata=True)
     found.validate(full=True)
@@ -76,12 +72,12 @@ def test_every_field_arrives():
     assert any(verdict["refreshed_ids"] for row in expected for verdict in row["verdicts"])
 
 
-def test_no_rows_are_a_table_without_rows():
+def test_no_rows_become_an_empty_table():
     assert table([]).equals(SCHEMA.empty_table())
     assert table([Node().batch(rows=0)]).equals(SCHEMA.empty_table())
 
 
-def test_a_digest_is_a_big_endian_signed_integer():
+def test_digest_is_a_big_endian_signed_integer():
     digests = [b"\xff" * 8, b"\x00" * 7 + b"\x07", b"\x80" + b"\x00" * 7, digest(SECRET, "alice", 4711)]
     row = Row("ids", 1, principal="alice", ids=b"".join(digests))
     found = table([Batch(VERSION, "n-1", "n", 1, [], [row])])["ids"].to_pylist()
@@ -92,8 +88,8 @@ def _with(**row: Any) -> Batch:
     return Batch(VERSION, "n-000000000001", "n", 1, [ids_quota("alice")], [Row("decision", 1, **row)])
 
 
-def _verdict_of(quota: int, ids: bytes = b"", **other: Any) -> VerdictThen:
-    return replace(VerdictThen(quota, "deny", 1.0, "admit", 0, None, None, None, 0, ids), **other)
+def _verdict_of(quota: int, ids: bytes = b"", **other: Any) -> LoggedVerdict:
+    return replace(LoggedVerdict(quota, "deny", 1.0, "admit", 0, None, None, None, 0, ids), **other)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +105,14 @@ def _verdict_of(quota: int, ids: bytes = b"", **other: Any) -> VerdictThen:
         (_with(verdicts=[_verdict_of(0, correction=200)]), "200"),
     ],
 )
-def test_a_batch_that_contradicts_itself_is_unreadable(batch, why):
-    with pytest.raises(Unreadable, match=why):
+def test_inconsistent_batch_is_unreadable(batch, why):
+    with pytest.raises(UnreadableError, match=why):
         table([decode(packed(batch))])
 
 
-def test_lengths_that_make_up_for_each_other_are_unreadable():
+def test_wrong_lengths_with_the_right_sum_are_unreadable():
     batch = _with(ids=b"1234567")
-    with pytest.raises(Unreadable, match="eight bytes"):
+    with pytest.raises(UnreadableError, match="eight bytes"):
         table([replace(batch, rows=[batch.rows[0], replace(batch.rows[0], ids=b"123456789")])])
 
 
@@ -134,13 +130,13 @@ def test_lengths_that_make_up_for_each_other_are_unreadable():
         (packed(replace(_with(), version=0)), "version is 0, older than 1"),
     ],
 )
-def test_what_is_no_batch_says_why(data, why):
-    with pytest.raises(Unreadable, match=why):
+def test_malformed_batch_is_refused_with_the_reason(data, why):
+    with pytest.raises(UnreadableError, match=why):
         decode(data)
 
 
-def test_a_table_is_not_bound_to_the_batches_it_came_of():
-    """Columns share memory with Python's arrays, which must live as long as the columns."""
+def test_table_outlives_the_batches_it_was_made_from():
+    """Columns share memory with Python arrays, which must live as long as the columns."""
     found = table([Node().batch()])
     again = pa.concat_tables([found.slice(0, 100), found.slice(100)]).combine_chunks()
     del found

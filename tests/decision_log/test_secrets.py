@@ -1,4 +1,4 @@
-"""What a log's URL keeps secret is told nowhere, and no file holds a plain id unless that is wanted."""
+"""The secrets in a log's URL appear nowhere, and no file holds a plain id unless configured."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.admission.plan import matches_of
+from app.decision_log.batch import CHARGED, REFRESHED
+from app.decision_log.stream import StreamEntry
 from app.domain.ask import Ask
 from app.domain.decision import Decision
 from app.domain.digest import digest
-from app.domain.ladder import Rules
-from app.place import NoPlace
-from app.store.decision_log import CHARGED, REFRESHED
-from tests.unit.test_decision_log import LIMITED, QUOTAS, SECRET, Stream, answer, log_to, verdict
+from app.domain.ladder import MatchingRules
+from app.storage_location import InvalidLocationError
+from tests.unit.admission.test_decision_log import LIMITED, QUOTAS, SECRET, Stream, answer, log_to, verdict
 from workers.decision_log.drain import Drain
 from workers.decision_log.flush import Flush
 from workers.decision_log.folder import Folder
 from workers.decision_log.read import read
-from workers.decision_log.stream import Entry
 
 PARTS = ("AKIA", "SEC", "RET")
 MALFORMED = [
@@ -33,7 +33,7 @@ MALFORMED = [
     "s3://AKIA:SEC?RET@bucket/x",
     "s3://AKIA:SEC%RET@bucket/x",
     "s3://AKIA:SEC@RET@bucket/x?region=no such",
-    "s3://AKIA:SEC\u2100RET@bucket/x",  # of which urllib says that it is none
+    "s3://AKIA:SEC\u2100RET@bucket/x",  # which urllib calls invalid
     "s3://[AKIA:SECRET@bucket/x",
     "s3://AKIA:SECRET@/x",
     "s3://AKIA:SECRET@bucket/x?region=eu&scheme=ftp",
@@ -46,43 +46,45 @@ MALFORMED = [
 IDS = (7_305_942_118_033_217, "id-of-a-producer")
 
 
-def untold(text: str) -> bool:
+def is_redacted(text: str) -> bool:
     return not any(part in text for part in PARTS)
 
 
 @pytest.mark.parametrize("url", MALFORMED)
-def test_a_malformed_url_is_refused_without_what_it_keeps_secret(url):
-    with pytest.raises(NoPlace) as refused:
+def test_malformed_url_is_refused_without_its_secrets(url):
+    with pytest.raises(InvalidLocationError) as refused:
         Folder(url).check()
-    assert untold(str(refused.value))
+    assert is_redacted(str(refused.value))
     assert refused.value.__suppress_context__ or refused.value.__context__ is None
 
 
-def test_why_a_url_is_refused_is_told_where_it_can_be():
-    with pytest.raises(NoPlace, match=r"Cannot parse URI: 's3://\.\.\.' .*'/' \(position 13\); .* / by %2F$"):
+def test_refused_url_is_explained_where_that_reveals_no_secret():
+    with pytest.raises(
+        InvalidLocationError, match=r"Cannot parse URI: 's3://\.\.\.' .*'/' \(position 13\); .* / by %2F$"
+    ):
         Folder("s3://AKIA:SEC/RET@bucket/x").check()
-    with pytest.raises(NoPlace, match=r"^Unexpected query parameter in S3 URI: 'foo'$"):
+    with pytest.raises(InvalidLocationError, match=r"^Unexpected query parameter in S3 URI: 'foo'$"):
         Folder("s3://AKIA:SECRET@bucket/x?foo=1").check()
 
 
 @pytest.mark.parametrize("url", ["s3://AKIA:12/RET@bucket/x", "s3://AKIA:SEC%2FRET@bucket/x?sig=RET"])
-def test_what_a_filesystem_says_is_told_without_what_the_url_keeps_secret(url):
+def test_filesystem_errors_are_logged_without_the_secrets_of_the_url(url):
     folder = Folder(url)
-    assert untold(folder.name)
+    assert is_redacted(folder.name)
     for text in (url, "for key AKIA", "the key 12/RET", "of bucket AKIA:12", "RET is no signature"):
-        assert untold(folder.told(OSError(text)))
-    assert folder.told(OSError("curlCode: 7,\n no connection")) == "curlCode: 7, no connection"
-    with capture_logs() as said:
+        assert is_redacted(folder.redact(OSError(text)))
+    assert folder.redact(OSError("curlCode: 7,\n no connection")) == "curlCode: 7, no connection"
+    with capture_logs() as lines:
         Drain(None, folder)._cannot(OSError(f"cannot write to {url}"))  # type: ignore[arg-type]
-    assert [line["reason"] for line in said] == ["away"]
-    assert untold(str(said))
+    assert [line["reason"] for line in lines] == ["away"]
+    assert is_redacted(str(lines))
 
 
-def test_the_workers_refuse_it_without_telling_it():
-    told = {"QUOTAGATE_REDIS_URL": "unix:///nowhere", "QUOTAGATE_LOG_URL": MALFORMED[0]}
+def test_workers_refuse_the_url_without_its_secrets():
+    settings = {"QUOTAGATE_REDIS_URL": "unix:///nowhere", "QUOTAGATE_LOG_URL": MALFORMED[0]}
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "workers"],
-        env={**os.environ, **told},
+        env={**os.environ, **settings},
         capture_output=True,
         text=True,
         timeout=60,
@@ -90,11 +92,11 @@ def test_the_workers_refuse_it_without_telling_it():
     )
     assert ended.returncode == 1
     assert "quotagate: QUOTAGATE_LOG_URL: Cannot parse URI: 's3://...'" in ended.stderr
-    assert untold(ended.stdout + ended.stderr)
+    assert is_redacted(ended.stdout + ended.stderr)
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Everything that stands somewhere in a value."""
+    """Every key and every value that is nested in a value."""
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list | tuple):
@@ -106,23 +108,23 @@ def leaves(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("plain_ids", [False, True])
 @pytest.mark.parametrize("which", ["all", "denied"])
-async def test_no_file_holds_a_plain_id_unless_that_is_wanted(folder, which, plain_ids):
+async def test_no_file_holds_a_plain_id_unless_configured(folder, which, plain_ids):
     stream = Stream()
     log = log_to(stream, which, plain_ids=plain_ids)
     ask = Ask({"requests": 2}, IDS, principal="alice", client_id="etl")
-    matches = matches_of(ask, QUOTAS, Rules())
+    matches = matches_of(ask, QUOTAS, MatchingRules())
     verdicts = [verdict(match) for match in matches]
     found = answer(bytes([CHARGED, REFRESHED]))
-    for outcome, by, said in [
+    for outcome, by, reply in [
         ("admit", None, found),
         ("throttle", LIMITED, found),
         ("throttle", LIMITED, None),
     ]:
-        decision = Decision(outcome, 0, True, 2, "store" if said else "fallback", by)  # type: ignore[arg-type]
-        log.decided(ask, matches, said, decision, verdicts, None if said else "budget")
+        decision = Decision(outcome, 0, True, 2, "store" if reply else "fallback", by)  # type: ignore[arg-type]
+        log.decided(ask, matches, reply, decision, verdicts, None if reply else "budget")
     log.refreshed(ask, matches, found)
     await log._send()
-    Flush([Entry(b"1-0", batch, 4) for batch in stream.offered], "a").write(Folder(folder))
+    Flush([StreamEntry(b"1-0", batch, 4) for batch in stream.offered], "a").write(Folder(folder))
     rows = read(folder).to_pylist()
     assert len(rows) == 4
     held = set(leaves(rows))

@@ -1,4 +1,4 @@
-"""What writing costs: rows a second, processor time and memory of a worker that has much to catch up with."""
+"""The cost of writing: rows per second, processor time and memory of a worker with a large backlog."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def processor_s(pid: int) -> float:
-    """The processor time that a program has had, in seconds."""
+    """The processor time that a program has used, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -35,13 +35,13 @@ def memory_mib(pid: int, what: str) -> float:
 
 
 @pytest.mark.bench
-def test_what_catching_up_costs(shared, client, folder):
+def test_cost_of_catching_up(shared, client, folder):
     node = Node(people=1_000)
     with worker.running(shared, folder, limits={"age_s": 0.5}) as child:
         leave(client, [node.batch(1)])
         eventually(lambda: files(folder))
         idle_mib, before_s = memory_mib(child.pid, "VmRSS"), processor_s(child.pid)
-        child.send_signal(signal.SIGSTOP)  # it begins once everything is there
+        child.send_signal(signal.SIGSTOP)  # it starts once everything is in the stream
         leave(client, node.batches(BATCHES, ROWS))
         child.send_signal(signal.SIGCONT)
         began = time.monotonic()

@@ -1,7 +1,6 @@
-"""A log of an older version is read on: ``version-1`` was written by the program that had it.
+"""A log of an older version can still be read. Quotagate wrote ``version-1`` in its state of 2026-11-22.
 
-Seventeen changes of quotas, a drill, a reset, answers given again, and a store that was held twice; by
-Quotagate as it stood on 2026-11-22.
+It has seventeen changes of quotas, a drill, a reset, repeated answers, and a store that was paused twice.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from workers.decision_log.schema import (
     VERDICT,
     VERSION,
     VERSION_KEY,
-    BadFile,
+    BadFileError,
     check,
     partition,
 )
@@ -37,19 +36,19 @@ FIRST = Path(__file__).parent / "version-1"
 HOUR = 1_795_348_800_000
 
 
-def test_a_log_of_the_first_version_is_read():
+def test_log_of_the_first_version_is_read():
     rows = read(FIRST).to_pylist()
     kinds = Counter(row["kind"] for row in rows)
     assert kinds == {"decision": 325, "quota": 17, "factor": 3, "late": 2, "reset": 1}
     assert Counter(row["source"] for row in rows if row["kind"] == "decision")["fallback"] == 6
     assert {(row["batch_rows"], row["siblings"]) for row in rows} == {(None, None)}
     for file in FIRST.rglob("*.parquet"):
-        said = pq.read_schema(file)
-        assert said.metadata[VERSION_KEY] == b"1"
-        assert set(said.names) == set(SCHEMA.names) - {"batch_rows", "siblings"}
+        schema = pq.read_schema(file)
+        assert schema.metadata[VERSION_KEY] == b"1"
+        assert set(schema.names) == set(SCHEMA.names) - {"batch_rows", "siblings"}
 
 
-def test_it_is_merged_with_what_a_newer_writer_left(tmp_path: Path):
+def test_old_files_are_merged_with_new_ones(tmp_path: Path):
     folder = Folder(Path(shutil.copytree(FIRST, tmp_path / "log")))
     newer = table([Node(began_ms=HOUR).batch(10)])
     folder.put(partition(HOUR), "newer.parquet", newer)
@@ -62,18 +61,18 @@ def test_it_is_merged_with_what_a_newer_writer_left(tmp_path: Path):
     assert read(tmp_path / "log").num_rows == before.num_rows == 358
 
 
-def test_what_was_added_may_be_missing_from_what_is_older_and_from_nothing_else():
+def test_only_older_files_may_lack_later_columns():
     lacking = SCHEMA.remove(SCHEMA.get_field_index("batch_rows"))
-    with pytest.raises(BadFile, match="f: column batch_rows: is missing"):
+    with pytest.raises(BadFileError, match="f: column batch_rows: is missing"):
         check("f", lacking)
     check("f", lacking.with_metadata({VERSION_KEY: str(ADDED["batch_rows"] - 1)}))
     older = lacking.remove(lacking.get_field_index("order")).with_metadata({VERSION_KEY: str(OLDEST)})
-    with pytest.raises(BadFile, match="f: column order: is missing"):
+    with pytest.raises(BadFileError, match="f: column order: is missing"):
         check("f", older)
 
 
-def test_a_field_of_a_struct_may_be_added_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """As a quota's value that verdicts have from some version on."""
+def test_field_of_a_struct_may_be_added_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """For example a quota's value that verdicts have from some version on."""
     place = SCHEMA.get_field_index("verdicts")
     wider = SCHEMA.set(
         place, pa.field("verdicts", pa.list_(pa.struct([*VERDICT, pa.field("later", pa.int64())])))
@@ -82,9 +81,9 @@ def test_a_field_of_a_struct_may_be_added_too(monkeypatch: pytest.MonkeyPatch, t
     pq.write_table(rows, tmp_path / "older.parquet")
     monkeypatch.setattr(schema, "SCHEMA", wider)
     monkeypatch.setattr(schema, "VERSION", VERSION + 1)
-    with pytest.raises(BadFile, match="column verdicts: is "):
+    with pytest.raises(BadFileError, match="column verdicts: is "):
         schema.footer(str(tmp_path / "older.parquet"))
     monkeypatch.setitem(ADDED, "verdicts.later", VERSION + 1)
     schema.footer(str(tmp_path / "older.parquet"))
     found = schema.as_now(pq.read_table(tmp_path / "older.parquet"))
-    assert {said["later"] for row in found.to_pylist() for said in row["verdicts"] or ()} == {None}
+    assert {verdict["later"] for row in found.to_pylist() for verdict in row["verdicts"] or ()} == {None}

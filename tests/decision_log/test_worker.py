@@ -1,4 +1,4 @@
-"""The worker with a real store: when it writes, what it does with what it cannot read, and who leads."""
+"""The worker with a real store: when it writes, how it treats unreadable batches, and which worker leads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import redis
 from msgspec.structs import replace
 
-from app.run.settings import Settings
-from app.store.decision_log import STREAM
-from app.store.decision_log_standing import GROUP, KEY
+from app.decision_log.batch import STREAM
+from app.decision_log.status import GROUP, STATUS_KEY
+from app.node.settings import Settings
 from tests.decision_log import worker
 from tests.decision_log.batches import BEGAN_MS, Node, packed
 from tests.decision_log.conftest import eventually, known, leave, written
@@ -28,15 +28,15 @@ NEVER = {"age_s": 3_600}
 
 
 def pending(client: redis.Redis) -> int:
-    """How many batches a worker has taken and not finished."""
+    """The number of batches that a worker has taken but not finished."""
     try:
         return int(client.xpending(STREAM, GROUP)["pending"])
-    except redis.ResponseError:  # there is no group yet
+    except redis.ResponseError:  # the consumer group does not exist yet
         return 0
 
 
 def drained(client: redis.Redis) -> bool:
-    """Whether nothing waits, nor is under way."""
+    """Whether no batch is waiting or being written."""
     return client.xlen(STREAM) == 0 and pending(client) == 0
 
 
@@ -56,7 +56,7 @@ def test_batches_become_parquet_and_leave_the_stream(shared, client, folder):
         assert pq.read_schema(file).equals(SCHEMA)
 
 
-def test_rows_lie_in_the_hour_of_their_time(shared, client, folder):
+def test_rows_are_stored_by_the_hour_of_their_time(shared, client, folder):
     node = Node(began_ms=BEGAN_MS + 3_600_000 - 100)
     batches = [node.batch(200), replace(node.batch(1), rows=[replace(node.batch(1).rows[0], at_ms=-5)])]
     leave(client, batches)
@@ -71,7 +71,7 @@ def test_rows_lie_in_the_hour_of_their_time(shared, client, folder):
     }
 
 
-def test_what_has_gathered_is_written_by_rows_by_bytes_and_at_a_stop(shared, client, folder):
+def test_gathered_batches_are_written_by_rows_by_bytes_and_at_a_stop(shared, client, folder):
     node = Node()
     large = {"rows": 10**9, "packed": 10**9}
     with worker.inside(shared, folder, limits=NEVER | large | {"rows": 1_000}):
@@ -90,7 +90,7 @@ def test_what_has_gathered_is_written_by_rows_by_bytes_and_at_a_stop(shared, cli
     assert drained(client)
 
 
-def test_what_was_pending_is_written_by_the_next(shared, client, folder):
+def test_pending_batches_are_written_by_the_next_worker(shared, client, folder):
     with worker.running(shared, folder, limits=NEVER, times={"lease": 1}) as child:
         leave(client, batches := list(Node().batches(5)))
         eventually(lambda: pending(client) == 5)
@@ -102,7 +102,7 @@ def test_what_was_pending_is_written_by_the_next(shared, client, folder):
     assert written(folder) == known(batches)
 
 
-def test_unreadable_batches_are_kept_aside_and_counted_and_block_nothing(shared, client, folder):
+def test_unreadable_batches_are_set_aside_and_counted_and_block_nothing(shared, client, folder):
     node = Node()
     good = list(node.batches(3))
     newer = replace(node.batch(), version=2)
@@ -113,7 +113,7 @@ def test_unreadable_batches_are_kept_aside_and_counted_and_block_nothing(shared,
     client.xadd(STREAM, {"other": b"fields"})
     leave(client, [good[2]])
     ids = [entry.decode() for entry, _ in client.xrange(STREAM)]
-    with worker.inside(shared, folder, limits=AT_ONCE) as said:
+    with worker.inside(shared, folder, limits=AT_ONCE) as lines:
         eventually(lambda: drained(client))
     assert written(folder) == known(good)
     aside = {file.name: file.read_bytes() for file in (folder / "_unreadable").iterdir()}
@@ -122,30 +122,30 @@ def test_unreadable_batches_are_kept_aside_and_counted_and_block_nothing(shared,
         f"{ids[3]}.batch": packed(beyond),
         f"{ids[4]}.batch": b"\xc1 no msgpack",
     }
-    standing = client.hgetall(KEY)
-    assert (standing[b"written"], standing[b"unreadable"]) == (b"600", b"407")
-    assert [line["why"] for line in said if line["event"].startswith("batches cannot be read")] == [
+    counts = client.hgetall(STATUS_KEY)
+    assert (counts[b"written"], counts[b"unreadable"]) == (b"600", b"407")
+    assert [line["why"] for line in lines if line["event"].startswith("batches cannot be read")] == [
         "its version is 2, newer than 1"
     ]
 
 
-def test_a_batch_that_was_sent_twice_counts_twice_and_is_read_once(shared, client, folder):
-    """As after a reply that was lost: what is known by its id only readers tell."""
+def test_batch_that_was_sent_twice_counts_twice_and_is_read_once(shared, client, folder):
+    """This happens after a lost reply. Only readers recognize duplicates, by the batch's id."""
     batch = Node().batch()
     with worker.inside(shared, folder, limits=AT_ONCE):
         leave(client, [batch, batch])
         eventually(lambda: drained(client))
-    assert client.hget(KEY, "written") == b"400"
+    assert client.hget(STATUS_KEY, "written") == b"400"
     assert written(folder) == known([batch])
 
 
-def test_what_an_older_worker_kept_aside_is_taken_up(shared, client, folder):
+def test_batches_set_aside_by_an_older_worker_are_read_again(shared, client, folder):
     batch = Node().batch()
     aside = folder / "_unreadable"
     aside.mkdir(parents=True)
     (aside / "1795258243484-0.batch").write_bytes(packed(batch))
     (aside / "1795258243484-1.batch").write_bytes(packed(replace(batch, version=2)))
-    cut_short = aside / "_1795258243484-2.batch"  # its writer was killed, and the stream has it still
+    cut_short = aside / "_1795258243484-2.batch"  # its writer was killed, and the stream still has it
     cut_short.write_bytes(packed(Node().batch()))
     with worker.inside(shared, folder):
         eventually(lambda: files(folder) and len(list(aside.iterdir())) == 2)
@@ -153,7 +153,7 @@ def test_what_an_older_worker_kept_aside_is_taken_up(shared, client, folder):
     assert {file.name for file in aside.iterdir()} == {"1795258243484-1.batch", cut_short.name}
 
 
-def test_one_leads_and_another_takes_over_when_it_is_killed(shared, client, folder):
+def test_one_worker_leads_and_another_takes_over_when_it_is_killed(shared, client, folder):
     node = Node()
     settings: dict[str, Any] = {"limits": AT_ONCE, "times": {"lease": 1}}
     with worker.running(shared, folder, **settings) as first:
@@ -167,39 +167,41 @@ def test_one_leads_and_another_takes_over_when_it_is_killed(shared, client, fold
     assert written(folder) == known([*batches, *more])
 
 
-def test_a_leader_that_hung_gives_way_and_what_it_holds_is_not_lost(shared, client, folder, tmp_path):
+def test_leader_that_hung_is_replaced_and_its_batches_are_not_lost(shared, client, folder, tmp_path):
     node = Node()
     times = {"lease": 1}
-    said = tmp_path / "said"
-    with worker.running(shared, folder, said, limits=NEVER, times=times) as first:
+    output = tmp_path / "output"
+    with worker.running(shared, folder, output, limits=NEVER, times=times) as first:
         leave(client, batches := list(node.batches(5)))
         eventually(lambda: pending(client) == 5)
         first.send_signal(signal.SIGSTOP)
         try:
-            with worker.running(shared, folder, said, limits=AT_ONCE, times=times):
+            with worker.running(shared, folder, output, limits=AT_ONCE, times=times):
                 eventually(lambda: drained(client))
                 assert written(folder) == known(batches)
                 first.send_signal(signal.SIGCONT)
-                eventually(lambda: "the decision log is no longer written by this worker" in said.read_text())
+                eventually(
+                    lambda: "the decision log is no longer written by this worker" in output.read_text()
+                )
                 leave(client, more := list(node.batches(5)))
                 eventually(lambda: drained(client))
         finally:
             first.send_signal(signal.SIGCONT)
     assert written(folder) == known([*batches, *more])
-    assert "nobody foresaw" not in said.read_text()
+    assert "failed unexpectedly" not in output.read_text()
 
 
-def test_a_url_that_is_none_is_refused_by_the_setting_s_name(shared):
+def test_invalid_url_is_refused_with_the_name_of_the_setting(shared):
     command = [sys.executable, "-P", "-m", "workers"]
-    told = {"QUOTAGATE_REDIS_URL": shared, "QUOTAGATE_LOG_URL": "ftp://host/log"}
+    settings = {"QUOTAGATE_REDIS_URL": shared, "QUOTAGATE_LOG_URL": "ftp://host/log"}
     ended = subprocess.run(
-        command, env={**os.environ, **told}, capture_output=True, text=True, timeout=60, check=False
+        command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith("quotagate: QUOTAGATE_LOG_URL: must be a path, or begin")
 
 
-async def test_where_the_log_is_off_nothing_is_done(folder):
+async def test_worker_does_nothing_while_the_log_is_off(folder):
     stop = asyncio.Event()
     settings = Settings(redis_url="unix:///nowhere", log_url=str(folder), log="off")
     working = asyncio.create_task(run(settings, stop))
@@ -210,7 +212,7 @@ async def test_where_the_log_is_off_nothing_is_done(folder):
     assert not folder.exists()
 
 
-def test_an_emptied_store_is_gone_on_with(shared, client, folder):
+def test_worker_continues_after_the_store_was_emptied(shared, client, folder):
     node = Node()
     with worker.inside(shared, folder, limits=AT_ONCE, times={"lease": 1}):
         leave(client, batches := list(node.batches(2)))

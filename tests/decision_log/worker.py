@@ -1,4 +1,4 @@
-"""The worker as a child program, with its limits and times as JSON."""
+"""Runs the worker in a child process or a thread, with limits and times of the test's choice."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from app.run import logs
-from app.run.children import stop_asked
-from app.run.settings import Settings
+from app.node import logs
+from app.node.children import stop_event
+from app.node.settings import Settings
 from tests.programs import end
 from workers.decision_log.drain import Limits
 from workers.decision_log.run import Times, run
@@ -25,45 +25,45 @@ ROOT = Path(__file__).parents[2]
 
 
 def main() -> None:
-    """What the child does."""
+    """Run in the child process."""
     asyncio.run(_work())
 
 
 async def _work() -> None:
     logs.configure()
-    url, folder, told = sys.argv[1:]
-    await _run(url, folder, stop_asked(), json.loads(told))
+    url, folder, options = sys.argv[1:]
+    await _run(url, folder, stop_event(), json.loads(options))
 
 
-async def _run(url: str, folder: Path | str, stop: asyncio.Event, told: dict[str, Any]) -> None:
-    settings = Settings(redis_url=url, log_url=str(folder), log="all", **told.get("settings", {}))
-    limits, times = Limits(**told.get("limits", {})), Times(**told.get("times", {}))
+async def _run(url: str, folder: Path | str, stop: asyncio.Event, options: dict[str, Any]) -> None:
+    settings = Settings(redis_url=url, log_url=str(folder), log="all", **options.get("settings", {}))
+    limits, times = Limits(**options.get("limits", {})), Times(**options.get("times", {}))
     await run(settings, stop, limits=limits, times=times)
 
 
 @contextmanager
-def inside(url: str, folder: Path | str, **told: Any) -> Iterator[list[Any]]:
-    """A worker in a thread of this program, which starts sooner: what it says; it is stopped at the end."""
+def inside(url: str, folder: Path | str, **options: Any) -> Iterator[list[Any]]:
+    """Run a worker in a thread, which starts faster; yields its log lines, and stops it at the end."""
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    with ThreadPoolExecutor(1) as pool, capture_logs() as said:
-        done = pool.submit(loop.run_until_complete, _run(url, folder, stop, told))
+    with ThreadPoolExecutor(1) as pool, capture_logs() as lines:
+        done = pool.submit(loop.run_until_complete, _run(url, folder, stop, options))
         try:
-            yield said
+            yield lines
         finally:
             loop.call_soon_threadsafe(stop.set)
             done.result(30)
             pool.submit(loop.run_until_complete, loop.shutdown_default_executor()).result(30)
             loop.close()
-    assert not [line for line in said if line["log_level"] in {"error", "critical"}]
+    assert not [line for line in lines if line["log_level"] in {"error", "critical"}]
 
 
-def start(url: str, folder: Path | str, log: Path | None = None, **told: Any) -> subprocess.Popen[bytes]:
-    """Start one; what it says goes on after what others have said in that file."""
+def start(url: str, folder: Path | str, log: Path | None = None, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a worker in a child process, which appends its log lines to the file."""
     command = [sys.executable, "-c", "from tests.decision_log import worker; worker.main()"]
     output = log.open("ab") if log else None
     try:
-        return subprocess.Popen([*command, url, str(folder), json.dumps(told)], cwd=ROOT, stderr=output)
+        return subprocess.Popen([*command, url, str(folder), json.dumps(options)], cwd=ROOT, stderr=output)
     finally:
         if output:
             output.close()
@@ -71,10 +71,10 @@ def start(url: str, folder: Path | str, log: Path | None = None, **told: Any) ->
 
 @contextmanager
 def running(
-    url: str, folder: Path | str, log: Path | None = None, **told: object
+    url: str, folder: Path | str, log: Path | None = None, **options: object
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A running worker; stopped at the end as an operator does, or killed if it does not end by that."""
-    worker = start(url, folder, log, **told)
+    """A running worker. It is stopped at the end like a service, and killed if it does not end."""
+    worker = start(url, folder, log, **options)
     try:
         yield worker
     finally:

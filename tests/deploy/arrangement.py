@@ -1,4 +1,4 @@
-"""What docker-compose.yml describes, without containers: real servers with its commands and its variables."""
+"""Runs what docker-compose.yml describes without containers: real servers with its commands and variables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTS: Final = ("127.0.0.11", "127.0.0.12")
 
 
 class Arrangement:
-    """Two replicas, and nginx before them on a unix socket; ``http`` goes there with the admin key."""
+    """Two replicas behind nginx on a unix socket; ``http`` is a client of it with the admin key."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -48,18 +48,18 @@ class Arrangement:
         )
 
     def revive(self, n: int) -> Service:
-        """Start a replica that has died, where it was."""
+        """Start a replica that has died again, at the same address."""
         self.replicas[n] = self._start(self.replicas[n].address)
         return self.replicas[n]
 
     def client(self) -> httpx.Client:
-        """A caller, through nginx."""
+        """A client that calls through nginx."""
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
         transport = httpx.HTTPTransport(uds=str(self._front))
         return httpx.Client(base_url="http://quotagate", headers=headers, timeout=60, transport=transport)
 
     def charged(self, principal: str) -> int:
-        """How many mutations a principal was charged for, asked from the second replica."""
+        """The number of mutations charged to a principal, as the second replica shows it."""
         ask = {"principal": principal, "usage": {"mutations": 0}, "mode": "peek", "detail": True}
         observed: float = self.replicas[1].ask(**ask)["quotas"][0]["observed"]
         return round(observed)
@@ -67,13 +67,13 @@ class Arrangement:
 
 @contextmanager
 def arranged() -> Iterator[Arrangement]:
-    """The whole of it, with a migrated PostgreSQL and a Valkey that wants its password."""
+    """Start the whole deployment, with a migrated PostgreSQL and a Valkey that requires its password."""
     with ExitStack() as stack:
         yield Arrangement(stack)
 
 
 def replica_environment() -> dict[str, str]:
-    """What compose sets for a replica, but for where the servers are."""
+    """The environment that compose sets for a replica, except for the addresses of the servers."""
     given = compose()["services"]["api"]["environment"]
     away = {"QUOTAGATE_REDIS_URL", "QUOTAGATE_DATABASE_URL"}
     return {name: value for name, value in given.items() if name not in away}
@@ -81,7 +81,7 @@ def replica_environment() -> dict[str, str]:
 
 @contextmanager
 def valkey() -> Iterator[str]:
-    """The store as compose starts it, on a unix socket; gives the URL of compose with that place."""
+    """Start the store as compose does, on a unix socket; yields compose's URL with that address."""
     found = compose()
     services = found["services"]
     _, target = services["valkey"]["command"]
@@ -111,9 +111,9 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def nginx(replicas: list[tuple[str, int]]) -> Iterator[Path]:
-    """The nginx of compose before these replicas; gives the socket it listens on.
+    """Start the nginx of compose in front of these replicas; yields the socket it listens on.
 
-    Debian's nginx is too old for `resolve`, so the replicas are named; the rest stands as it is.
+    Debian's nginx is too old for `resolve`, so the replicas are listed; the rest is unchanged.
     """
     servers = "".join(f"server {host}:{port} max_fails=3 fail_timeout=1s; " for host, port in replicas)
     with tempfile.TemporaryDirectory(prefix="qg-nginx-") as name:
@@ -133,7 +133,7 @@ def nginx(replicas: list[tuple[str, int]]) -> Iterator[Path]:
             text = text.replace(old, new)
         conf = folder / "nginx.conf"
         conf.write_text(text, encoding="utf-8")
-        # One process, so that root's folders need no opening to the workers' user.
+        # One process, so that the workers' user needs no access to root's folders.
         main = f"daemon off; master_process off; pid {folder / 'pid'};"
         with (folder / "log").open("wb") as log:
             command: list[str | Path] = [need("nginx"), "-p", folder, "-c", conf, "-e", "stderr", "-g", main]

@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfile, read as Compose and Docker read them."""
+"""Reads docker-compose.yml and the Dockerfile as Compose and Docker do."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SECRETS: Final = {
 _VARIABLE: Final = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<name>\w+)(?:(?P<must>:\?)|:-(?P<default>\w*))?\})")
 
 
-class Missing(Exception):
-    """A variable that has to be set."""
+class MissingVariableError(Exception):
+    """A required variable is not set."""
 
 
 def compose(environment: Mapping[str, str] = SECRETS, text: str | None = None) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def compose(environment: Mapping[str, str] = SECRETS, text: str | None = None) -
             return "$"
         found = environment.get(match["name"]) or match["default"] or ""
         if match["must"] and not found:
-            raise Missing(match["name"])
+            raise MissingVariableError(match["name"])
         return found
 
     text = COMPOSE.read_text(encoding="utf-8") if text is None else text
@@ -56,19 +56,19 @@ class Step(NamedTuple):
 
 
 def dockerfile() -> list[Step]:
-    """The instructions in order, lines that a backslash continues joined."""
+    """The instructions in order, with continued lines joined."""
     lines = [line for line in DOCKERFILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     text = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [Step(*line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
 
 
 def last_stage() -> dict[str, str]:
-    """What the image is in the end, by instruction; of instructions that stand twice the last."""
+    """The last stage by instruction name; of repeated instructions, the last one."""
     stages: list[dict[str, str]] = []
     for step in dockerfile():
         if step.name == "FROM":
             stages.append({})
-        if stages:  # before the first there are arguments of FROM alone
+        if stages:  # before the first FROM there are only its arguments
             stages[-1][step.name] = step.rest
     return stages[-1]
 
@@ -79,26 +79,26 @@ def image_environment() -> dict[str, str]:
 
 
 def image_command() -> list[str]:
-    """What a container runs that is not told otherwise."""
+    """The default command of a container."""
     found: list[str] = json.loads(last_stage()["CMD"])
     return found
 
 
 def image_health_check() -> list[str]:
-    """The command that tells whether a container is healthy."""
+    """The command that checks whether a container is healthy."""
     found: list[str] = json.loads(last_stage()["HEALTHCHECK"].partition(" CMD ")[2])
     return found
 
 
 def copied() -> Iterator[str]:
-    """What the Dockerfile takes from this folder."""
+    """The paths that the Dockerfile copies from this folder."""
     for step in dockerfile():
         if step.name == "COPY" and not step.rest.startswith("--from="):
             yield from step.rest.split()[:-1]
 
 
 def is_sent(path: str) -> bool:
-    """Whether the builder gets a path: the last line of .dockerignore that names it or its folder decides."""
+    """Whether the builder is sent a path, by the last line of .dockerignore that matches it or its folder."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     sent = True
     for line in lines:

@@ -1,4 +1,4 @@
-"""docker-compose.yml: valid, whole, and of settings that exist."""
+"""docker-compose.yml is valid and consistent, and uses settings that exist."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 import redis
 import yaml
 
-from app.run import settings
+from app.node import settings
 from app.run.serve import FINISH_WITHIN_S
 from tests.deploy.arrangement import valkey
 from tests.deploy.files import (
     COMPOSE,
     ROOT,
     SECRETS,
-    Missing,
+    MissingVariableError,
     compose,
     dockerfile,
     image_command,
@@ -41,7 +41,7 @@ Compose = dict[str, Any]
 
 
 def loose_ends(found: Compose) -> Iterator[str]:
-    """What one part of a compose file says of another that is not so."""
+    """The wrong references from one part of a compose file to another."""
     services = found["services"]
     for name, service in services.items():
         for other, how in service.get("depends_on", {}).items():
@@ -73,7 +73,7 @@ def loose_ends(found: Compose) -> Iterator[str]:
 
 
 def has_health_check(service: Compose) -> bool:
-    """Its own, or that of our image."""
+    """Whether a container has a health check, its own or that of our image."""
     own = service.get("healthcheck", {})
     return not own.get("disable") and ("test" in own or "build" in service)
 
@@ -83,7 +83,7 @@ def valid(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_it_is_valid_by_the_compose_specification(tmp_path):
+def test_file_is_valid_by_the_compose_specification(tmp_path):
     checked = valid(COMPOSE)
     assert checked.returncode == 0, checked.stdout
     typo = tmp_path / "docker-compose.yml"
@@ -91,7 +91,7 @@ def test_it_is_valid_by_the_compose_specification(tmp_path):
     assert valid(typo).returncode == 1
 
 
-def test_its_parts_fit_together():
+def test_parts_of_the_file_fit_together():
     assert list(loose_ends(compose())) == []
 
 
@@ -116,14 +116,14 @@ def test_its_parts_fit_together():
         ),
     ],
 )
-def test_a_loose_end_is_found(old, new, end):
+def test_wrong_reference_is_found(old, new, end):
     text = COMPOSE.read_text()
     assert old in text
     assert end in list(loose_ends(compose(text=text.replace(old, new, 1))))
 
 
-def test_it_is_the_arrangement_that_was_asked_for():
-    """Two replicas behind nginx, workers, Valkey, PostgreSQL, one migration; what lasts is restarted."""
+def test_deployment_has_the_required_parts():
+    """Two replicas behind nginx, workers, Valkey, PostgreSQL and a migration; all but the last restart."""
     services = compose()["services"]
     plain = {name for name, service in services.items() if "profiles" not in service}
     assert plain == {"nginx", "api", "workers", "migrate", "valkey", "postgres"}
@@ -132,15 +132,15 @@ def test_it_is_the_arrangement_that_was_asked_for():
     assert services["api"]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
     for name in plain - {"migrate"}:
         assert services[name]["restart"] == "unless-stopped", name
-        assert has_health_check(services[name]) == (name != "workers"), name  # which answer nobody
+        assert has_health_check(services[name]) == (name != "workers"), name  # workers serve no requests
     assert services["spark"]["profiles"] == ["spark"]
     assert {services[name]["environment"]["QUOTAGATE_LOG_URL"] for name in ("workers", "spark")} == {
         f"{image_environment()['QUOTAGATE_HOME']}/log"
     }
 
 
-def test_every_image_is_one_version():
-    """A tag such as `18` is another image next month."""
+def test_each_image_is_pinned_to_one_version():
+    """A tag such as `18` may be another image next month."""
     services = compose()["services"].values()
     images = {service["image"] for service in services if "image" in service}
     images |= {step.rest.removeprefix("PYTHON=") for step in dockerfile() if step.rest.startswith("PYTHON=")}
@@ -157,19 +157,19 @@ def test_every_image_is_one_version():
         assert re.fullmatch(exact, image.partition(":")[2]), image
 
 
-def test_no_password_is_in_the_arguments_of_a_program():
-    """Every user of a machine can read those; nor is one in a health check, which becomes arguments too."""
+def test_no_password_is_in_a_programs_arguments():
+    """Each user of a machine can read arguments. A health check becomes arguments too."""
     found = compose()
     for name, service in found["services"].items():
         words = [service.get(part) for part in ("command", "entrypoint")]
         words.append(service.get("healthcheck", {}).get("test"))
-        said = json.dumps(words)
-        assert not [secret for secret in SECRETS.values() if secret in said], name
+        text = json.dumps(words)
+        assert not [secret for secret in SECRETS.values() if secret in text], name
     _, password = found["configs"]["valkey"]["content"].strip().splitlines()[-1].split()
     assert password == SECRETS["VALKEY_PASSWORD"]
 
 
-def test_the_password_of_the_store_is_in_no_argument_of_the_running_one():
+def test_password_of_the_running_store_is_in_no_argument():
     with valkey() as url:
         with redis.Redis.from_url(url) as client:
             server = client.info("server")["process_id"]
@@ -178,37 +178,37 @@ def test_the_password_of_the_store_is_in_no_argument_of_the_running_one():
             assert client.config_get("append*") | {"appendonly": "yes", "appendfsync": "everysec"} == (
                 client.config_get("append*")
             )
-        said = Path(f"/proc/{server}/cmdline").read_bytes()
-        assert b"valkey" in said
-        assert SECRETS["VALKEY_PASSWORD"].encode() not in said
+        arguments = Path(f"/proc/{server}/cmdline").read_bytes()
+        assert b"valkey" in arguments
+        assert SECRETS["VALKEY_PASSWORD"].encode() not in arguments
         stranger = redis.Redis.from_url(url.replace(SECRETS["VALKEY_PASSWORD"], "wrong"))
         with stranger, pytest.raises(redis.AuthenticationError):
             stranger.ping()
 
 
 def test_nginx_waits_longer_than_an_ask_may_wait_in_a_replica():
-    """Else a busy replica would be taken for one that hangs, and its answers for none."""
+    """Otherwise nginx would treat a busy replica as hung, and drop its answers."""
     waits = [float(s) for s in re.findall(r"proxy_read_timeout (\d+)s;", NGINX.read_text())]
     assert len(waits) == 3
     assert min(waits) > settings.Settings.model_fields["queue_ms"].default / 1000 + 2
     assert not re.search(r"non_idempotent|http_503", NGINX.read_text())
 
 
-def test_nothing_is_published_beyond_this_machine():
-    """Who wants more names the address."""
+def test_no_port_is_published_beyond_this_machine():
+    """An operator who wants more must name the address."""
     published = [port for service in compose()["services"].values() for port in service.get("ports", [])]
     assert published
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_that_is_missing_is_asked_for(name):
-    """None has a default, and none is written down."""
-    with pytest.raises(Missing, match=f"^{name}$"):
+def test_missing_secret_is_an_error(name):
+    """No secret has a default, and no secret is in the file."""
+    with pytest.raises(MissingVariableError, match=f"^{name}$"):
         compose({**SECRETS, name: ""})
 
 
-def test_the_commands_that_it_shows_make_the_secrets(tmp_path):
+def test_documented_commands_make_the_secrets(tmp_path):
     comment = "\n".join(re.findall(r"^# {3}(.*)$", COMPOSE.read_text(), re.MULTILINE))
     commands, _, rest = comment.partition("docker compose up\n")
     subprocess.run(["sh", "-euc", commands], cwd=tmp_path, check=True)
@@ -223,8 +223,8 @@ def test_the_commands_that_it_shows_make_the_secrets(tmp_path):
     assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
 
 
-def test_the_jobs_that_it_shows_can_run():
-    """Each with all that it must be told; what they leave is in a volume that a running service has too."""
+def test_documented_jobs_can_run():
+    """Each job gets all its settings, and writes to a volume that a running service also mounts."""
     text = re.sub(r"\n# *", " ", COMPOSE.read_text())
     jobs = re.findall(r"run --rm spark (\w+) ([^`]*?)(?:`| docker)", text)
     assert [name for name, _ in jobs] == ["audit", "backfill"]
@@ -241,22 +241,22 @@ def test_the_jobs_that_it_shows_can_run():
     assert re.findall(r"run --rm workers quotagate backfill load (\S+)`", text) == [jobs[1][1].split()[1]]
 
 
-def test_an_audit_needs_a_setting_and_every_node_has_it():
-    for said, kept in (({}, "denied"), ({"QUOTAGATE_LOG": "all"}, "all")):
-        found = compose({**SECRETS, **said})["services"]
+def test_setting_that_an_audit_needs_is_set_on_each_node():
+    for given, kept in (({}, "denied"), ({"QUOTAGATE_LOG": "all"}, "all")):
+        found = compose({**SECRETS, **given})["services"]
         assert {found[name]["environment"]["QUOTAGATE_LOG"] for name in ("api", "workers", "spark")} == {kept}
 
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """No setting of whoever runs the tests takes part."""
+    """The environment without the settings of the user who runs the tests."""
     for name in [name for name in os.environ if name.startswith("QUOTAGATE_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["api", "migrate", "workers", "spark"])
-def test_its_variables_are_settings_and_its_values_load(name, bare, monkeypatch):
+def test_variables_are_settings_and_their_values_load(name, bare, monkeypatch):
     service = compose()["services"][name]
     for variable, value in {**image_environment(), **service["environment"]}.items():
         monkeypatch.setenv(variable, value)
@@ -268,13 +268,13 @@ def test_its_variables_are_settings_and_its_values_load(name, bare, monkeypatch)
     assert given.catalog_url == f"postgresql://quotagate:{SECRETS['POSTGRES_PASSWORD']}@postgres/quotagate"
 
 
-def test_a_variable_that_is_no_setting_is_found(bare, monkeypatch):
+def test_variable_that_is_no_setting_is_found(bare, monkeypatch):
     monkeypatch.setenv("QUOTAGATE_REDIS", "redis://valkey")
     assert settings.unknown_variables() == ["QUOTAGATE_REDIS"]
 
 
-def test_only_the_network_of_prometheus_may_ask_without_a_key(bare, monkeypatch):
-    """Who comes through nginx has nginx's address, which must never do."""
+def test_only_the_network_of_prometheus_needs_no_key(bare, monkeypatch):
+    """Callers through nginx have nginx's address, which must never be enough."""
     found = compose()
     monkeypatch.setenv("QUOTAGATE_OPEN_TO", found["services"]["api"]["environment"]["QUOTAGATE_OPEN_TO"])
     (subnet,) = found["networks"]["watch"]["ipam"]["config"]
@@ -284,20 +284,20 @@ def test_only_the_network_of_prometheus_may_ask_without_a_key(bare, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["api", "migrate", "workers", "spark"])
-def test_its_commands_exist(name):
+def test_commands_exist(name):
     service = compose()["services"][name]
     program, *words = service.get("entrypoint") or service.get("command", image_command())
     assert program == "quotagate"
     subprocess.run([BIN / program, *words, "--help"], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_a_stop_leaves_the_time_that_the_api_takes_to_finish():
+def test_stop_leaves_the_time_that_the_api_needs_to_finish():
     grace = compose()["services"]["api"]["stop_grace_period"]
     assert int(grace.removesuffix("s")) > FINISH_WITHIN_S
 
 
-def test_ports_and_paths_agree_with_the_files_that_it_mounts():
-    """Each asks where the other listens: nginx and Prometheus the API, Grafana Prometheus."""
+def test_ports_and_paths_agree_with_the_mounted_files():
+    """The port of the API is the one nginx and Prometheus call, and Grafana calls that of Prometheus."""
     services = compose()["services"]
     assert "listen 8080;" in NGINX.read_text()
     assert "server api:8080 resolve" in NGINX.read_text()

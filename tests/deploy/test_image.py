@@ -1,4 +1,4 @@
-"""The Dockerfile: what its linter says, what it copies, and that the package it installs runs by itself."""
+"""The Dockerfile: its linter, what it copies, and that the package it installs runs on its own."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def lint(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_its_linter_has_nothing_to_say(tmp_path):
-    """Not even a remark on style, and no rule is switched off."""
+def test_linter_finds_nothing(tmp_path):
+    """Not even a remark on style, and no rule is disabled."""
     linted = lint(DOCKERFILE)
     assert (linted.returncode, linted.stdout) == (0, "")
     assert "hadolint ignore" not in DOCKERFILE.read_text()
@@ -46,7 +46,7 @@ def test_its_linter_has_nothing_to_say(tmp_path):
     assert "DL3002" in lint(careless).stdout
 
 
-def test_the_image_has_no_root_and_no_build_tools():
+def test_image_has_no_root_and_no_build_tools():
     final = last_stage()
     assert final["FROM"] == "${PYTHON}"
     assert int(final["USER"]) > 0
@@ -57,7 +57,7 @@ def test_the_image_has_no_root_and_no_build_tools():
     assert f"useradd --system --uid {final['USER']} " in final["RUN"]
 
 
-def test_what_it_installs_from_a_registry_is_pinned_by_hash():
+def test_packages_from_a_registry_are_pinned_by_hash():
     installs = [
         step.rest for step in dockerfile() if step.name == "RUN" and " install --no-cache-dir" in step.rest
     ]
@@ -67,8 +67,8 @@ def test_what_it_installs_from_a_registry_is_pinned_by_hash():
     ]
 
 
-def test_with_an_argument_it_holds_spark_too():
-    """Another list of requirements, and nothing else."""
+def test_build_argument_adds_spark():
+    """The only difference is another list of requirements."""
     arguments = [step.rest for step in dockerfile() if step.name == "ARG"]
     assert arguments == ["PYTHON=python:3.11.15-slim-trixie", "REQUIREMENTS=requirements.txt"]
     (given,) = [
@@ -80,8 +80,8 @@ def test_with_an_argument_it_holds_spark_too():
     assert re.search(r"^pyspark==", (ROOT / given["REQUIREMENTS"]).read_text(), re.MULTILINE)
 
 
-def test_the_image_of_kubernetes_holds_what_jobs_need():
-    """Spark's own with the same packages; that it can be built only a machine with an engine tells."""
+def test_image_for_kubernetes_has_what_jobs_need():
+    """It is Spark's image with the same packages. Only a container engine could test the build."""
     linted = lint(SPARK_DOCKERFILE)
     assert (linted.returncode, linted.stdout) == (0, "")
     text = SPARK_DOCKERFILE.read_text()
@@ -98,8 +98,8 @@ def test_the_image_of_kubernetes_holds_what_jobs_need():
     assert f"local://{home}/workers/spark/__main__.py" in (ROOT / "docs/pipeline.md").read_text()
 
 
-def test_the_builder_is_sent_what_is_copied_and_no_more():
-    """Above all no .env and no history: a layer keeps what it once held."""
+def test_builder_is_sent_only_what_is_copied():
+    """Above all no .env and no Git history: a layer keeps every file it ever had."""
     for path in copied():
         assert (ROOT / path).exists(), path
         assert is_sent(path), path
@@ -116,12 +116,12 @@ def test_the_builder_is_sent_what_is_copied_and_no_more():
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel holds and nothing of this one; made of what is sent to the builder."""
+    """A folder with the content of the wheel only, built from what the builder is sent."""
     folder = tmp_path_factory.mktemp("image")
     source = folder / "source"
     source.mkdir()
     subprocess.run(["cp", "-r", *(ROOT / path for path in copied()), source], check=True)
-    # Offline: `make` built this project with the same backend, so uv has kept it.
+    # Offline: `make` built this project with the same backend, so uv has it in its cache.
     command: list[str | Path] = [UV, "build", "--wheel", "--offline", "--quiet", "--out-dir", folder, source]
     built = subprocess.run(command, check=False, capture_output=True, text=True) if UV.exists() else None
     if built is None or built.returncode:
@@ -133,8 +133,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "package"
 
 
-def test_the_package_runs_by_itself(package, tmp_path):
-    """Migration and API from the wheel alone: scripts of the store and of the catalog come along."""
+def test_package_runs_on_its_own(package, tmp_path):
+    """Migration and API run from the wheel alone, which includes the scripts of the store and the catalog."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")},
         "PYTHONPATH": str(package),
@@ -158,7 +158,7 @@ def test_the_package_runs_by_itself(package, tmp_path):
         assert node.ask(principal="alice", usage={"requests": 1})["source"] == "store"
 
 
-def test_the_health_check_tells_a_ready_api_from_none():
+def test_health_check_passes_only_for_a_ready_api():
     program, *words = image_health_check()
     assert program == "python"
 

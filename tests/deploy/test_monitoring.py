@@ -1,4 +1,4 @@
-"""Dashboard, scrapes and alerts, against what a real node shows and a real Prometheus makes of it."""
+"""Dashboard, scrapes and alerts are tested with a real node's metrics and a real Prometheus."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def seen() -> Iterator[Watched]:
 
 @pytest.fixture(scope="module")
 def scrape(seen: Watched) -> str:
-    """What it showed when it had just counted; gauges of what is quiet go after two minutes."""
+    """The metrics right after the node counted everything: gauges of idle series disappear in two minutes."""
     return seen.text()
 
 
@@ -56,11 +56,11 @@ def promtool(*words: str | Path, text: str | None = None) -> subprocess.Complete
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
 
-# What a node shows
+# The metrics of a node
 
 
-def test_the_node_has_shown_every_metric_that_there_is(scrape):
-    """Otherwise the tests below would show less than they say."""
+def test_node_shows_every_metric(scrape):
+    """Otherwise the tests below would prove less than their names say."""
     shown = labels_of(scrape)
     for family in Exposition(Counts()).collect():
         name = {"counter": f"{family.name}_total", "histogram": f"{family.name}_bucket"}.get(
@@ -69,13 +69,13 @@ def test_the_node_has_shown_every_metric_that_there_is(scrape):
         assert name in shown, f"{name} has no sample"
 
 
-def test_prometheus_has_nothing_to_say_about_the_metrics(scrape):
+def test_prometheus_finds_no_fault_in_the_metrics(scrape):
     checked = promtool("check", "metrics", text=scrape)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("place", [*dashboard_expressions(), *alert_expressions()])
-def test_an_expression_asks_for_metrics_and_labels_that_are_there(place, scrape):
+def test_expression_uses_existing_metrics_and_labels(place, scrape):
     expression = {**dashboard_expressions(), **alert_expressions()}[place]
     assert strangers(expression, labels_of(scrape)) == []
 
@@ -88,20 +88,20 @@ def test_an_expression_asks_for_metrics_and_labels_that_are_there(place, scrape)
         ("sum by (quota, user) (quotagate_rate)", ["user"]),
     ],
 )
-def test_a_metric_or_a_label_that_is_not_there_is_found(expression, unknown, scrape):
+def test_unknown_metric_or_label_is_found(expression, unknown, scrape):
     assert strangers(expression, labels_of(scrape)) == unknown
 
 
-def test_the_dashboard_shows_every_metric(scrape):
+def test_dashboard_shows_every_metric(scrape):
     asked = " ".join(dashboard_expressions().values())
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in labels_of(scrape)}
     assert {name for name in families if not re.search(rf"\b{name}(_bucket)?\b", asked)} == set()
 
 
-# The dashboard by itself
+# The dashboard
 
 
-def test_panels_have_their_own_place_and_say_what_they_show():
+def test_panels_do_not_overlap_and_have_descriptions():
     everything = json.loads(DASHBOARD.read_text())["panels"]
     assert len({panel["id"] for panel in everything}) == len(everything)
     taken: dict[tuple[int, int], str] = {}
@@ -120,8 +120,8 @@ def test_panels_have_their_own_place_and_say_what_they_show():
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
 
 
-def test_the_dashboard_goes_with_any_prometheus():
-    """It names no source of its own: whoever imports it chooses one."""
+def test_dashboard_works_with_any_prometheus():
+    """It names no data source: the user chooses one at import."""
     dashboard = json.loads(DASHBOARD.read_text())
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
@@ -131,16 +131,16 @@ def test_the_dashboard_goes_with_any_prometheus():
     assert DASHBOARD.read_text().count('"uid"') == len(sources) + 1, "the dashboard's own"
 
 
-# Alerts by themselves
+# Alerts
 
 
-def test_the_configuration_and_the_rules_are_valid():
+def test_configuration_and_rules_are_valid():
     for words in (("config", "--lint-fatal", FOLDER / "prometheus.yml"), ("rules", "--lint-fatal", ALERTS)):
         checked = promtool("check", *words)
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_every_alert_says_what_happened_and_what_to_do():
+def test_each_alert_says_what_happened_and_what_to_do():
     for group in yaml.safe_load(ALERTS.read_text())["groups"]:
         for rule in group["rules"]:
             assert rule["labels"]["severity"] in {"critical", "warning", "info"}
@@ -154,8 +154,8 @@ def test_alerts_fire_when_they_should_and_only_then():
 
 
 @pytest.mark.parametrize("instead", ["vector(1)", "vector(1) > 1"], ids=["always", "never"])
-def test_an_alert_that_fires_always_or_never_is_found(instead, tmp_path):
-    """So each of them has a case in which it fires, and one in which it is silent."""
+def test_alert_that_fires_always_or_never_is_found(instead, tmp_path):
+    """So each alert has a case in which it fires, and one in which it does not."""
     rules = yaml.safe_load(ALERTS.read_text())
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
         rule["expr"] = instead
@@ -172,7 +172,7 @@ def test_an_alert_that_fires_always_or_never_is_found(instead, tmp_path):
 
 @contextmanager
 def prometheus(target: tuple[str, int]) -> Iterator[httpx.Client]:
-    """Prometheus with the configuration of the examples, asking one node several times a second."""
+    """Prometheus with the configuration of the examples, which scrapes one node several times a second."""
     with tempfile.TemporaryDirectory(prefix="qg-prometheus-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         text = (FOLDER / "prometheus.yml").read_text()
@@ -213,7 +213,7 @@ def is_ready(http: httpx.Client) -> bool:
 
 
 def evaluated(http: httpx.Client, expression: str) -> list[float]:
-    """The values that an expression has now."""
+    """The current values of an expression."""
     answer = http.post("/api/v1/query", data={"query": expression})
     found: dict[str, Any] = answer.json()
     assert found["status"] == "success", f"{expression}: {found}"
@@ -221,8 +221,8 @@ def evaluated(http: httpx.Client, expression: str) -> list[float]:
 
 
 @pytest.mark.timeout(120)
-def test_a_real_prometheus_draws_every_panel(seen):
-    """Each expression has a value that is a number; and the alert on the store's set-up is on its way."""
+def test_real_prometheus_has_values_for_every_panel(seen):
+    """Each expression has a numeric value, and the alert on the store's configuration is pending."""
     with prometheus(seen.node.address) as http:
 
         def empty() -> list[str]:

@@ -1,4 +1,4 @@
-"""The nginx of compose before two replicas: limits hold over both, and one may die unnoticed."""
+"""The nginx of compose in front of two replicas: limits hold over both, and one may die unnoticed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.timeout(120)
 CALLERS: Final = 16
 BURST: Final = 1_000_000
 KEPT: Final = {"limit": 0.001, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"}
-"""A bucket that shows what was charged: within a test less than half a token comes back."""
+"""A bucket that keeps what was charged: less than half a token is refilled during a test."""
 
 Ask = Callable[[httpx.Client], httpx.Response]
 
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[Arrangement]:
-    """Both replicas; who ends one brings it back."""
+    """Both replicas. A test that ends one must revive it."""
     with arranged() as found:
         yield found
 
@@ -44,7 +44,7 @@ def check(principal: str, method: str = "GET", **headers: str) -> Ask:
 
 
 def asked(found: Arrangement, asks: list[Ask]) -> list[httpx.Response]:
-    """The answers to asks of several callers at the same time."""
+    """The answers to asks that several callers send at the same time."""
 
     def one(some: list[Ask]) -> list[httpx.Response]:
         with found.client() as http:
@@ -64,21 +64,21 @@ def limit(found: Arrangement, principal: str, **quotas: Any) -> None:
 
 
 def applied(node: Service, principal: str) -> int:
-    """How many quotas a replica would decide by."""
+    """The number of quotas that a replica would apply."""
     count: int = node.ask(principal=principal, usage={"mutations": 0}, mode="peek")["applied"]
     return count
 
 
 def decided_by(node: Service) -> int:
-    """How many decisions a replica has counted."""
+    """The number of decisions that a replica has counted."""
     lines = node.http.get("/metrics").text.splitlines()
     return sum(
         int(float(line.split()[-1])) for line in lines if line.startswith("quotagate_decisions_total{")
     )
 
 
-def test_a_limit_holds_exactly_over_both_replicas(both):
-    """500 asks, 200 tokens: 200 are admitted, and both replicas have decided; each ask was asked once."""
+def test_limit_holds_exactly_over_both_replicas(both):
+    """Of 500 asks for 200 tokens, 200 are admitted; both replicas decide, and no ask is decided twice."""
     limit(both, "exact", controller_mutation_rate={**KEPT, "burst": 200})
     before = [decided_by(node) for node in both.replicas]
     answers = asked(both, [decide("exact")] * 250 + [check("exact")] * 250)
@@ -90,13 +90,13 @@ def test_a_limit_holds_exactly_over_both_replicas(both):
     assert min(shares) > 100
 
 
-def test_readiness_finds_nothing_wrong_with_the_servers_of_compose(both):
+def test_readiness_finds_no_fault_in_the_servers_of_compose(both):
     ready = both.http.get("/health/ready")
     assert ready.json() == {"status": "ready", "store": "ok", "catalog": "ok", "throttle_factor": 1.0}
 
 
-def test_names_in_paths_arrive_as_they_were_written(both):
-    """`user=%2A` is the user named `*`, `user=*` the default of all."""
+def test_names_in_paths_arrive_unchanged(both):
+    """`user=%2A` is the user named `*`, and `user=*` is the default for all users."""
     for spelt, quota in (("user=%2A", 7), ("user=*", 8)):
         assert both.http.put(f"/v1/quotas/{spelt}", json={"request_rate": quota}).status_code == 201
     quotas = [both.http.get(f"/v1/quotas/{name}").json()["quotas"] for name in ("user=%2A", "user=*")]
@@ -105,8 +105,8 @@ def test_names_in_paths_arrive_as_they_were_written(both):
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "OPTIONS"])
-def test_a_check_comes_through_with_its_headers(both, method):
-    """Whatever the method: the first is admitted, the second throttled, and both say what is left."""
+def test_check_passes_through_with_its_headers(both, method):
+    """With any method, the first is admitted and the second throttled, and both answers say what is left."""
     limit(both, method, controller_mutation_rate={**KEPT, "burst": 1})
     first, second = (check(method, method)(both.http) for _ in range(2))
     assert (first.status_code, first.headers["RateLimit"][:30]) == (200, '"controller_mutation_rate";r=0')
@@ -115,30 +115,30 @@ def test_a_check_comes_through_with_its_headers(both, method):
     assert (len(first.content) > 0) == (method != "HEAD")
 
 
-def test_who_comes_through_nginx_needs_a_key(both):
-    """Its address is not among those that need none, whatever the caller says of its own."""
+def test_callers_through_nginx_need_a_key(both):
+    """The address of nginx is not in an open network, whatever address the caller claims."""
     for ask in (decide("nobody"), check("nobody", **{"X-Forwarded-For": "10.83.41.1"})):
         with both.client() as http:
             del http.headers["Authorization"]
             assert ask(http).status_code == 401
 
 
-def test_metrics_are_not_had_through_nginx(both):
-    """They would be those of one replica by chance."""
+def test_metrics_are_not_available_through_nginx(both):
+    """They would be the metrics of a random replica."""
     assert both.http.get("/metrics").status_code == 404
 
 
-def test_a_body_that_is_too_large_is_refused_by_the_api_itself(both):
+def test_too_large_body_is_refused_by_the_api_itself(both):
     answer = both.http.post("/v1/decisions", content=b" " * (1024 * 1024 + 1))
     assert answer.status_code == 413
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-# A replica that is away
+# A replica fails
 
 
-def test_a_replica_dies_and_nobody_notices(both):
-    """Killed between two asks: the other one answers every ask, each charged once; then it comes back."""
+def test_replica_that_dies_between_asks_goes_unnoticed(both):
+    """The other replica answers all asks and charges each once; then the dead one comes back."""
     limit(both, "survivor", controller_mutation_rate=KEPT)
     both.replicas[0].process.kill()
     both.replicas[0].process.wait()
@@ -151,9 +151,9 @@ def test_a_replica_dies_and_nobody_notices(both):
     eventually(lambda: asked(both, [decide("survivor")] * 10) and decided_by(back))
 
 
-def test_a_replica_dies_amid_its_work(both):
-    """An ask that it had is not asked again, so its caller hears of it, and nobody else does."""
-    limit(both, "amid", controller_mutation_rate=KEPT)
+def test_replica_that_dies_during_asks_fails_only_those(both):
+    """An ask that the replica had is not repeated, so its caller gets an error, and no other caller does."""
+    limit(both, "dying", controller_mutation_rate=KEPT)
     answers: list[int | str] = []
     stop = threading.Event()
 
@@ -163,14 +163,14 @@ def test_a_replica_dies_amid_its_work(both):
                 try:
                     answers.append(ask(http).status_code)
                 except httpx.RemoteProtocolError:
-                    answers.append("cut off")  # nginx had passed on the head of the answer
+                    answers.append("cut off")  # nginx had sent the head of the answer already
 
     def more(many: int) -> None:
         wanted = len(answers) + many
         eventually(lambda: len(answers) >= wanted)
 
     with ThreadPoolExecutor(CALLERS) as pool:
-        asking = [pool.submit(go_on, ask("amid")) for ask in [decide, check] * (CALLERS // 2)]
+        asking = [pool.submit(go_on, ask("dying")) for ask in [decide, check] * (CALLERS // 2)]
         try:
             more(200)
             both.replicas[0].process.kill()
@@ -181,15 +181,15 @@ def test_a_replica_dies_amid_its_work(both):
             one.result()
     counts = Counter(answers)
     assert counts.keys() <= {200, 502, "cut off"}
-    # Each caller has one ask with it, and a dying socket may take in one more.
+    # Each caller has one ask at that replica, and a dying socket may accept one more.
     assert counts.total() - counts[200] <= 2 * CALLERS
-    assert counts[200] <= both.charged("amid") <= counts.total()
+    assert counts[200] <= both.charged("dying") <= counts.total()
     both.revive(0)
 
 
 @pytest.mark.parametrize("path", ["/v1/decisions", "/v1/decisions:batch"])
-def test_a_replica_with_too_much_to_do_says_so_itself(path):
-    """Its 503 comes through as it is, with when to come back; the ask goes to no other replica."""
+def test_overloaded_replica_answers_503_itself(path):
+    """Its 503 passes through nginx with Retry-After, and the ask goes to no other replica."""
     with serving() as one, serving() as other:
         replicas = [one, other]
         for replica in replicas:
@@ -204,8 +204,8 @@ def test_a_replica_with_too_much_to_do_says_so_itself(path):
                 assert sum(len(replica.requests) for replica in replicas) == asked
 
 
-def test_a_replica_that_hangs_is_not_asked_again_elsewhere(both):
-    """Its callers hear 504, for a GET too, which nginx would send to the other one; then it is left out."""
+def test_asks_at_a_hung_replica_are_not_repeated_at_the_other(both):
+    """Its callers get 504, even for a GET, which nginx repeats by default; then nginx skips the replica."""
     limit(both, "hung", controller_mutation_rate=KEPT)
     hung = both.replicas[0]
     before = decided_by(hung)
@@ -224,6 +224,6 @@ def test_a_replica_that_hangs_is_not_asked_again_elsewhere(both):
         hung.process.send_signal(signal.SIGCONT)
     statuses = Counter(answer.status_code for answer in answers)
     assert statuses.keys() == {200, 504}
-    # It now reads what it was sent meanwhile, and that is what was answered by nobody else.
+    # It now reads the asks that it was sent while it hung, which no other replica answered.
     eventually(lambda: decided_by(hung) - before == statuses[504])
     assert both.charged("hung") == statuses.total()

@@ -1,4 +1,4 @@
-"""A node that has counted everything there is to count, and the expressions that are asked about it."""
+"""A node that has counted something in every metric, and the expressions of dashboard and alerts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ADDED_BY_PROMETHEUS: Final = {"job", "instance"}
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A node, and its store, which can be made to hang."""
+    """A node and its store, which can be paused."""
 
     node: Service
     store: stores.Server
 
     def load(self) -> None:
-        """Ask whatever moves a metric while the store is there."""
+        """Send all asks that change a metric while the store is available."""
         asks: list[dict[str, Any]] = [
             {"principal": "alice", "usage": {"requests": 50}},
             {"principal": "alice", "usage": {"mutations": 5}},
@@ -54,7 +54,7 @@ class Watched:
         assert refused.status_code == 401
 
     def crowd(self) -> None:
-        """Connect from one address until a connection is one too many."""
+        """Open connections from one address until one is refused."""
         with ExitStack() as stack:
             for _ in range(PER_ADDRESS + 1):
                 address = self.node.address
@@ -62,7 +62,7 @@ class Watched:
             eventually(lambda: any(s.name == "quotagate_shed_total" for s in samples(self.text())))
 
     def load_without_the_store(self) -> None:
-        """Ask while the store hangs, until the circuit opens; then let it go on."""
+        """Ask while the store hangs, until the circuit opens; then resume the store."""
         self.store.hold()
         try:
             assert self.node.ask(principal="alice", usage={"requests": 1})["source"] == "fallback"
@@ -72,7 +72,7 @@ class Watched:
         eventually(lambda: self.circuit_is_open() == 0)
 
     def text(self) -> str:
-        """What a scrape is given."""
+        """The text of a scrape."""
         answer = self.node.http.get("/metrics")
         assert answer.is_success, answer.text
         return answer.text
@@ -84,7 +84,7 @@ class Watched:
 
 @contextmanager
 def watched() -> Iterator[Watched]:
-    """A node that has counted some of everything; its store may evict, so that this fault is shown too."""
+    """A node that has counted something in every metric; its store may evict, to show that fault too."""
     with (
         stores.server("valkey", "--maxmemory-policy", "allkeys-lru") as store,
         running(store_url=store.url, environment=RULES | BOUND) as node,
@@ -110,7 +110,7 @@ def watched() -> Iterator[Watched]:
 
 
 def samples(text: str) -> Iterator[Any]:
-    """Every sample of a scrape."""
+    """All samples of a scrape."""
     for family in text_string_to_metric_families(text):
         yield from family.samples
 
@@ -124,13 +124,13 @@ def labels_of(text: str) -> dict[str, set[str]]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """The dashboard's panels, without its headings."""
+    """The dashboard's panels, without row headings."""
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def dashboard_expressions() -> dict[str, str]:
-    """Every expression of the dashboard by its place, with Grafana's variables filled in."""
+    """All expressions of the dashboard by place, with Grafana's variables filled in."""
     filled = {"$__rate_interval": "10s", "$instance": ".*", "$quota": ".*"}
     found = {}
     for panel in panels():
@@ -144,7 +144,7 @@ def dashboard_expressions() -> dict[str, str]:
 
 
 def alert_expressions() -> dict[str, str]:
-    """Every expression of the alerts, by name."""
+    """All expressions of the alerts, by name."""
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
@@ -154,7 +154,7 @@ _GROUPING: Final = re.compile(r"\b(?:by|on|ignoring|without)\s*\(([^)]*)\)")
 
 
 def strangers(expression: str, known: dict[str, set[str]]) -> list[str]:
-    """The metrics and labels of an expression that no scrape has."""
+    """The metrics and labels of an expression that are in no scrape."""
     found, allowed = [], {"le", *ADDED_BY_PROMETHEUS}
     for name, matchers in _SERIES.findall(expression):
         if name not in known:

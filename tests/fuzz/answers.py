@@ -1,4 +1,4 @@
-"""A strict reader of HTTP/1.1 answers: whatever a server should not send is a fault."""
+"""A strict reader of HTTP/1.1 responses: anything that a server must not send is a fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROBLEM: Final = b"application/problem+json"
 
 
 class Fault(AssertionError):
-    """Something was answered that must not be."""
+    """The server sent something that it must not send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,20 @@ class Answer:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    @property
+    def is_shed(self) -> bool:
+        """Whether a busy node refused the request by load shedding, and charged nothing."""
+        if self.status == 503:
+            overloaded = b'"urn:quotagate:overloaded"' in self.body
+            return overloaded and self.headers.get(b"retry-after") in {b"1", b"2", b"3"}
+        if self.status != 429 or not self.body:
+            return False
+        decision = self.json()
+        return (decision.get("source"), decision.get("applied")) == ("local", 0)
+
     def check(self, method: str) -> None:
-        """What holds for every answer."""
-        if self.status >= 500:
+        """Check what must hold for every answer."""
+        if self.status >= 500 and not self.is_shed:
             raise Fault(f"{self.status} {self.body[:500]!r}")
         if self.status == 429 or (self.status == 403 and b"x-throttle-ms" in self.headers):
             return  # a decision, not an error
@@ -79,7 +90,7 @@ class Line:
 
 
 def _first(said: bytearray, method: str) -> tuple[Answer, int] | None:
-    """The first answer of what was said and its size; None while it is not whole."""
+    """The first answer in these bytes, and its size; None while it is incomplete."""
     end = said.find(b"\r\n\r\n")
     if end < 0:
         if len(said) > 65_536:
@@ -96,7 +107,7 @@ def _first(said: bytearray, method: str) -> tuple[Answer, int] | None:
             raise Fault(f"no header field: {line[:200]!r}")
         name = named[1].lower()
         if name in headers:
-            raise Fault(f"{name!r} stands twice")
+            raise Fault(f"{name!r} is duplicated")
         headers[name] = named[2]
     status, start = int(status_line[1]), end + 4
     length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")

@@ -1,4 +1,4 @@
-"""Bodies of asks and of quotas: valid ones, and ones with a fault that is known, by the status it earns."""
+"""Bodies of asks and quotas: valid ones, and ones with a known fault and the status that must answer it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ POOL: Final = (
     "é" * 256,
     *(f"pool-{n}" for n in range(100)),
 )
-"""Names that come again and again."""
+"""Names that are used repeatedly."""
 NUMBERS: Final = (0, 0, 1, 1, 1, 2, 7, 1000, 2**31, 2**53 - 1)
 ADDRESSES: Final = ("10.0.0.7", "::ffff:10.0.0.7", "2001:db8::1", "fe80::1", "0.0.0.0", "255.255.255.255")
 TEXT_IDS: Final = ("a", "-0", "00", "9223372036854775807", "-1", "ü" * 128, "\u0001", " ")
@@ -44,12 +44,12 @@ TOO_LARGE: Final = 1024 * 1024 + 1
 
 
 def a_name(chance: Random, number: int) -> str:
-    """One of the pool, or one that never comes again."""
+    """A name of the pool, or one that is used only once."""
     return chance.choice(POOL) if chance.random() < 0.7 else f"once-{number}"
 
 
 def valid_ask(chance: Random, principal: str, *, ids: bool = False) -> Json:
-    """An ask that is decided; of anything but producer ids, or of those too."""
+    """A valid ask, without producer ids or with them."""
     fields = ["requests", "connections", "mutations", "produce_bytes", "fetch_bytes", "request_time_ms"]
     usage: Json = {field: chance.choice(NUMBERS) for field in chance.sample(fields, chance.randint(1, 3))}
     if ids:
@@ -78,7 +78,7 @@ def an_id(chance: Random) -> int | str:
 
 
 def written(chance: Random, body: object) -> bytes:
-    """A body as JSON, in one of the ways that mean the same."""
+    """A body as JSON, in one of several equivalent spellings."""
     blank = chance.choice((None, None, None, 1, "\t", "\r\n "))
     tight = (",", ":") if chance.random() < 0.5 else (" , ", " : ")
     return json.dumps(
@@ -95,7 +95,7 @@ def _usage(ask: Json, **fields: object) -> Json:
 
 
 def _raw(body: Json, place: str, text: str) -> bytes:
-    """A body with a text in the place of a placeholder, which JSON could not write."""
+    """A body in which a placeholder is replaced by a text that is not JSON."""
     return json.dumps(body).replace(f'"{place}"', text).encode()
 
 
@@ -131,7 +131,7 @@ NOT_JSON: Final[Sequence[Spoil]] = (
     lambda _, a: b"// said\n" + json.dumps(a).encode(),
     lambda c, _: c.choice((b"", b" ", b"\n\n", b"\0", b"{", b"}", b"nul", b"<ask/>", b"principal=a&usage=1")),
 )
-"""What no parser of RFC 8259 takes."""
+"""Texts that a parser of RFC 8259 must refuse."""
 
 NO_COUNT: Final[tuple[Any, ...]] = (
     True,
@@ -193,23 +193,23 @@ WRONG: Final[Sequence[Spoil]] = (
     lambda c, a: written(c, {field: value for field, value in a.items() if field != "usage"}),
     lambda c, a: written(c, c.choice(([], [a], 1, "ask", None, True, {"asks": [a]}, {}))),
 )
-"""JSON, with something wrong in it."""
+"""Valid JSON that is not a valid body."""
 
 
 def spoiled(chance: Random, ask: Json) -> tuple[bytes, frozenset[int]]:
-    """An ask with a fault, and what it is answered with; it is not to be charged."""
+    """An ask with a fault, and the status that must answer it; it must not be charged."""
     if chance.random() < 0.4:
         return chance.choice(NOT_JSON)(chance, ask), frozenset({400})
     return chance.choice(WRONG)(chance, ask), frozenset({422})
 
 
 def batch_of(body: bytes, before: Sequence[bytes]) -> bytes:
-    """A batch whose last ask is this one; a fault in it is the whole batch's."""
+    """A batch whose last ask is this one; a fault in it must fail the whole batch."""
     return b'{"asks":[' + b",".join([*before, body]) + b"]}"
 
 
 def warped(chance: Random, body: Json) -> object:
-    """A body with something of it replaced, taken away, renamed, wrapped or put where something else was."""
+    """A body with one of its values replaced, removed, renamed, wrapped or moved."""
     bent: Any = _copy({"": body})
     for _ in range(chance.choice((1, 1, 2, 4))):
         places = _places(bent)
@@ -234,7 +234,7 @@ def _copy(value: Any) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every place of a document that holds something: its holder and its key there."""
+    """Every place of a value in a document: its container, and its key there."""
     found, left = [], [value]
     while left:
         holder = left.pop()
@@ -282,11 +282,11 @@ STRANGE: Final[tuple[Any, ...]] = (
     *("", "x", "1", "admit", "deny", "NaN", "10.0.0.7", *STRANGE_TEXTS),
     json.loads("[" * 200 + "]" * 200),
 )
-"""What may stand anywhere, and belongs nowhere."""
+"""Values to put anywhere; they are valid nowhere."""
 
 
 def flipped(chance: Random, text: bytes) -> bytes:
-    """A few bytes changed, put in, taken away, doubled or moved; nobody knows what that makes of it."""
+    """A body with a few bytes changed, inserted, removed, doubled or moved; it may be valid or not."""
     bent = bytearray(text)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         at = chance.randrange(len(bent) + 1)
@@ -382,4 +382,4 @@ NO_QUOTAS: Final[Sequence[Json]] = (
     {"max_connection_creation_rate": 5},
     {"request_rate": 5, "producer_byte_rate": 0.5},
 )
-"""What no user's quotas can be, neither put nor patched in."""
+"""Invalid quotas of a user, for PUT and for PATCH."""

@@ -1,4 +1,4 @@
-"""What a case is: a request, or a visit with a connection of its own; and what must be said of it."""
+"""A case: a request, or a visit with its own connection; and the answers that are right."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ JSON: Final = "Content-Type: application/json"
 ANY: Final = frozenset(range(200, 500))
 OK: Final = frozenset({200})
 ENTITIES: Final = tuple(f"user=fuzz-{n}" for n in range(40))
-"""What administration changes here; nobody who is judged exactly goes by these names."""
+"""The entities whose quotas the cases change; no principal with exact expectations has these names."""
 LEDGERS: Final = tuple(f"ledger-{n}" for n in range(16))
-"""Principals with a bucket that never runs dry: what was spent in their name must be what was answered."""
+"""Principals with a bucket that is never empty: the sum of all charges answered must be in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What must be said of it.
+    """The answers that are right for a case.
 
     Attributes:
-        statuses: those that may be answered.
-        spends: what the answer says was charged to a ledger, which is then to be found there.
+        statuses: the allowed statuses.
+        spends: what the answer must charge to each ledger; it must be found there later.
         changes: it may change quotas.
     """
 
@@ -39,7 +39,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, framed as HTTP has it."""
+    """One request, framed as HTTP requires."""
 
     kind: str
     text: bytes
@@ -52,13 +52,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What is sent on a connection of its own.
+    """Bytes that are sent on their own connection.
 
     Attributes:
         sends: sent one after the other; what is sent slowly has pauses between.
-        expected: the answers that must come; others may, if they are answers.
-        end: half: we end our side once these answers are there, and read what else is said. closed: the
-            server closes by itself. cut, reset: we leave without reading.
+        expected: the answers that must come; further valid answers may follow.
+        end: half: we close our side after these answers, and read the rest. closed: the server closes the
+            connection. cut, reset: we leave without reading.
         requests: how many it counts for.
     """
 
@@ -83,7 +83,7 @@ def answer(method: str, *statuses: int) -> Expected:
 
 
 def spending(chance: Random) -> tuple[Json, dict[str, int]]:
-    """An ask of a ledger, and what it spends there."""
+    """An ask of a ledger's principal, and what it charges there."""
     ledger, tokens = chance.choice(LEDGERS), chance.randint(0, 9)
     return {"principal": ledger, "usage": {"mutations": tokens}}, {ledger: tokens}
 
@@ -94,5 +94,5 @@ def refusable(number: int) -> Json:
 
 
 def unjudged(number: int) -> Json:
-    """An ask of which nobody knows whether it will be understood."""
+    """An ask that may be valid or not."""
     return {"principal": f"unjudged-{number % 500}", "usage": {"requests": 1}}

@@ -1,4 +1,4 @@
-"""Requests framed as HTTP has it, whatever is in them."""
+"""Requests that are framed as HTTP requires, with any content."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ask_of_anybody(chance: Random, number: int) -> Request:
 
 
 def ask_with_repeated_keys(chance: Random, _: int) -> Request:
-    """The last one counts, whatever stood before."""
+    """The last one counts, whatever came before."""
     ask, spends = spending(chance)
     wrong = chance.choice(('"x"', "null", "[1]", "{}", "-1", "1e999", '"admit"'))
     field_ = chance.choice(("principal", "usage", "mode"))
@@ -198,7 +198,7 @@ _NO_QUERIES: Final = (
 
 
 def bent_query(chance: Random, _: int) -> Request:
-    """A query of which nobody knows whether it will be understood."""
+    """A query that may be valid or not."""
     query = "".join(chance.choice(_QUERY) for _ in range(chance.choice((1, 3, 8, 30))))
     sent = message("GET", f"{CHECK}?{query}", ["X-Quotagate-Principal: flipped"])
     return Request("bent query", sent, answer("GET", 200, 400, 403, 429))
@@ -315,7 +315,7 @@ def warped_quotas(chance: Random, _: int) -> Request:
 
 
 def bent_lists(chance: Random, _: int) -> Request:
-    """Administration that is asked in a query, of which nobody knows whether it will be understood."""
+    """An admin request with a query that may be valid or not."""
     path = chance.choice(
         ("/v1/quotas", "/v1/quotas:effective", "/v1/quotas:history", "/v1/buckets", "/v1/keys")
     )
@@ -368,7 +368,7 @@ _LISTED: Final = (
 
 
 def warped_administration(chance: Random, _: int) -> Request:
-    """Administration that is asked in a body, of which nobody knows whether it will be understood."""
+    """An admin request with a body that may be valid or not."""
     path = chance.choice(list(_POSTED))
     text = written(chance, warped(chance, chance.choice(_POSTED[path])))
     if chance.random() < 0.2:

@@ -1,4 +1,4 @@
-"""The generator: every case is made of a seed and a number, and so made again at will."""
+"""The generator: a case follows from a seed and a number, so it can be made again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Maker = Callable[[Random, int], Case]
 
 
 def case(seed: int, number: int) -> Case:
-    """The case of a number."""
+    """Return the case with this number."""
     chance = Random(f"{seed}:{number}")
     return chance.choices(_MAKERS, cum_weights=_WEIGHTS)[0](chance, number)
 
@@ -86,7 +86,7 @@ _MIX: Final[Mapping[Maker, float]] = {
     visits.deaf: 0.05,
     pipeline: 0.5,
 }
-"""How often each is made, of about a hundred."""
+"""How many of about a hundred cases are of each kind."""
 
 _MAKERS: Final = tuple(_MIX)
 _WEIGHTS: Final = tuple(accumulate(_MIX.values()))

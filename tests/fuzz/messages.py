@@ -1,4 +1,4 @@
-"""HTTP messages as bytes: framed as they should be, and in the many ways that are odd and still right."""
+"""HTTP messages as bytes: in ordinary framing, and in the many odd ways that are still valid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ METHODS: Final = (
     *("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "MKCOL", "PURGE"),
     *("REPORT", "LOCK", "UNLOCK", "SEARCH", "M-SEARCH", "NOTIFY", "LINK", "ACL", "BIND", "MERGE"),
 )
-"""Those that the parser knows, without CONNECT, which is a matter of its own."""
+"""The methods that the parser knows, except CONNECT, which is a special case."""
 
 ODD_HEADERS: Final = (
     "X-Empty:",
@@ -55,7 +55,7 @@ def message(
     host: bool = True,
     length: str | None = None,
 ) -> bytes:
-    """A request; its length is that of its body, unless it says another."""
+    """A request; its Content-Length is that of its body, unless another is given."""
     lines: list[str | bytes] = [b" ".join([method.encode(), _encoded(target), version.encode()]).rstrip(b" ")]
     if host:
         lines.append("Host: 127.0.0.1")
@@ -85,7 +85,7 @@ def chunked(chance: Random, body: bytes) -> bytes:
 
 
 def in_pieces(chance: Random, text: bytes, most: int) -> tuple[bytes, ...]:
-    """A text cut at random places."""
+    """A text, split at random places."""
     cuts = sorted(chance.randrange(1, len(text)) for _ in range(chance.randint(1, most)))
     return tuple(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if a < b)
 

@@ -1,4 +1,4 @@
-"""The judge of the fuzzing: what it must not let pass, and that its cases can be made again."""
+"""The fuzzer's own checks: what they must refuse, and that its cases can be repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBLEM = b'{"type":"about:blank","title":"","status":404,"detail":""}'
 
 
 def line(*said: bytes) -> Line:
-    """A connection over which this was said, and that ended then."""
+    """A connection that received these bytes and was then closed."""
     reader = asyncio.StreamReader()
     for part in said:
         reader.feed_data(part)
@@ -74,19 +74,19 @@ async def judged(said: Line) -> None:
     answer.check("GET")
 
 
-def told(expected: Any) -> Any:
-    """What a canary is told when all is well."""
+def answer_to(expected: Any) -> Any:
+    """Return the right answer to a canary."""
     if isinstance(expected, list):
         return {
             "quotas": [{"observed": observed, "remaining": remaining} for observed, remaining in expected]
         }
     if "decisions" in expected:
-        return {"decisions": [told(decision) for decision in expected["decisions"]]}
+        return {"decisions": [answer_to(decision) for decision in expected["decisions"]]}
     return {**expected, "throttle_ms": 0 if expected["decision"] == "admit" else 5}
 
 
 def wrong(said: Any) -> Any:
-    """The same with one number or word in it that is not so."""
+    """The same answer with one wrong number or word in it."""
     if "quotas" in said:
         return {
             "quotas": [
@@ -103,7 +103,7 @@ def test_a_canary_takes_nothing_but_the_truth():
     canary = Canary("canary", Random(1))
     for _ in range(500):
         _, _, expected = canary.question()
-        said = told(expected)
+        said = answer_to(expected)
         canary.check(expected, Answer(200, {}, json.dumps(said).encode()))
         with pytest.raises(Fault):
             canary.check(expected, Answer(200, {}, json.dumps(wrong(said)).encode()))
@@ -114,3 +114,24 @@ def test_a_case_is_made_again_of_its_seed_and_number():
     cases = [case(3, number) for number in range(2_000)]
     assert cases == [case(3, number) for number in range(2_000)]
     assert cases != [case(4, number) for number in range(2_000)]
+
+
+async def test_shed_request_is_no_fault_and_charges_no_canary():
+    overloaded = b'{"type":"urn:quotagate:overloaded","title":"","status":503,"detail":""}'
+    text = problem(overloaded, "503 Service Unavailable").replace(
+        b"\r\n\r\n", b"\r\nretry-after: 2\r\n\r\n", 1
+    )
+    answer = await line(text).next("GET")
+    assert answer is not None
+    answer.check("GET")
+    canary = Canary("canary", Random(1))
+    for _ in range(20):
+        before = set(canary.known), canary.spent
+        _, _, expected = canary.question()
+        canary.check(expected, answer)
+        assert (canary.known, canary.spent) == before
+    assert canary.shed == 20
+    silent = await line(text.replace(b"retry-after: 2\r\n", b"")).next("GET")
+    assert silent is not None
+    with pytest.raises(Fault):
+        silent.check("GET")

@@ -1,4 +1,4 @@
-"""Visits: what is no HTTP, or not quite, and connections that end too soon, come late or say too much."""
+"""Visits: bytes that are not quite HTTP, and connections that end too soon, are slow or send too much."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def line_ends(chance: Random, number: int) -> Visit:
 
 
 def half_closed(chance: Random, number: int) -> Visit:
-    """Our side ends before anything was sent, in the middle, or right after a whole request."""
+    """Close our side before anything was sent, in the middle of a request, or right after a complete one."""
     body = json.dumps(unjudged(number)).encode()
     text = post(ONE, body)
     sent = chance.choice(((), (text[: chance.randrange(len(text))],), (text,), (text * 3,)))
@@ -293,7 +293,7 @@ def half_closed(chance: Random, number: int) -> Visit:
 
 
 def left(chance: Random, number: int) -> Visit:
-    """We leave in the middle of a request, or do not wait for the answer."""
+    """Disconnect in the middle of a request, or without waiting for the answer."""
     body = json.dumps(refusable(number)).encode()
     text = post(ONE, body)
     end: Literal["cut", "reset"] = chance.choice(("cut", "reset"))
@@ -314,6 +314,6 @@ def slow(chance: Random, _: int) -> Visit:
 
 
 def deaf(chance: Random, _: int) -> Visit:
-    """Asks for much, hears nothing of it, and goes."""
+    """Request a lot, read nothing, and disconnect."""
     times = chance.choice((5, 50))
     return Visit("deaf", (message("GET", "/openapi.json") * times,), end="reset", slow=True, requests=times)

@@ -57,6 +57,6 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture(scope="session")
 def gateway(kind: Kind, node: Service, site: int) -> Iterator[Gateway]:
-    """A gateway as its example has it, but for the timeout of its check."""
+    """A gateway as in its example, except for the timeout of its check."""
     with gateways.running(kind, node.address[1], site, kind.patience) as running_gateway:
         yield running_gateway

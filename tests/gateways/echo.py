@@ -1,4 +1,4 @@
-"""The site behind the gateways: it says what reached it, and answers as its path asks for."""
+"""The site behind the gateways: it returns the request that reached it, and its path chooses the status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 from starlette.types import Receive, Scope, Send
 
 SHED_AFTER_S = 0.4
-"""A check waits 300 ms in a node before it is refused unasked."""
+"""A little longer than a check waits in a busy node before it is refused (300 ms)."""
 SHED = {
     "decision": "throttle",
     "throttle_ms": 1700,
@@ -50,7 +50,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _shed(scope: Scope, send: Send) -> None:
-    """Refuse a check that nobody looked at, late, with the status that its query asks for."""
+    """Refuse a check late and undecided, as load shedding does, with the status that its query asks for."""
     await asyncio.sleep(SHED_AFTER_S)
     body = json.dumps(SHED).encode()
     headers = [

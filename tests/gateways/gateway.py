@@ -1,4 +1,4 @@
-"""Real gateways as children, each configured by its example, of which single lines are exchanged."""
+"""Real gateways as child processes, each configured by its example with some lines replaced."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ STOP_WITHIN_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What sets one gateway apart: its example, how it is started, and the lines that a reader may change."""
+    """A kind of gateway: its example, how it is started, and the lines that a reader may change."""
 
     name: str
     example: str
     command: Sequence[str]
     places: Mapping[str, str]
-    """The example's addresses, and where they are in a test: PORT, NODE and SITE are ports."""
+    """The addresses in the example, and those to use in a test: PORT, NODE and SITE are ports."""
     patience: Mapping[str, str]
     """The short timeout of the check, and a long one for tests that count."""
     open_line: str
     closed_line: str
     balancer: Mapping[str, str]
-    """What changes behind a load balancer at 127.0.0.2."""
+    """The line to change behind a load balancer at 127.0.0.2."""
     key: Mapping[str, str]
-    """What changes when Quotagate asks for a key, KEY."""
+    """The line to change when Quotagate requires a key, KEY."""
     by_certificate: bool = False
     principal: str = "{}"
-    """What a person is called in quotas."""
+    """The principal of a visitor; ``{}`` becomes the name."""
 
     def entity(self, person: str) -> str:
         return f"user={quote(self.principal.format(person), safe='')}"
@@ -140,7 +140,7 @@ class Gateway:
         content: bytes | None = None,
         within_s: float = 60,
     ) -> httpx.Response:
-        """One request of a person (None: of nobody) on a connection of its own, from an address."""
+        """One request of a visitor (None: without a name) on its own connection, from an address."""
         host = f"[{source}]" if ":" in source else "127.0.0.1"
         scheme = "https" if self.kind.by_certificate else "http"
         transport = httpx.HTTPTransport(local_address=source, verify=self._tls(person))
@@ -153,7 +153,7 @@ class Gateway:
             )
 
     def said(self) -> str:
-        """Everything it has logged."""
+        """Everything that the gateway has logged."""
         return (self.folder / "log").read_text(encoding="utf-8")
 
     def _credentials(self, person: str | None) -> list[tuple[str, str]]:
@@ -198,7 +198,7 @@ def running(kind: Kind, node: int, site: int, *changes: Mapping[str, str]) -> It
 
 
 def configure(kind: Kind, folder: Path, *changes: Mapping[str, str]) -> None:
-    """Put a copy of an example into a folder, with changes to its lines, each of which must be there."""
+    """Copy an example into a folder, with some lines changed; each of them must exist."""
     shutil.copytree(EXAMPLES / kind.name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("certs"))
     certificates(folder / "certs")
     example = folder / kind.example
@@ -211,14 +211,14 @@ def configure(kind: Kind, folder: Path, *changes: Mapping[str, str]) -> None:
 
 
 def certificates(folder: Path) -> None:
-    """An authority, a gateway's certificate and two people's, made by the example's own script."""
+    """An authority and the certificates of a gateway and two visitors, made by the example's own script."""
     path = f"{need('openssl').parent}{os.pathsep}{os.environ['PATH']}"
     command = ["sh", str(EXAMPLES / "envoy" / "certificates.sh"), str(folder)]
     subprocess.run(command, env={**os.environ, "PATH": path}, check=True, capture_output=True)
 
 
 def placed(changes: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, str]:
-    """Changes with the numbers of ports in them."""
+    """Fill port numbers into the changes."""
     done = dict(changes)
     for name, port in ports.items():
         done = {line: other.replace(name, str(port)) for line, other in done.items()}
@@ -227,7 +227,7 @@ def placed(changes: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, st
 
 @contextmanager
 def running_site() -> Iterator[int]:
-    """The site, as a child; its port."""
+    """Start the site as a child process; yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         process = subprocess.Popen(
@@ -248,7 +248,7 @@ def running_site() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """A port free on both loopback addresses, below those that the system hands out by itself."""
+    """A port that is free on both loopback addresses, below the range that the system assigns."""
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as four, socket.socket(socket.AF_INET6) as six, suppress(OSError):
             four.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""Gateways behind a load balancer: the address is that of X-Forwarded-For, as far as its hops are trusted."""
+"""Gateways behind a load balancer limit the rightmost address in X-Forwarded-For that they do not trust."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def limit(trusting_node: Service) -> Iterator[Limit]:
 
 @pytest.fixture(scope="module")
 def behind(kind: Kind, trusting_node: Service, site: int) -> Iterator[Gateway]:
-    """A gateway with the line for load balancers switched on."""
+    """A gateway with the line for load balancers enabled."""
     with gateways.running(
         kind, trusting_node.address[1], site, kind.patience, kind.balancer
     ) as running_gateway:
@@ -62,7 +62,7 @@ def test_the_rightmost_hop_that_is_not_trusted_is_limited(
     assert is_throttled(behind.ask("alice", source=BALANCER, headers=hops))
 
 
-def test_who_comes_past_the_balancer_is_not_believed(behind: Gateway, limit: Limit):
+def test_forwarded_address_from_outside_the_balancer_is_ignored(behind: Gateway, limit: Limit):
     limit("ip=127.0.0.9", burst(1))
     limit(f"ip={FORGED}", 0)
     hops = [("X-Forwarded-For", f"{FORGED}, {PROXY}"), ("X-Quotagate-IP", FORGED)]
@@ -70,7 +70,7 @@ def test_who_comes_past_the_balancer_is_not_believed(behind: Gateway, limit: Lim
     assert is_throttled(behind.ask("alice", source="127.0.0.9", headers=hops))
 
 
-def test_trusted_hops_alone_are_nobodys_address(behind: Gateway, limit: Limit):
+def test_trusted_hops_alone_give_no_address(behind: Gateway, limit: Limit):
     limit("ip=*", 0)
     hops = [("X-Forwarded-For", PROXY)]
     assert behind.ask("alice", source=BALANCER, headers=hops).status_code == 200

@@ -1,4 +1,4 @@
-"""nginx with its commented lines for client certificates switched on, and names that try to be another's."""
+"""nginx with its lines for client certificates, and certificates that try to pass for another name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def nginx(node: Service, site: int) -> Iterator[Gateway]:
 
 
 def certify(gateway: Gateway, person: str, subject: str) -> None:
-    """A certificate of the gateway's authority with a subject of one's own choice."""
+    """A certificate of the gateway's authority with a chosen subject."""
     folder, key = gateway.folder / "certs", f"{person}.key"
     openssl = str(need("openssl"))
     subprocess.run([openssl, "genpkey", "-algorithm", "ed25519", "-out", key], cwd=folder, check=True)
@@ -61,7 +61,7 @@ def certify(gateway: Gateway, person: str, subject: str) -> None:
     )
 
 
-def test_the_name_is_the_certificates(nginx: Gateway, limit: Limit):
+def test_principal_is_the_name_in_the_certificate(nginx: Gateway, limit: Limit):
     limit("user=alice", burst(1))
     assert nginx.ask("alice").status_code == 200
     assert is_throttled(nginx.ask("alice"))
@@ -72,7 +72,7 @@ def test_the_name_is_the_certificates(nginx: Gateway, limit: Limit):
 @pytest.mark.parametrize(
     "subject", ["/O=x,CN=alice/CN=eve", "/CN=alice/O=x/CN=eve", "/OU=\\,CN=alice/CN=eve"]
 )
-def test_a_name_inside_another_field_is_nobodys(nginx: Gateway, limit: Limit, subject: str):
+def test_name_inside_another_field_is_ignored(nginx: Gateway, limit: Limit, subject: str):
     limit("user=alice", 0)
     limit("user=eve", burst(1))
     certify(nginx, "eve", subject)
@@ -81,7 +81,7 @@ def test_a_name_inside_another_field_is_nobodys(nginx: Gateway, limit: Limit, su
 
 
 @pytest.mark.parametrize("subject", ["/CN=alice/O=x", "/O=x", "/CN=alice,CN=bob", "/CN=bob/CN=alice+O=x"])
-def test_who_has_no_plain_name_stays_outside(nginx: Gateway, limit: Limit, subject: str):
+def test_certificate_without_a_plain_name_is_refused(nginx: Gateway, limit: Limit, subject: str):
     certify(nginx, "eve", subject)
     answer = nginx.ask("eve")
     assert answer.status_code == 403

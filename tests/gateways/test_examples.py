@@ -1,4 +1,4 @@
-"""The examples as they stand, under the gateways' own checkers and beside their index."""
+"""The unchanged examples pass the gateways' own checkers and match their index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.gateways.gateway import CADDY, ENVOY, EXAMPLES, NGINX, Kind, configur
 
 
 def checked(kind: Kind, folder: Path, *arguments: str) -> str:
-    """What a gateway says to a copy of its example, which it must find valid."""
+    """The output of a gateway's checker for a copy of its example, which must be valid."""
     configure(kind, folder)
     done = subprocess.run(
         [kind.program(), *arguments],

@@ -1,4 +1,4 @@
-"""What people meet at a site behind each gateway while Quotagate is hung or gone: one line of it decides."""
+"""What visitors of a site get while Quotagate hangs or is gone: one line of each gateway decides."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.gateways.test_protect import burst, seen
 from tests.service import Service, eventually, running
 
 ANSWERED_WITHIN_S = 15.0
-"""Far above the second of the examples, for a busy machine, and far below the 60 s of nginx by itself."""
+"""Far above the one second of the examples, for a busy machine; far below nginx's default of 60 s."""
 
 
 class Outlet(NamedTuple):
-    """A gateway, and what its line about outages says."""
+    """A gateway, and the value of its line for outages."""
 
     gateway: Gateway
     is_open: bool
@@ -37,7 +37,7 @@ def fragile_node() -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def outlets(fragile_node: Service, site: int) -> Iterator[dict[tuple[str, bool], Outlet]]:
-    """Each gateway with its own short timeout, failing open and failing closed, after a check each."""
+    """Each gateway with its short timeout, failing open and failing closed, after one check."""
     with ExitStack() as stack:
         found = {}
         for kind in KINDS:
@@ -113,7 +113,7 @@ def test_gone(outlet: Outlet, gone: None):
     ids=["500-open", "503-closed", "404-open"],
 )
 def test_answers_that_are_no_decision(kind: Kind, site: int, status: int, is_open: bool, met: set[int]):
-    """A 5xx is an outage; anything else, here the site asked in Quotagate's place, is no open door."""
+    """A 5xx counts as an outage; any other answer (here the site answers instead) lets nobody in."""
     changes = {
         "/v1/check": f"/status/{status}",
         kind.open_line: kind.open_line if is_open else kind.closed_line,
@@ -126,8 +126,8 @@ def test_answers_that_are_no_decision(kind: Kind, site: int, status: int, is_ope
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
-def test_a_quotagate_with_too_much_to_do_refuses(kind: Kind, site: int, is_open: bool):
-    """Its refusal is late and names no quota, and is a refusal all the same: no flood opens the door."""
+def test_overloaded_quotagate_refuses(kind: Kind, site: int, is_open: bool):
+    """A refusal that is late and names no quota is still a refusal, so a flood does not open the site."""
     changes = {"/v1/check": "/shed", kind.open_line: kind.open_line if is_open else kind.closed_line}
     with gateways.running(kind, site, site, changes) as gateway:
         answer = ask(gateway, "alice")
@@ -138,7 +138,7 @@ def test_a_quotagate_with_too_much_to_do_refuses(kind: Kind, site: int, is_open:
         assert "ratelimit" not in answer.headers
 
 
-def test_nobody_comes_in_without_a_name_even_then(outlet: Outlet, gone: None):
+def test_caller_without_a_name_is_refused_during_an_outage(outlet: Outlet, gone: None):
     if outlet.gateway.kind.by_certificate:
         with pytest.raises(httpx.TransportError):
             ask(outlet.gateway, None)

@@ -1,4 +1,4 @@
-"""What people meet at a site behind each gateway while Quotagate answers."""
+"""What visitors of a site get behind each gateway while Quotagate answers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.gateways.gateway import Gateway, Kind
 from tests.service import ADMIN_KEY, Service
 
 FORGED = "203.0.113.66"
-"""An address of the documentation (RFC 5737), from which nobody connects here."""
+"""An address reserved for documentation (RFC 5737), from which no test connects."""
 
 
 def burst(requests: int) -> dict[str, object]:
-    """A quota that admits so many requests, and then one in 1,000 s."""
+    """A quota that admits this many requests, and then one per 1,000 s."""
     return {"limit": 0.001, "algorithm": "token_bucket", "burst": requests}
 
 
 def seen(answer: httpx.Response) -> dict[str, Any]:
-    """The request as the site saw it; its headers by lower-case name, several lines joined."""
+    """The request as the site received it; headers by lower-case name, with repeated lines joined."""
     request: dict[str, Any] = json.loads(answer.content)
     headers: dict[str, str] = {}
     for name, value in request["headers"]:
@@ -35,7 +35,7 @@ def seen(answer: httpx.Response) -> dict[str, Any]:
 
 
 def is_throttled(answer: httpx.Response) -> bool:
-    """Whether an answer is the gateway's 429, whole, and not the site's."""
+    """Whether an answer is the gateway's complete 429, and not the site's."""
     if answer.status_code != 429:
         return False
     assert "x-site" not in answer.headers
@@ -50,7 +50,7 @@ def is_throttled(answer: httpx.Response) -> bool:
 # Admitted, throttled
 
 
-def test_who_is_admitted_sees_what_is_left(gateway: Gateway, limit: Limit):
+def test_admitted_caller_sees_what_is_left(gateway: Gateway, limit: Limit):
     limit(gateway.kind.entity("alice"), burst(2))
     answers = [gateway.ask("alice", "/a?b=c") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 200]
@@ -64,15 +64,13 @@ def test_who_is_admitted_sees_what_is_left(gateway: Gateway, limit: Limit):
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_who_is_throttled_gets_429_and_is_told_when_to_come_again(
-    gateway: Gateway, limit: Limit, method: str
-):
+def test_throttled_caller_gets_429_with_retry_after(gateway: Gateway, limit: Limit, method: str):
     limit(gateway.kind.entity("alice"), burst(1))
     assert gateway.ask("alice", method=method).status_code == 200
     assert is_throttled(gateway.ask("alice", method=method))
 
 
-def test_who_is_rejected_gets_429_and_no_time_to_come_again(gateway: Gateway, limit: Limit):
+def test_rejected_caller_gets_429_without_retry_after(gateway: Gateway, limit: Limit):
     limit(gateway.kind.entity("alice"), 0)
     answer = gateway.ask("alice")
     assert answer.status_code == 429
@@ -152,7 +150,7 @@ def test_forged_headers_and_queries_have_no_effect(gateway: Gateway, limit: Limi
     assert not [name for name in seen(first)["headers"] if name.startswith("x-quotagate")]
 
 
-def test_hops_that_a_client_names_are_not_believed(gateway: Gateway, limit: Limit):
+def test_hops_named_by_a_client_are_ignored(gateway: Gateway, limit: Limit):
     limit("ip=127.0.0.2", burst(1))
     limit(f"ip={FORGED}", 0)
     hops = [("X-Forwarded-For", f"10.0.0.1, {FORGED}"), ("X-Forwarded-For", FORGED)]
@@ -163,19 +161,19 @@ def test_hops_that_a_client_names_are_not_believed(gateway: Gateway, limit: Limi
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1"])
-def test_the_site_is_told_the_address_once(gateway: Gateway, address: str):
+def test_site_receives_the_address_once(gateway: Gateway, address: str):
     assert seen(gateway.ask("alice", source=address))["headers"]["x-forwarded-for"] == address
 
 
-def test_credentials_are_the_sites_and_never_taken_for_a_key(gateway: Gateway, limit: Limit):
-    """Quotagate refuses a key that it does not know, so an answer shows that it saw none."""
+def test_credentials_for_the_site_are_never_used_as_a_key(gateway: Gateway, limit: Limit):
+    """Quotagate refuses an unknown key, so an answer shows that it received none."""
     own = [("Authorization", "Bearer of-the-site")] if gateway.kind.by_certificate else []
     answer = gateway.ask("alice", headers=own)
     assert answer.status_code == 200
     assert seen(answer)["headers"]["authorization"].startswith("Bearer" if own else "Basic")
 
 
-def test_nobody_comes_in_without_a_name(gateway: Gateway, limit: Limit):
+def test_caller_without_a_name_is_refused(gateway: Gateway, limit: Limit):
     limit("ip=*", burst(1))
     if gateway.kind.by_certificate:
         with pytest.raises(httpx.TransportError):
@@ -190,11 +188,11 @@ def test_nobody_comes_in_without_a_name(gateway: Gateway, limit: Limit):
     assert gateway.ask("alice").status_code == 200
 
 
-def test_what_cannot_be_understood_is_400_and_no_open_door(gateway: Gateway, limit: Limit):
+def test_invalid_request_is_400_and_not_admitted(gateway: Gateway, limit: Limit):
     answer = gateway.ask("alice", headers=[("X-Application", "x" * 600)])
     assert answer.status_code == 400
     assert "x-site" not in answer.headers
-    assert "cannot be understood" in answer.text
+    assert "request is invalid" in answer.text
 
 
 # The site
@@ -226,7 +224,7 @@ def test_a_large_body_reaches_the_site_whole(gateway: Gateway, limit: Limit):
     assert is_throttled(gateway.ask("alice", method="POST", content=content))
 
 
-def test_a_site_that_is_down_is_no_outage_of_quotagate(kind: Kind, node: Service):
+def test_site_that_is_down_does_not_count_as_an_outage_of_quotagate(kind: Kind, node: Service):
     closed = {kind.open_line: kind.closed_line}
     with gateways.running(kind, node.address[1], gateways.free_port(), kind.patience, closed) as gateway:
         answer = gateway.ask("alice", method="POST", content=b"posted")
@@ -250,7 +248,7 @@ def test_checks_share_a_connection(kind: Kind, node: Service, site: int):
 
 
 def connections_to(port: int) -> set[str]:
-    """The local ends of connections that are open to a port here, the tests' own among them."""
+    """The local ends of open connections to a local port, including those of the tests."""
     rows = [row.split() for row in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
     return {
         local for _, local, remote, state, *_ in rows if remote.endswith(f":{port:04X}") and state == "01"
@@ -258,7 +256,7 @@ def connections_to(port: int) -> set[str]:
 
 
 @pytest.mark.parametrize(("key", "status"), [(ADMIN_KEY, {200}), ("of-nobody", {401, 503})])
-def test_a_key_of_the_gateways_own_is_sent_and_a_wrong_one_is_no_open_door(
+def test_gateway_sends_its_key_and_a_wrong_key_admits_nobody(
     kind: Kind, node: Service, site: int, key: str, status: set[int]
 ):
     change = {line: other.replace("KEY", key) for line, other in kind.key.items()}

@@ -1,4 +1,4 @@
-"""Traffic sent to real nodes: what they say agrees with the truth that is written of it."""
+"""Traffic sent to real nodes: their answers and counts agree with the truth that is written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nodes() -> Iterator[tuple[Service, Service]]:
 
 @pytest.fixture(scope="module")
 def driven(nodes: tuple[Service, Service], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The truth of one run over both nodes."""
+    """The ground truth of one run over both nodes."""
     truth = tmp_path_factory.mktemp("driven") / "truth"
     urls = [part for node in nodes for part in ("--url", node.url)]
     quotas = ["--set-quotas", "--key", ADMIN_KEY]
@@ -78,7 +78,7 @@ def decided_by(node: Service) -> Counter[str]:
     return found
 
 
-def test_every_principal_was_charged_what_the_truth_says(nodes, driven):
+def test_each_principal_is_charged_what_the_truth_says(nodes, driven):
     principals = totals_of(driven)["principals"]
     assert len(principals) > 300
     busiest = sorted(principals, key=lambda name: -principals[name]["charged"])[:25]
@@ -92,7 +92,7 @@ def test_every_principal_was_charged_what_the_truth_says(nodes, driven):
         assert shown[0]["charged_ids"] == principals[name]["charged"], name
 
 
-def test_every_use_is_there_with_what_became_of_it(driven):
+def test_each_use_is_recorded_with_its_outcome(driven):
     uses = pq.read_table(driven / "uses-0.parquet").to_pylist()
     first: dict[int, set[int]] = {}
     for event in Traffic(5, EVENTS).stream():
@@ -120,7 +120,7 @@ def test_paced_asks_are_sent_when_their_time_comes(nodes, tmp_path):
 
 
 def test_a_throttled_connection_is_asked_again_as_a_recheck(nodes, tmp_path):
-    """Over the rate of its address it is held, and its re-check rejected; the wire alone would hold it."""
+    """A connection over its address's rate is throttled; its re-check is rejected."""
     node = nodes[0]
     node.put("ip=*", connection_creation_rate={"limit": 1, "samples": 2, "sample_ms": 5_000})
     storm = ("--url", node.url, "--events", "1600", "--rate", "200", "--principals", "1", "--batch", "100")
@@ -135,7 +135,7 @@ def test_a_throttled_connection_is_asked_again_as_a_recheck(nodes, tmp_path):
     assert decided[1]["retries"] >= decided[1]["connections"]["reject"] > 0
 
 
-def test_a_node_that_is_away_is_told_and_counted(nodes, tmp_path):
+def test_unreachable_node_is_reported_and_counted(nodes, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         away = f"http://127.0.0.1:{taken.getsockname()[1]}"
     ran = drive(*("--url", nodes[0].url, "--url", away, "--events", "200"), truth=tmp_path / "truth")
@@ -146,8 +146,8 @@ def test_a_node_that_is_away_is_told_and_counted(nodes, tmp_path):
     assert (totals["failed"], totals["overall"]["asks"]) == (100, 100)
 
 
-def test_what_a_busy_node_shed_is_sent_again_and_charged_once(tmp_path):
-    """The same asks, a second later; a node that sheds for ever is a failure in the end."""
+def test_shed_asks_are_sent_again_and_charged_once(tmp_path):
+    """A busy node sheds the asks at first; the same asks succeed a second later."""
     with serving() as busy:
         busy.plays(overloaded("1"), overloaded("1"), decided)
         ran = drive("--url", busy.url, "--events", "40", "--at-once", "1", truth=tmp_path / "truth")
@@ -158,7 +158,7 @@ def test_what_a_busy_node_shed_is_sent_again_and_charged_once(tmp_path):
     assert first == second == third != fourth
 
 
-def test_a_node_that_sheds_for_ever_is_told_and_counted(tmp_path):
+def test_node_that_always_sheds_is_reported_and_counted(tmp_path):
     with serving() as busy:
         busy.plays(overloaded("0"))
         ran = drive("--url", busy.url, "--events", "20", "--at-once", "1", truth=tmp_path / "truth")
@@ -172,7 +172,7 @@ def decided(request: Request) -> Reply:
     return answer({"decisions": [ADMITTED] * len(request.body["asks"])})
 
 
-def test_quotas_that_cannot_be_set_end_it_before_it_begins(nodes, tmp_path):
+def test_quotas_that_cannot_be_set_end_the_command_before_any_ask(nodes, tmp_path):
     ran = drive(
         *("--url", nodes[0].url, "--events", "10", "--set-quotas", "--key", "wrong"), truth=tmp_path / "truth"
     )
@@ -191,7 +191,7 @@ def test_quotas_that_cannot_be_set_end_it_before_it_begins(nodes, tmp_path):
         (["--url", "http://127.0.0.1:1"], "--events"),
     ],
 )
-def test_wrong_use_is_told_by_option_and_writes_nothing(tmp_path, arguments, named):
+def test_wrong_option_is_named_and_nothing_is_written(tmp_path, arguments, named):
     ran = drive(*arguments, truth=tmp_path / "truth")
     assert ran.exit_code == 2
     assert named in ran.stderr

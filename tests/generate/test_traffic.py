@@ -1,4 +1,4 @@
-"""The traffic: the same for a seed, byte for byte, and made as it says."""
+"""The traffic: a seed gives the same bytes each time, and the traffic has the documented properties."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVENTS = 60_000
 TRAFFIC = Traffic(seed=7, events=EVENTS, rate=200.0)
 STREAM = list(TRAFFIC.stream())
 KNOWN = "dcd1488ac85b"
-"""Of the first asks of seed 7; a change of the traffic changes every result that names a seed."""
+"""The digest of the first asks of seed 7. If it changes, so does every published result with a seed."""
 
 
 def as_bytes(events: Iterable[Event]) -> bytes:
@@ -58,7 +58,7 @@ def test_times_follow_the_rate():
     assert TRAFFIC.length_ms == EVENTS * 5
 
 
-def test_principals_are_distributed_as_zipf_has_it():
+def test_principals_follow_a_zipf_distribution():
     asks = Counter(event.rank for event in STREAM)
     whole = sum(rank**-TRAFFIC.zipf for rank in range(1, TRAFFIC.principals + 1))
     for rank in range(1, 60):
@@ -67,7 +67,7 @@ def test_principals_are_distributed_as_zipf_has_it():
     assert max(asks) > TRAFFIC.principals * 0.9, "the many small ones ask too"
 
 
-def test_every_cause_is_there_and_makes_ids_as_it_is_named():
+def test_each_cause_occurs_and_makes_ids_as_its_name_says():
     uses: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in STREAM:
         for each in event.ids:
@@ -99,8 +99,8 @@ def test_every_cause_is_there_and_makes_ids_as_it_is_named():
     assert {producer.cause for producer in TRAFFIC.producers(1)} == set(CAUSES)
 
 
-def test_errors_come_unevenly():
-    """A producer that begins anew after errors keeps its ids for very different times."""
+def test_errors_occur_at_irregular_intervals():
+    """A producer that gets a new id after each error keeps its ids for very different times."""
     producer = next(p for p in TRAFFIC.producers(1) if p.cause == "renew_on_error")
     changes = [
         at_ms
@@ -112,7 +112,7 @@ def test_errors_come_unevenly():
     assert max(lasted) > 2 * min(lasted)
 
 
-def test_ids_belong_to_one_principal_and_stand_once_in_an_ask():
+def test_ids_belong_to_one_principal_and_occur_once_in_an_ask():
     owners = defaultdict(set)
     for event in STREAM:
         assert len(set(event.ids)) == len(event.ids) == len(event.causes)
@@ -132,7 +132,7 @@ def test_deployments_bring_storms_of_connections():
     assert abs(sum(calm) / len(calm) - CONNECTING) < 0.01
 
 
-def test_asks_are_as_the_wire_has_them():
+def test_asks_have_the_form_of_the_api():
     batch = next(event for event in STREAM if event.principal is not None)
     assert batch.ask == {
         "principal": batch.principal,

@@ -1,4 +1,4 @@
-"""Logs written directly: what nodes would have logged, by the oracle; the truth, by a count of its own."""
+"""Generated logs: their rows are compared with the oracle, and their truth with an independent count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.domain.ask import Ask
 from app.domain.digest import digest
 from app.domain.entity import Entity
 from app.domain.exact_ids import ExactIds
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.domain.oracle import IdsBucket, Oracle
 from tests.disks import mounted
 from tests.programs import lives
@@ -33,7 +33,7 @@ from workers.generate.traffic import LISTENER, Event, Traffic
 from workers.generate.truth import USES
 from workers.generate.write_log import Order, write_log
 
-START_MS = 1_772_323_200_000 - 600_000  # ten minutes before an hour ends
+START_MS = 1_772_323_200_000 - 600_000  # ten minutes before the end of an hour
 SECRET = bytes(range(32))
 TRAFFIC = Traffic(seed=3, events=12_000, rate=5.0, principals=200)
 """Forty minutes: four windows of producer ids, eight storms, two partitions."""
@@ -60,7 +60,7 @@ def uses_of(truth: Path) -> list[dict[str, Any]]:
 
 
 class ExactOracle(Oracle):
-    """The oracle, but for ids by exact sets: which an id taken as seen would tell apart, and nothing else."""
+    """The oracle with exact sets of ids, so that no unseen id is taken as seen."""
 
     def _absent(self, quota):
         if quota.algorithm == "producer_ids":
@@ -80,7 +80,7 @@ def ask_of(event: Event) -> Ask:
     )
 
 
-def test_every_row_is_what_the_oracle_says(written):
+def test_each_row_equals_the_oracles_decision(written):
     resolved: dict[str, dict[Entity, Any]] = defaultdict(dict)
     for entity, its in quotas.DEFINITIONS.items():
         for key in its:
@@ -89,16 +89,20 @@ def test_every_row_is_what_the_oracle_says(written):
     outcomes: Counter[tuple[str, str | None]] = Counter()
     for event, row in zip(TRAFFIC.stream(), rows_of(written / "log"), strict=True):
         now_ms = START_MS + event.at_ms
-        said = oracle.decide(ask_of(event), resolved, Rules(), now_ms)
-        by = said.limited_by
-        outcomes[said.decision, by.quota if by else None] += 1
+        expected = oracle.decide(ask_of(event), resolved, MatchingRules(), now_ms)
+        by = expected.limited_by
+        outcomes[expected.decision, by.quota if by else None] += 1
         assert (row["at_ms"], row["principal"], row["ip"]) == (now_ms, event.principal, event.ip)
-        assert (row["decision"], row["throttle_ms"]) == (said.decision, said.throttle_ms), event
-        assert (row["charged"], row["applied"], row["source"]) == (said.charged, said.applied, said.source)
+        assert (row["decision"], row["throttle_ms"]) == (expected.decision, expected.throttle_ms), event
+        assert (row["charged"], row["applied"], row["source"]) == (
+            expected.charged,
+            expected.applied,
+            expected.source,
+        )
         wanted = by and {"quota": by.quota, "entity": by.entity, "bucket": by.bucket, "reason": by.reason}
         assert row["limited_by"] == wanted
-        assert said.quotas is not None
-        for verdict, logged in zip(said.quotas, row["verdicts"], strict=True):
+        assert expected.quotas is not None
+        for verdict, logged in zip(expected.quotas, row["verdicts"], strict=True):
             for name in ("quota", "entity", "bucket", "limit", "enforcement", "shadow", "outcome"):
                 assert logged[name] == getattr(verdict, name), (event, name)
             for name in ("throttle_ms", "observed", "remaining", "reason"):
@@ -117,11 +121,11 @@ def test_storms_are_limited_by_address_and_by_listener(tmp_path):
     oracle = ExactOracle(SECRET)
     limited: Counter[str] = Counter()
     for event, row in zip(busy.stream(), rows_of(tmp_path / "log"), strict=True):
-        said = oracle.decide(ask_of(event), resolved, Rules(), START_MS + event.at_ms)
-        assert (row["decision"], row["throttle_ms"]) == (said.decision, said.throttle_ms), event
-        if said.limited_by is not None:
-            assert row["limited_by"]["bucket"] == said.limited_by.bucket
-            limited[said.limited_by.quota] += 1
+        expected = oracle.decide(ask_of(event), resolved, MatchingRules(), START_MS + event.at_ms)
+        assert (row["decision"], row["throttle_ms"]) == (expected.decision, expected.throttle_ms), event
+        if expected.limited_by is not None:
+            assert row["limited_by"]["bucket"] == expected.limited_by.bucket
+            limited[expected.limited_by.quota] += 1
     assert limited.keys() >= {
         "producer_byte_rate",
         "connection_creation_rate",
@@ -142,7 +146,7 @@ def test_rows_are_numbered_and_identified(written):
         assert dict(row["usage"]) == {"requests": 1, "produce_bytes": event.produce_bytes}
 
 
-def test_files_are_those_of_the_log(written):
+def test_files_have_the_layout_and_schema_of_the_log(written):
     files = sorted((written / "log").rglob("*.parquet"))
     assert len({path.parent for path in files}) == 2
     for path in files:
@@ -157,7 +161,7 @@ def test_files_are_those_of_the_log(written):
     assert sorted(path.name for path in written.iterdir()) == ["log", "truth"], "nothing is left aside"
 
 
-def test_the_same_order_gives_the_same_bytes_however_many_share_the_work(written, tmp_path):
+def test_same_order_gives_same_bytes_for_any_number_of_programs(written, tmp_path):
     for programs in (2, 3):
         again = tmp_path / str(programs)
         again.mkdir()
@@ -179,7 +183,7 @@ def test_the_same_order_gives_the_same_bytes_however_many_share_the_work(written
 
 
 class Counted:
-    """Charges and memory of one principal, counted again in the plainest way."""
+    """Charges and remembered ids of one principal, counted in the simplest way."""
 
     def __init__(self) -> None:
         self.quota = quotas.quota("user=*", "producer_ids_rate")
@@ -187,7 +191,7 @@ class Counted:
         self.charges: list[int] = []
 
     def asks(self, ids: list[int], now_ms: int) -> tuple[list[bool], bool]:
-        """Which ids are new, and whether the ask passes."""
+        """Return the new ids, and whether the ask passes."""
         alive = [ids for start, ids in self.layers if now_ms < start + self.quota.layers.ttl_ms]
         new = [not any(each in layer for layer in alive) for each in ids]
         recent = sum(now_ms - self.quota.window_ms < at <= now_ms for at in self.charges)
@@ -201,8 +205,8 @@ class Counted:
         return new, passes
 
 
-def test_the_truth_equals_a_count_of_its_own(written):
-    """From the events alone, with other code: which uses were new, which were charged, and every sum."""
+def test_truth_equals_an_independent_count(written):
+    """Count new uses, charged uses and sums from the events alone, with other code."""
     counted: dict[str, Counted] = defaultdict(Counted)
     wanted: list[tuple[Any, ...]] = []
     charges: Counter[str] = Counter()
@@ -224,7 +228,7 @@ def test_the_truth_equals_a_count_of_its_own(written):
     assert {name: sums["charged"] for name, sums in totals["principals"].items()} == charges
 
 
-def test_the_totals_are_the_sums_of_the_log(written):
+def test_totals_are_the_sums_of_the_log(written):
     totals = json.loads((written / "truth" / "totals.json").read_text())
     rows = rows_of(written / "log")
     decided = Counter((row["principal"], row["decision"]) for row in rows)
@@ -256,7 +260,7 @@ def generate(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def test_the_command_writes_a_log_and_says_where(tmp_path):
+def test_command_writes_a_log_and_prints_its_place(tmp_path):
     ran = generate("log", "--to", str(tmp_path / "log"), "--events", "300", "--from", "2026-03-01T10:30:00Z")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith(f"{tmp_path / 'log'}: 300 decisions, ")
@@ -264,7 +268,7 @@ def test_the_command_writes_a_log_and_says_where(tmp_path):
     assert len(rows_of(tmp_path / "log" / "date=2026-03-01" / "hour=10")) == 300
 
 
-def test_ids_are_hashed_by_the_deployments_secret_if_it_is_given(tmp_path):
+def test_ids_are_hashed_with_the_deployments_secret_if_given(tmp_path):
     given = generate(
         "log", "--to", str(tmp_path / "log"), "--events", "50", QUOTAGATE_HASH_SECRET=SECRET.hex()
     )
@@ -300,7 +304,7 @@ def test_ids_are_hashed_by_the_deployments_secret_if_it_is_given(tmp_path):
         (["--to", "new", "--events", "10", "--truth", "."], "--truth"),
     ],
 )
-def test_wrong_use_is_told_by_option_and_writes_nothing(tmp_path, monkeypatch, arguments, named):
+def test_wrong_option_is_named_and_nothing_is_written(tmp_path, monkeypatch, arguments, named):
     monkeypatch.chdir(tmp_path)
     ran = CliRunner().invoke(cli, ["log", *arguments], env={"COLUMNS": "200"})
     assert ran.exit_code == 2, ran.output
@@ -312,13 +316,13 @@ def test_wrong_use_is_told_by_option_and_writes_nothing(tmp_path, monkeypatch, a
     ("begin", "events", "hour"),
     [("1970-01-01", 9, "date=1970-01-01/hour=00"), ("9999-12-31T23:59:59", 499, "date=9999-12-31/hour=23")],
 )
-def test_the_first_and_the_last_hour_of_a_log_are_written(tmp_path, begin, events, hour):
+def test_first_and_last_hour_of_a_log_are_written(tmp_path, begin, events, hour):
     ran = generate("log", "--to", str(tmp_path / "log"), "--events", str(events), "--from", begin)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert len(rows_of(tmp_path / "log" / hour)) == events
 
 
-def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path):
+def test_failed_write_is_reported_and_leaves_nothing(tmp_path):
     (tmp_path / "file").write_text("no folder")
     ran = generate("log", "--to", str(tmp_path / "file" / "log"), "--events", "10")
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -328,7 +332,7 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_stopped_on_its_way_it_leaves_no_log_and_no_program(tmp_path, sent):
+def test_interrupted_command_leaves_no_log_and_no_program(tmp_path, sent):
     command = [sys.executable, "-P", "-m", "app.run.cli", "generate", "log", "--events", "50000000"]
     with subprocess.Popen(
         [*command, "--to", str(tmp_path / "log"), "--programs", "2"], stderr=subprocess.PIPE, text=True
@@ -338,11 +342,11 @@ def test_stopped_on_its_way_it_leaves_no_log_and_no_program(tmp_path, sent):
             writing = children_of(running.pid)
             assert len(writing) >= 2
             running.send_signal(sent)
-            _, said = running.communicate(timeout=60)
+            _, errors = running.communicate(timeout=60)
         finally:
             running.kill()
         assert running.returncode in (1, 130, -signal.SIGKILL)
-        assert "Traceback" not in said
+        assert "Traceback" not in errors
     eventually(lambda: not any(lives(pid) for pid in writing), within_s=60)
     assert not (tmp_path / "log").exists()
     assert not (tmp_path / "log-truth").exists()
@@ -352,7 +356,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
+def test_full_disk_is_reported_and_leaves_nothing(tmp_path):
     with mounted(tmp_path / "disk", 1024 * 1024) as disk:
         ran = generate("log", "--to", str(disk / "log"), "--events", "120000", "--programs", "2")
         assert (ran.returncode, ran.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""The HTTP of a node on a real server, with a stand-in for admission that remembers what it was asked."""
+"""A node's HTTP on a real server, with a fake admission that records its asks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import uvicorn
 from fastapi import APIRouter
 from httpx import ASGITransport, AsyncClient
 
+from app.admission.caller_clock import CallerClock
+from app.admission.errors import OverloadedError
 from app.admission.metrics import Metrics
-from app.admission.queue import OverloadedError
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
@@ -30,7 +31,6 @@ from app.http.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
 from app.http.connections import Connections
-from app.http.decisions import CallerClock
 from app.http.health import Readiness
 from app.http.protocol import Protocol
 from app.http.wire import Clock
@@ -73,7 +73,7 @@ class Admission:
 
 @dataclass
 class Node:
-    """A running server and what it was built from."""
+    """A running server, and the parts that it was built from."""
 
     port: int
     server: uvicorn.Server
@@ -92,7 +92,7 @@ class Node:
 
 
 async def eventually(look: Callable[[], object], within_s: float = 30.0) -> None:
-    """Wait until a look finds something true."""
+    """Wait until ``look`` returns something true."""
     async with asyncio.timeout(within_s):
         while not look():  # noqa: ASYNC110  what is looked at tells nobody
             await asyncio.sleep(0.005)
@@ -105,7 +105,7 @@ async def serving(
     sources: Sources = SOURCES,
     allowed: Connections | None = None,
 ) -> AsyncIterator[Node]:
-    """A node that asks of some networks no key."""
+    """A node that requires no key from some networks."""
     node: Node
     routes = APIRouter()
 
@@ -117,7 +117,7 @@ async def serving(
         port = listener.getsockname()[1]
         admission, metrics = Admission(), Metrics()
         client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
-        access = Access(ADMIN, [ip_network(open_to)] if open_to else [], failed=metrics.refused)
+        access = Access(ADMIN, [ip_network(open_to)] if open_to else [], failed=metrics.count_refusal)
         app = create_app(
             admission=CallerClock(admission) if clock == "caller" else admission,
             access=access,

@@ -9,21 +9,21 @@ from fastapi import FastAPI
 from httpx import Response
 
 from app.catalog.catalog import Catalog
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.http.access import Access
-from app.http.problems import Problem
+from app.http.problems import ProblemError
 from app.http.quotas import COMMON_RULES, router
 
 KEY = "open-sesame"
 
 
-def app_of(catalog: Catalog, rules: Rules = COMMON_RULES, *, timed: bool = False) -> FastAPI:
+def app_of(catalog: Catalog, rules: MatchingRules = COMMON_RULES, *, timed: bool = False) -> FastAPI:
     """The routes as an application, in which problems are answers."""
     app = FastAPI()
     app.include_router(router(catalog, Access(KEY, [ip_network("127.0.0.0/8")]), rules, timed=timed))
 
-    @app.exception_handler(Problem)
-    async def answer(request: object, problem: Problem) -> Any:
+    @app.exception_handler(ProblemError)
+    async def answer(request: object, problem: ProblemError) -> Any:
         return problem.response()
 
     return app

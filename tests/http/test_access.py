@@ -15,11 +15,11 @@ import structlog
 
 from app.domain.ask import Ask
 from app.domain.binding import Binding
-from app.domain.entity import EntityError
+from app.domain.errors import EntityError
 from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http.access import NOBODY, OPEN, Access
 from app.http.health import Readiness
-from app.http.problems import Problem
+from app.http.problems import ProblemError
 from app.http.refusals import AT_ONCE, Refusals
 from app.http.slowdown import REMEMBERED, Slowdown
 from tests.http.conftest import ADMIN, Node, serving
@@ -36,7 +36,7 @@ def scope(address: str | None = "127.0.0.1", *authorization: str, **more: str) -
 
 @pytest.fixture
 def log_lines() -> Iterator[list[MutableMapping[str, Any]]]:
-    """What is logged meanwhile."""
+    """The log entries of a test."""
     with structlog.testing.capture_logs() as lines:
         yield lines
 
@@ -46,8 +46,8 @@ def access() -> Access:
     return Access(ADMIN, [ip_network("127.0.0.0/8"), ip_network("10.1.0.0/16"), ip_network("::1/128")])
 
 
-def refusal(access: Access, request: dict[str, Any], wanted: Any = "decide") -> Problem:
-    with pytest.raises(Problem) as raised:
+def refusal(access: Access, request: dict[str, Any], wanted: Any = "decide") -> ProblemError:
+    with pytest.raises(ProblemError) as raised:
         access.require(request, wanted)
     return raised.value
 
@@ -59,7 +59,7 @@ def test_open_networks_may_decide(access: Access, address: str):
 
 
 @pytest.mark.parametrize("address", ["10.2.0.1", "::2", "::ffff:10.2.0.1", "", "/run/quotagate.sock", None])
-def test_others_may_nothing(access: Access, address: str | None):
+def test_callers_outside_open_networks_have_no_scopes(access: Access, address: str | None):
     assert access.caller(scope(address)) == NOBODY
     assert refusal(access, scope(address)).status == 401
 
@@ -91,15 +91,15 @@ def test_what_is_sent_must_be_a_valid_key(access: Access, sent: str):
     assert problem.headers["WWW-Authenticate"] == 'Bearer realm="quotagate", error="invalid_token"'
 
 
-def test_two_keys_are_none(access: Access):
+def test_two_keys_in_one_request_are_invalid(access: Access):
     assert refusal(access, scope("127.0.0.1", KEY, KEY)).status == 401
 
 
-def test_an_empty_admin_key_is_nobodys():
+def test_empty_key_never_matches_an_empty_admin_key():
     assert refusal(Access("", []), scope("127.0.0.1", "Bearer ")).status == 401
 
 
-def test_without_a_key_more_is_401_and_with_one_that_lacks_it_403(access: Access):
+def test_missing_key_is_401_and_missing_scope_is_403(access: Access):
     for wanted in ("account", "read", "write", "admin"):
         assert refusal(access, scope(), wanted).status == 401
     problem = refusal(access, scope("127.0.0.1", KEY), "console")
@@ -107,15 +107,15 @@ def test_without_a_key_more_is_401_and_with_one_that_lacks_it_403(access: Access
     assert 'error="insufficient_scope", scope="console"' in problem.headers["WWW-Authenticate"]
 
 
-def test_who_asks_has_a_name_for_the_history(access: Access):
+def test_sender_has_a_name_for_the_history(access: Access):
     assert access.who(scope("127.0.0.1", KEY)) == "admin"
     for nobody in (scope(), scope("127.0.0.1", "Bearer x")):
-        with pytest.raises(Problem) as raised:
+        with pytest.raises(ProblemError) as raised:
             access.who(nobody)
         assert raised.value.status == 401
 
 
-# Keys beside the admin key
+# Keys other than the admin key
 
 
 def a_key(
@@ -137,7 +137,7 @@ RING = dict(
 
 @dataclass
 class Judge:
-    """Access with the keys above, at a time, and why it was refused so far."""
+    """Access control with the keys above, at a fixed time, and the reasons of its refusals so far."""
 
     now_ms: int = 0
     reasons: list[str] = field(default_factory=list)
@@ -145,7 +145,7 @@ class Judge:
     def __post_init__(self) -> None:
         self.access = Access(ADMIN, (), lambda: RING, failed=self.reasons.append, now_ms=lambda: self.now_ms)
 
-    def refused(self, key: str, wanted: Permission = "decide") -> Problem:
+    def refused(self, key: str, wanted: Permission = "decide") -> ProblemError:
         return refusal(self.access, scope("127.0.0.1", f"Bearer {key}"), wanted)
 
     def caller(self, key: str) -> Grant:
@@ -162,7 +162,7 @@ def test_a_key_has_its_own_scopes_and_its_name_in_the_history():
     assert judge.reasons == ["scope", "scope", "unknown"]
 
 
-def test_a_key_ends_at_its_instant_and_its_caller_is_told_no_more_than_a_stranger():
+def test_expired_key_gets_the_same_answer_as_an_unknown_one():
     judge = Judge(now_ms=999)
     assert judge.caller("brief").scopes == {"decide"}
     judge.now_ms = 1_000
@@ -195,7 +195,7 @@ def test_a_bound_caller_is_confined_to_any_of_its_entities(ask: Ask, allowed: bo
     if allowed:
         judge.access.confine(caller, ask)
     else:
-        with pytest.raises(Problem, match="403 The key is bound") as refused:
+        with pytest.raises(ProblemError, match="403 The key is bound") as refused:
             judge.access.confine(caller, ask, "/asks/3")
         assert refused.value.errors[0].field == "/asks/3"
     assert judge.reasons == ([] if allowed else ["bound"])
@@ -204,7 +204,7 @@ def test_a_bound_caller_is_confined_to_any_of_its_entities(ask: Ask, allowed: bo
 @pytest.mark.parametrize(
     "text", ["user=a*b", "user=**", "user=", "acme", "ip=host", "user=a,ip=10.*", "user=%"]
 )
-def test_what_no_key_can_be_bound_to(text: str):
+def test_invalid_bindings_are_refused(text: str):
     with pytest.raises(EntityError):
         Binding.parse(text)
 
@@ -216,7 +216,7 @@ def test_a_binding_reads_as_it_is_spelled(text: str):
     assert str(Binding.parse(text)) == text
 
 
-def test_wrong_keys_are_slowed_within_bounds_and_valid_ones_from_there_are_not():
+def test_wrong_keys_are_delayed_but_valid_keys_of_the_address_are_not():
     judge = Judge()
     waits = [judge.refused(f"guess-{n}").wait_s for n in range(100)]
     assert waits[:20] == [0.0] * 20
@@ -234,7 +234,7 @@ def test_a_gateway_with_one_wrong_caller_among_many_is_not_slowed():
         assert judge.caller("gateway").name == "gateway"
 
 
-def test_the_slowdown_knows_networks_of_ipv6_and_forgets_what_is_too_much():
+def test_slowdown_counts_ipv6_networks_and_forgets_the_oldest():
     slowdown = Slowdown()
     for n in range(40):
         slowdown.wait_s(f"2001:db8::{n:x}", 0.0)
@@ -270,7 +270,7 @@ async def test_metrics_are_for_open_networks_and_keys():
         assert "quotagate_decision_seconds_bucket" in shown.text
 
 
-async def test_everything_else_needs_a_key_before_it_is_said_to_be_missing(node: Node):
+async def test_unknown_path_needs_a_key_before_it_is_404(node: Node):
     async def get(path: str, **headers: str) -> httpx.Response:
         return await node.http.get(path, headers=headers)
 
@@ -297,7 +297,7 @@ async def test_fastapis_own_refusals_are_problems(node: Node, capsys: pytest.Cap
     assert "a request failed" in capsys.readouterr().out
 
 
-async def test_health_says_what_is_away(node: Node):
+async def test_health_reports_unreachable_dependencies(node: Node):
     node.readiness = Readiness(snapshot=True, store="timeout", catalog="away")
     expected = {"store": "timeout", "catalog": "away", "throttle_factor": 1.0}
     ready = await node.http.get("/health/ready")
@@ -319,10 +319,10 @@ HERE = "localhost:8080"
 
 
 def asked(judge: Judge, address: str = "127.0.0.1", **fields: str) -> int:
-    """The status of a decision that is asked for with these fields."""
+    """The status of a decision request with these header fields."""
     try:
         judge.access.asker(scope(address, **fields))
-    except Problem as problem:
+    except ProblemError as problem:
         return problem.status
     return 200
 
@@ -370,7 +370,7 @@ def test_a_page_of_another_site_does_not_ask_without_a_key(fields: dict[str, str
         ("10.1.2.3", "evil.example", 200),
     ],
 )
-def test_over_loopback_it_is_asked_by_its_own_names(address: str, name: str, status: int):
+def test_loopback_requests_without_a_key_need_an_allowed_host(address: str, name: str, status: int):
     judge = Judge()
     judge.access = Access(
         ADMIN,
@@ -389,7 +389,7 @@ def test_over_loopback_it_is_asked_by_its_own_names(address: str, name: str, sta
 async def test_a_page_cannot_charge(path: str, fields: dict[str, str]):
     body = ASK if path.endswith("s") else {"asks": [ASK]}
     async with serving() as node:
-        text_plain = {"Content-Type": "text/plain"}  # as a page may send without being asked first
+        text_plain = {"Content-Type": "text/plain"}  # as a page may send without a preflight request
         answer = await node.http.post(path, content=json.dumps(body), headers={**fields, **text_plain})
         assert answer.status_code == 403
         assert node.admission.asked == []
@@ -409,9 +409,9 @@ def test_refused_keys_are_logged_by_name_or_fingerprint_and_never_themselves(
     judge.refused(secret)
     judge.refused("brief")
     judge.refused("reader")
-    with pytest.raises(Problem):
+    with pytest.raises(ProblemError):
         judge.access.confine(judge.caller("acme"), Ask(principal="other"))
-    with pytest.raises(Problem):
+    with pytest.raises(ProblemError):
         judge.access.caller(scope("127.0.0.1", "Basic dXNlcjpwYXNzd29yZA=="))
     line = {"event": "a key was refused", "log_level": "warning", "address": "127.0.0.1"}
     assert log_lines == [
@@ -435,14 +435,14 @@ async def test_a_refusal_by_the_body_is_logged_with_its_address(log_lines: list[
     ]
 
 
-def test_refused_keys_are_logged_within_a_rate_and_what_was_left_out_is_said(
+def test_refused_keys_are_logged_at_a_bounded_rate_with_the_number_omitted(
     log_lines: list[MutableMapping[str, Any]],
 ):
     refusals = Refusals()
     for n in range(1_000):
-        refusals.told("unknown", "127.0.0.1", 5.0 + n / 1_000_000)
+        refusals.record("unknown", "127.0.0.1", 5.0 + n / 1_000_000)
     assert len(log_lines) == AT_ONCE
-    refusals.told("unknown", "127.0.0.1", 7.0)
+    refusals.record("unknown", "127.0.0.1", 7.0)
     assert log_lines[-1]["left_out_before"] == 990
-    refusals.told("unknown", "127.0.0.1", 7.0)
+    refusals.record("unknown", "127.0.0.1", 7.0)
     assert "left_out_before" not in log_lines[-1]

@@ -14,12 +14,12 @@ from fastapi import FastAPI
 from app.admission.buckets import Buckets
 from app.catalog.snapshot import Snapshot
 from app.domain.entity import ANY, Entity
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.buckets import router
-from app.http.problems import Problem
-from app.store.port import Answer, Plan, Said, StoreError
+from app.http.problems import ProblemError
+from app.store.port import Answer, ChargeResult, Plan, StoreError
 from tests.http.quota_app import KEY, fields
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
@@ -42,15 +42,22 @@ class Counters:
         if self.error:
             raise self.error
         self.plans += plans
-        said = Said("admit", 0, None, 0, 2.0, 3.0, None, 4, 0.5, 1)
+        said = ChargeResult("admit", 0, None, 0, 2.0, 3.0, None, 4, 0.5, 1)
         if self.unreadable:
             return [Answer((), error=self.unreadable) for _ in plans]
         return [Answer((said,) * len(plan.charges)) for plan in plans]
 
-    async def forget(self, keys: Sequence[bytes]) -> None:
+    async def forget(self, keys: Sequence[bytes]) -> int | None:
         if self.error:
             raise self.error
         self.forgotten.append(keys)
+        return None
+
+    def silent_since(self) -> float | None:
+        return None
+
+    def give_up(self, error: StoreError) -> None:
+        raise error
 
 
 class Client:
@@ -60,10 +67,12 @@ class Client:
         self.counters = Counters()
         app = FastAPI()
         snapshot = Snapshot(1, QUOTAS)
-        app.include_router(router(Buckets(self.counters, lambda: snapshot, Rules()), Access(KEY, ()), now_ms))
+        app.include_router(
+            router(Buckets(self.counters, lambda: snapshot, MatchingRules()), Access(KEY, ()), now_ms)
+        )
 
-        @app.exception_handler(Problem)
-        async def answer(request: object, problem: Problem) -> Any:
+        @app.exception_handler(ProblemError)
+        async def answer(request: object, problem: ProblemError) -> Any:
             return problem.response()
 
         self._transport = httpx.ASGITransport(app)
@@ -147,7 +156,7 @@ async def test_names_are_read_once_from_the_query(client: Client, query: str, bu
         ("?bucket=user=*&quota=x&colour=red", ["/colour", "/bucket", "/quota"]),
     ],
 )
-async def test_what_is_wrong_with_a_query_is_named(client: Client, query: str, wrong: list[str]):
+async def test_query_errors_are_named(client: Client, query: str, wrong: list[str]):
     assert fields(await client.get(query)) == wrong
     assert client.counters.plans == []
 
@@ -187,7 +196,7 @@ async def test_a_reset_forgets_every_bucket_of_the_name_in_one_call(client: Clie
         (b'{"bucket": "user=a", "bucket": "user=b"}', ["/bucket"]),
     ],
 )
-async def test_what_is_wrong_with_a_reset_is_named(client: Client, body: Any, wrong: list[str]):
+async def test_reset_errors_are_named(client: Client, body: Any, wrong: list[str]):
     assert fields(await client.reset(body)) == wrong
     assert client.counters.forgotten == []
 
@@ -201,15 +210,15 @@ async def test_a_reset_is_json_and_needs_a_key(client: Client):
     assert client.counters.forgotten == []
 
 
-async def test_a_store_that_is_away_is_said(client: Client):
+async def test_unreachable_store_is_503(client: Client):
     client.counters.error = StoreError("timeout")
     for answer in (await client.get("?bucket=user=alice"), await client.reset({"bucket": "user=alice"})):
         assert fields(answer, 503) == []
         assert answer.headers["retry-after"] == "1"
-        assert "The store gives no answer (timeout)" in answer.json()["detail"]
+        assert "The store does not answer (timeout)" in answer.json()["detail"]
 
 
-async def test_a_bucket_that_the_store_cannot_read_is_said_too(client: Client):
+async def test_unreadable_bucket_is_503(client: Client):
     client.counters.unreadable = StoreError("response", "WRONGTYPE")
     answer = await client.get("?bucket=user=alice")
     assert fields(answer, 503) == []

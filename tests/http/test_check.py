@@ -76,7 +76,7 @@ async def test_nobody_need_be_named(node: Node):
     assert node.admission.asked == [Ask({"requests": 1}, deny=True, detail=True)]
 
 
-async def test_what_cannot_be_understood_is_named_and_nothing_is_asked(node: Node):
+async def test_invalid_check_names_its_errors_and_decides_nothing(node: Node):
     headers = [
         (b"X-Quotagate-Principal", b"alice"),
         (b"X-Quotagate-Principal", b"bob"),
@@ -177,7 +177,7 @@ def refused(outcome: Any, throttle_ms: int) -> tuple[Decision, tuple[Quota, ...]
 @pytest.mark.parametrize(
     ("query", "status"), [("", 429), ("?deny_status=429", 429), ("?deny_status=403", 403)]
 )
-async def test_a_throttled_request_is_told_when_to_come_again(node: Node, query: str, status: int):
+async def test_throttled_check_has_retry_after(node: Node, query: str, status: int):
     node.admission.full = refused("throttle", 5_300)
     answer = await node.http.get(CHECK + query)
     assert answer.status_code == status
@@ -197,7 +197,7 @@ async def test_a_throttled_request_is_told_when_to_come_again(node: Node, query:
 
 
 @pytest.mark.parametrize(("query", "status"), [("", 429), ("?deny_status=403", 403)])
-async def test_a_rejected_request_is_not(node: Node, query: str, status: int):
+async def test_rejected_check_has_no_retry_after(node: Node, query: str, status: int):
     node.admission.full = refused("reject", 0)
     answer = await node.http.get(CHECK + query)
     assert answer.status_code == status
@@ -207,7 +207,7 @@ async def test_a_rejected_request_is_not(node: Node, query: str, status: int):
     assert answer.json()["decision"] == "reject"
 
 
-async def test_an_error_of_ours_stays_with_us(node: Node, capsys: pytest.CaptureFixture[str]):
+async def test_internal_error_is_not_revealed(node: Node, capsys: pytest.CaptureFixture[str]):
     node.admission.broken = True
     answer = await node.http.get(CHECK)
     assert (answer.status_code, "secret" in answer.text) == (500, False)
@@ -245,7 +245,7 @@ async def test_without_at_ms_it_is_the_newest_time_seen():
         assert node.admission.asked[-1].at_ms == 300
 
 
-async def test_under_the_stores_clock_nobody_says_when(node: Node):
+async def test_at_ms_is_unknown_under_the_stores_clock(node: Node):
     assert not_understood(await node.http.get(f"{CHECK}?at_ms=5")) == ["/at_ms"]
     await node.http.get(CHECK)
     assert node.admission.asked[0].at_ms is None
@@ -281,8 +281,8 @@ GET_IN_A_BODY = head("GET", "smuggled")
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 8_000_000])
-async def test_a_body_is_thrown_away_and_the_connection_lives_on(node: Node, size: int):
-    """It may look like a request of its own, come late, and be larger than any that is read."""
+async def test_body_is_discarded_and_the_connection_stays_open(node: Node, size: int):
+    """The body may look like another request, come late, and be larger than the node reads."""
     body = (GET_IN_A_BODY * (size // len(GET_IN_A_BODY) + 1))[:size]
     async with connected(node) as (reader, writer):
         for turn in range(3):
@@ -294,7 +294,7 @@ async def test_a_body_is_thrown_away_and_the_connection_lives_on(node: Node, siz
     assert [ask.principal for ask in node.admission.asked] == ["turn 0", "turn 1", "turn 2", "last"]
 
 
-async def test_so_is_one_that_comes_while_the_question_is_decided(node: Node):
+async def test_body_that_arrives_during_the_decision_is_discarded(node: Node):
     node.admission.held = asyncio.Event()
     async with connected(node) as (reader, writer):
         writer.write(head("POST", "early", f"Content-Length: {8_000_000}") + bytes(8_000_000))
@@ -306,7 +306,7 @@ async def test_so_is_one_that_comes_while_the_question_is_decided(node: Node):
     assert [ask.principal for ask in node.admission.asked] == ["early", "last"]
 
 
-async def test_so_is_one_in_chunks(node: Node):
+async def test_chunked_body_is_discarded(node: Node):
     chunk = b"%x\r\n%s\r\n" % (len(GET_IN_A_BODY), GET_IN_A_BODY)
     async with connected(node) as (reader, writer):
         writer.write(head("PUT", "chunked", "Transfer-Encoding: chunked") + chunk)
@@ -316,7 +316,7 @@ async def test_so_is_one_in_chunks(node: Node):
     assert [ask.principal for ask in node.admission.asked] == ["chunked", "last"]
 
 
-async def test_so_is_one_that_is_refused(node: Node):
+async def test_body_of_a_refused_check_is_discarded(node: Node):
     async with connected(node) as (reader, writer):
         writer.write(head("POST", TOO_LONG, f"Content-Length: {len(GET_IN_A_BODY)}"))
         assert (await read_answer(reader))[0] == 400
@@ -325,7 +325,7 @@ async def test_so_is_one_that_is_refused(node: Node):
     assert [ask.principal for ask in node.admission.asked] == ["last"]
 
 
-async def test_who_waits_for_continue_is_answered_at_once_and_disconnected(node: Node):
+async def test_check_with_expect_continue_is_answered_at_once_and_closed(node: Node):
     """Whether the body still comes, nobody can know; so nothing that follows is taken for a request."""
     async with connected(node) as (reader, writer):
         writer.write(head("POST", "careful", f"Content-Length: {len(GET_IN_A_BODY)}", "Expect: 100-continue"))

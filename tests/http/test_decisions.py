@@ -76,7 +76,7 @@ async def test_a_batch_has_its_bounds(node: Node, asks: int):
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"usage": {"requests": NaN}}', b"\xff"])
 @pytest.mark.parametrize("path", [ONE, BATCH])
-async def test_what_is_not_json_is_400(node: Node, path: str, body: bytes):
+async def test_invalid_json_is_400(node: Node, path: str, body: bytes):
     refused(await node.ask(body, path), 400)
 
 
@@ -168,7 +168,7 @@ async def test_a_large_body_is_refused_by_its_head_and_the_connection_lives_on(n
     writer.close()
 
 
-async def test_who_waits_for_continue_is_refused_and_disconnected(node: Node):
+async def test_large_body_with_expect_continue_is_refused_and_closed(node: Node):
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
     writer.write(post(b"", "Expect: 100-continue", length=2 * MAX_BODY))
     status, head, _ = await read_answer(reader)
@@ -178,7 +178,7 @@ async def test_who_waits_for_continue_is_refused_and_disconnected(node: Node):
     writer.close()
 
 
-async def test_who_waits_for_continue_with_an_ask_is_told_to_go_on(node: Node):
+async def test_ask_with_expect_continue_gets_100(node: Node):
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
     body = json.dumps(ASK).encode()
     writer.write(post(b"", "Expect: 100-continue", length=len(body)))
@@ -188,7 +188,7 @@ async def test_who_waits_for_continue_with_an_ask_is_told_to_go_on(node: Node):
     writer.close()
 
 
-async def test_a_caller_that_leaves_half_way_leaves_nothing_behind(
+async def test_caller_that_disconnects_during_its_body_leaves_nothing_behind(
     node: Node, caplog: pytest.LogCaptureFixture
 ):
     _, writer = await asyncio.open_connection("127.0.0.1", node.port)
@@ -212,7 +212,7 @@ async def test_pipelined_asks_are_answered_in_order(node: Node):
 # What goes wrong on our side
 
 
-async def test_an_error_of_ours_is_500_and_stays_with_us(node: Node, capsys: pytest.CaptureFixture[str]):
+async def test_internal_error_is_500_and_not_revealed(node: Node, capsys: pytest.CaptureFixture[str]):
     node.admission.broken = True
     assert "log" in refused(await node.ask(ASK), 500)
     answer = await node.ask({"asks": [ASK]}, BATCH)
@@ -233,7 +233,7 @@ async def test_what_is_in_flight_is_finished_when_the_server_stops(node: Node):
     assert (await answer).json()["decision"] == "admit"
 
 
-async def test_the_callers_clock_is_asked_for():
+async def test_at_ms_is_required_under_the_callers_clock():
     async with serving(clock="caller") as node:
         assert (await node.ask(ASK)).json()["errors"][0]["field"] == "/at_ms"
         assert (await node.ask(ASK | {"at_ms": 7})).status_code == 200

@@ -14,7 +14,7 @@ from app.catalog.catalog import Catalog
 from app.catalog.keys import Keys
 from app.http.access import Access
 from app.http.keys import router
-from app.http.problems import Problem
+from app.http.problems import ProblemError
 
 ADMIN = "open-sesame"
 GATEWAY: dict[str, Any] = {"name": "gateway", "scopes": ["decide"]}
@@ -39,8 +39,8 @@ async def http(keys: Keys, access: Access) -> AsyncIterator[AsyncClient]:
     app = FastAPI()
     app.include_router(router(keys, access))
 
-    @app.exception_handler(Problem)
-    async def answer(request: object, problem: Problem) -> Any:
+    @app.exception_handler(ProblemError)
+    async def answer(request: object, problem: ProblemError) -> Any:
         return problem.response()
 
     async with AsyncClient(transport=ASGITransport(app), base_url="http://quotagate") as client:
@@ -57,7 +57,7 @@ def grants(access: Access, key: str) -> bool:
     scope = {"client": ("127.0.0.1", 5), "headers": [(b"authorization", f"Bearer {key}".encode())]}
     try:
         access.require(scope, "decide")
-    except Problem as problem:
+    except ProblemError as problem:
         return problem.status != 401
     return True
 
@@ -66,7 +66,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def test_the_answer_that_makes_a_key_alone_carries_it(http: AsyncClient, access: Access, keys: Keys):
+async def test_only_the_answer_to_creation_holds_the_key(http: AsyncClient, access: Access, keys: Keys):
     made = await http.post("/v1/keys", json=GATEWAY)
     assert made.status_code == 201
     assert made.headers["cache-control"] == "no-store"
@@ -200,7 +200,7 @@ async def test_bounds_are_shown_as_they_are_spelled_canonically(http: AsyncClien
          ["/a~1b", "/name", "/scopes", "/bound_to", "/expires_ms"]),
     ],
 )  # fmt: skip
-async def test_what_is_no_key_is_refused_field_by_field(http: AsyncClient, body: Any, fields: list[str]):
+async def test_invalid_key_request_names_each_field(http: AsyncClient, body: Any, fields: list[str]):
     assert named(await http.post("/v1/keys", json=body)) == fields
     assert (await http.get("/v1/keys")).json() == {"keys": []}
 
@@ -217,7 +217,7 @@ async def test_what_is_no_key_is_refused_field_by_field(http: AsyncClient, body:
         ({"grace": 1}, ["/grace"]),
     ],
 )
-async def test_what_is_no_grace_is_refused(http: AsyncClient, access: Access, body: Any, fields: list[str]):
+async def test_invalid_grace_is_refused(http: AsyncClient, access: Access, body: Any, fields: list[str]):
     key = (await http.post("/v1/keys", json=GATEWAY)).json()["key"]
     assert named(await http.post("/v1/keys/gateway:rotate", json=body)) == fields
     assert grants(access, key)
@@ -238,7 +238,7 @@ async def test_methods_types_and_keys_twice(http: AsyncClient):
     ) == ["/name"]
 
 
-async def test_admins_alone_see_and_change_keys(http: AsyncClient):
+async def test_only_admins_see_and_change_keys(http: AsyncClient):
     made = await http.post("/v1/keys", json={"name": "b", "scopes": ["decide", "account", "read", "write"]})
     http.headers["authorization"] = f"Bearer {made.json()['key']}"
     for method, path in (
@@ -262,7 +262,7 @@ async def test_a_key_with_the_scope_admin_may_all_of_it_and_revoke_itself(http: 
     assert (await http.get("/v1/keys")).status_code == 401
 
 
-async def test_a_key_whose_instant_is_over_is_expired_from_the_beginning(http: AsyncClient):
+async def test_key_created_with_a_past_expiry_is_expired(http: AsyncClient):
     made = await http.post("/v1/keys", json={"name": "late", "scopes": ["admin"], "expires_ms": 1})
     assert made.status_code == 201
     late = {"Authorization": f"Bearer {made.json()['key']}"}

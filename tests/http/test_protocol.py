@@ -1,4 +1,4 @@
-"""One connection, raw: upgrades, trailers, what is no HTTP, heads without bounds, and callers that leave."""
+"""One raw connection: upgrades, trailers, invalid HTTP, endless heads, and callers that disconnect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Caller:
         assert await self._line.next("GET") is None
 
     async def ends(self) -> None:
-        """Wait until the connection is closed, whatever is said before."""
+        """Wait until the connection is closed, whatever is received before."""
         with contextlib.suppress(ConnectionError):
             while await self._line.next("GET") is not None:
                 pass
@@ -89,7 +89,7 @@ async def caller(node: Node) -> AsyncIterator[Caller]:
 # Upgrades
 
 
-async def test_who_offers_http_2_is_answered_in_http_1(node: Node, caller: Caller):
+async def test_offer_of_http_2_is_answered_in_http_1(node: Node, caller: Caller):
     """As Java's client does with the first request of each connection."""
     caller.send(message("POST", ONE, H2C, BODY), ASK)
     await caller.hears(200, 200)
@@ -111,7 +111,7 @@ async def test_the_body_after_an_upgrade_may_come_later(caller: Caller, *, chunk
     await caller.hears(200, 200)
 
 
-async def test_the_body_after_an_upgrade_is_no_request(node: Node, caller: Caller):
+async def test_body_after_an_upgrade_is_not_parsed_as_a_request(node: Node, caller: Caller):
     caller.send(message("POST", ONE, H2C, ASK), LIVE)
     refused, live = await caller.hears(400, 200)
     assert "not JSON" in refused.json()["detail"]
@@ -148,7 +148,7 @@ async def test_a_tunnel_is_refused(node: Node, caller: Caller, target: str):
 # Trailers
 
 
-async def test_trailers_are_no_headers(node: Node, caller: Caller):
+async def test_trailers_are_not_treated_as_headers(node: Node, caller: Caller):
     record = json.dumps({"usage": {"requests": 1}, "mode": "record"}).encode()
     chunks = b"%x\r\n%b\r\n0\r\n" % (len(record), record)
     trailers = f"Authorization: Bearer {ADMIN}\r\n\r\n".encode()
@@ -174,16 +174,16 @@ async def test_trailers_are_no_headers(node: Node, caller: Caller):
         message("POST", ONE, ["Transfer-Encoding: chunked"]) + b"x\r\n",
     ],
 )
-async def test_what_is_no_http_is_told_so_in_a_problem(node: Node, caller: Caller, sent: bytes):
+async def test_invalid_http_is_answered_with_a_problem(node: Node, caller: Caller, sent: bytes):
     caller.send(sent)
     (answer,) = await caller.hears(400)
-    assert answer.json()["detail"] == "This is no request of HTTP/1.1."
+    assert answer.json()["detail"] == "This is not an HTTP/1.1 request."
     assert answer.headers[b"connection"] == b"close"
     await caller.hears_no_more()
     assert node.admission.asked == []
 
 
-async def test_what_was_asked_before_it_is_answered_before_it(node: Node, caller: Caller):
+async def test_requests_before_invalid_http_are_answered_first(node: Node, caller: Caller):
     node.admission.held = asyncio.Event()
     caller.send(ASK, LIVE, message("POST", BATCH, ["Transfer-Encoding: chunked"]), b"x\r\n", LIVE)
     await eventually(lambda: node.server.server_state.tasks)
@@ -204,12 +204,12 @@ async def test_what_was_asked_before_it_is_answered_before_it(node: Node, caller
         ("/health/live", "\r\n".join(f"X-{n}: 1" for n in range(10_000)), 431),
     ],
 )
-async def test_a_head_has_its_bounds(caller: Caller, target: str, field: str, status: int):
+async def test_large_head_is_refused(caller: Caller, target: str, field: str, status: int):
     caller.send(message("GET", target, [field]))
     await caller.hears(status)
 
 
-async def test_a_head_without_an_end_is_not_kept(caller: Caller):
+async def test_endless_head_is_not_kept(caller: Caller):
     async def go_on() -> None:
         for _ in range(1_000):
             caller.send(b"a" * 2**20)
@@ -231,7 +231,7 @@ async def test_many_small_heads_together_are_not_a_large_one(caller: Caller):
 
 @pytest.fixture
 def hasty(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """A node that does not wait long."""
+    """A node with short timeouts."""
     node.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
     for name in ("HEAD_S", "BODY_S", "UNREAD_S"):
         monkeypatch.setattr(Protocol, name, 0.2)
@@ -239,7 +239,7 @@ def hasty(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     return node
 
 
-async def test_who_says_nothing_is_let_go(hasty: Node):
+async def test_silent_connection_is_closed(hasty: Node):
     async with calling(hasty) as caller:
         await caller.hears_no_more()
 
@@ -247,7 +247,7 @@ async def test_who_says_nothing_is_let_go(hasty: Node):
 @pytest.mark.parametrize(
     "sent", [b"P", ASK[:30], ASK[:-1], message("POST", ONE, ["Expect: 100-continue"], length="9")]
 )
-async def test_who_does_not_end_his_question_is_told_so(hasty: Node, sent: bytes):
+async def test_incomplete_request_times_out_with_408(hasty: Node, sent: bytes):
     async with calling(hasty) as caller:
         caller.send(ASK, sent)
         await caller.hears(200, 408)
@@ -255,7 +255,7 @@ async def test_who_does_not_end_his_question_is_told_so(hasty: Node, sent: bytes
     assert len(hasty.admission.asked) == 1
 
 
-async def test_who_goes_on_with_a_body_that_was_refused_is_told_nothing_more(hasty: Node):
+async def test_refused_body_that_continues_gets_no_second_response(hasty: Node):
     async with calling(hasty) as caller:
         caller.send(message("POST", ONE, length=f"{2**21}"))
         await caller.hears(413)
@@ -269,7 +269,7 @@ async def test_who_goes_on_with_a_body_that_was_refused_is_told_nothing_more(has
         await caller.hears_no_more()
 
 
-async def test_the_answer_may_take_longer_than_the_question(hasty: Node):
+async def test_response_may_take_longer_than_the_request_timeout(hasty: Node):
     hasty.admission.held = asyncio.Event()
     async with calling(hasty) as caller, calling(hasty) as other:
         caller.send(ASK)
@@ -293,7 +293,7 @@ async def test_blank_lines_do_not_keep_a_connection(
 @pytest.mark.parametrize(
     "drop", [b"1\r\nx\r\n", b"1;y=z\r\nx\r\n", b"0\r\nX: "], ids=["body", "extension", "trailer"]
 )
-async def test_a_body_that_comes_in_drops_is_waited_for_by_its_size(hasty: Node, drop: bytes):
+async def test_slow_body_is_waited_for_by_its_size(hasty: Node, drop: bytes):
     async with calling(hasty) as caller:
         caller.send(message("POST", ONE, ["Transfer-Encoding: chunked"]), drop)
         await drips(caller, b"a" if b"X" in drop else drop)
@@ -301,7 +301,7 @@ async def test_a_body_that_comes_in_drops_is_waited_for_by_its_size(hasty: Node,
 
 
 async def drips(caller: Caller, drop: bytes) -> None:
-    """Send drop after drop until the connection is closed."""
+    """Send one small piece after the other until the connection is closed."""
     closed = asyncio.create_task(caller.ends())
     while not closed.done():
         caller.send(drop)
@@ -325,13 +325,13 @@ OPENAPI: Final = message("GET", "/openapi.json")
 
 
 def only(node: Node) -> Protocol:
-    """The one connection that there is."""
+    """The only open connection of the node."""
     (found,) = node.server.server_state.connections
     assert isinstance(found, Protocol)
     return found
 
 
-async def test_who_asks_on_and_reads_nothing_is_let_go_and_holds_little(
+async def test_pipelining_caller_that_reads_nothing_is_closed_and_holds_little(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Protocol, "UNREAD_S", 0.5)
@@ -347,7 +347,7 @@ async def test_who_asks_on_and_reads_nothing_is_let_go_and_holds_little(
     await eventually(lambda: not node.server.server_state.tasks)
 
 
-async def test_who_reads_late_is_given_all_answers(node: Node, caller: Caller):
+async def test_late_reader_gets_all_responses(node: Node, caller: Caller):
     caller.reads(on=False)
     caller.send(OPENAPI * 40, LIVE * 1_000, ASK)
     await eventually(lambda: only(node).flow.write_paused)
@@ -356,7 +356,7 @@ async def test_who_reads_late_is_given_all_answers(node: Node, caller: Caller):
     assert len(node.admission.asked) == 1
 
 
-async def test_what_waits_for_its_turn_is_bounded(node: Node, caller: Caller):
+async def test_queued_requests_are_bounded(node: Node, caller: Caller):
     node.admission.held = asyncio.Event()
     caller.send(ASK, LIVE * 2_000)
     await eventually(lambda: only(node).flow.is_held)
@@ -396,7 +396,7 @@ ONE_READ: Final = 256 * 1_024
         (message("POST", ONE, ["Transfer-Encoding: chunked"]) + b"0\r\nX: ", 400, 2 * MAX_HEAD + A_LITTLE),
     ],
 )
-async def test_little_of_it_is_read(
+async def test_little_is_read_after_the_final_response(
     node: Node, monkeypatch: pytest.MonkeyPatch, head: bytes, status: int, most: int
 ):
     read = Read(monkeypatch)
@@ -416,7 +416,7 @@ async def test_little_of_it_is_read(
     await eventually(lambda: not node.server.server_state.connections)
 
 
-async def test_after_garbage_nothing_is_read_before_the_answers_are_out(
+async def test_nothing_is_read_after_garbage_until_responses_are_sent(
     node: Node, monkeypatch: pytest.MonkeyPatch, caller: Caller
 ):
     read = Read(monkeypatch)
@@ -451,7 +451,7 @@ async def test_after_garbage_nothing_is_read_before_the_answers_are_out(
 async def test_a_request_names_its_host_once(node: Node, caller: Caller, hosts: list[str]):
     caller.send(LIVE, message("GET", "/health/live", hosts, host=False), LIVE)
     _, refused = await caller.hears(200, 400)
-    assert "names its host once" in refused.json()["detail"]
+    assert "names its host exactly once" in refused.json()["detail"]
     await caller.hears_no_more()
 
 
@@ -472,7 +472,7 @@ async def test_a_host_may_be_empty_and_in_http_1_0_it_may_be_missing(caller: Cal
 # Too many connections
 
 
-async def test_a_connection_too_many_is_closed_without_a_word():
+async def test_connection_above_the_limit_is_closed_without_a_response():
     shed: list[str] = []
     allowed = Connections(3, 2)
     allowed.shed = shed.append
@@ -496,7 +496,7 @@ async def test_a_connection_too_many_is_closed_without_a_word():
 
 
 @pytest.mark.parametrize("asks", [1, 3])
-async def test_who_ends_his_side_still_gets_his_answers(node: Node, caller: Caller, asks: int):
+async def test_half_closed_client_still_gets_its_responses(node: Node, caller: Caller, asks: int):
     node.admission.held = asyncio.Event()
     caller.send(ASK * asks)
     caller.writer.write_eof()
@@ -506,7 +506,7 @@ async def test_who_ends_his_side_still_gets_his_answers(node: Node, caller: Call
     await caller.hears_no_more()
 
 
-async def test_who_ends_his_side_amid_a_question_gets_the_answers_to_the_others(node: Node, caller: Caller):
+async def test_half_close_during_a_request_keeps_the_responses_to_the_others(node: Node, caller: Caller):
     node.admission.held = asyncio.Event()
     caller.send(ASK, ASK, ASK[:-5])
     caller.writer.write_eof()
@@ -518,7 +518,9 @@ async def test_who_ends_his_side_amid_a_question_gets_the_answers_to_the_others(
 
 
 @pytest.mark.parametrize("sent", [b"", ASK[:20], ASK[:-5]])
-async def test_who_ends_his_side_without_a_whole_question_is_let_go(node: Node, caller: Caller, sent: bytes):
+async def test_half_close_without_a_whole_request_closes_the_connection(
+    node: Node, caller: Caller, sent: bytes
+):
     caller.send(sent)
     caller.writer.write_eof()
     await caller.hears_no_more()
@@ -527,7 +529,7 @@ async def test_who_ends_his_side_without_a_whole_question_is_let_go(node: Node, 
 
 @pytest.mark.parametrize("how", ["reset", "end"])
 @pytest.mark.parametrize("asks", [1, 2, 3])
-async def test_who_leaves_is_written_to_no_more(
+async def test_disconnected_client_gets_no_response(
     node: Node, caplog: pytest.LogCaptureFixture, asks: int, how: str
 ):
     node.admission.held = asyncio.Event()

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from app.catalog.catalog import Catalog
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError
 from app.catalog.tables import CHANGES
 from app.domain.entity import Entity
 from app.http import strict
-from app.http.problems import Problem
+from app.http.problems import ProblemError
 from app.http.quotas_lists_schema import COMPONENTS
 from app.http.quotas_schema import ENTITY_PATTERN
 from tests.http.quota_app import KEY, app_of, fields
@@ -35,7 +35,7 @@ def catalog(one_catalog: Catalog) -> Catalog:
 
 
 class Quotas:
-    """A client that says only what a test is about."""
+    """A client that lets a test write only what it is about."""
 
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
@@ -199,7 +199,7 @@ async def test_get_answers_304_to_what_the_caller_has(quotas: Quotas):
     assert (await quotas.get("user=alice", if_none_match='"99"')).status_code == 200
 
 
-async def test_what_is_no_etag_matches_nothing(quotas: Quotas):
+async def test_invalid_etag_matches_nothing(quotas: Quotas):
     await quotas.put("user=alice", {"request_rate": 5})
     for text in ("1", '"1', '"01"', '"*"', ","):
         assert (await quotas.get("user=alice", if_none_match=text)).status_code == 200
@@ -229,7 +229,7 @@ async def test_an_etag_never_repeats(quotas: Quotas):
 @pytest.mark.parametrize(
     "entity",
     [
-        "foo=bar",  # F03 and its kin
+        "foo=bar",  # as in vector F03
         "user=user-1,foo=bar",
         "foo=bar,ip=1.2.3.4",
         "user=user-1,ip=1.2.3.4",
@@ -249,9 +249,7 @@ async def test_an_etag_never_repeats(quotas: Quotas):
         "%FF",
     ],
 )
-async def test_an_entity_that_cannot_be_is_422_and_stores_nothing(
-    quotas: Quotas, catalog: Catalog, entity: str
-):
+async def test_invalid_entity_is_422_and_stores_nothing(quotas: Quotas, catalog: Catalog, entity: str):
     for method, body in (
         ("PUT", {"producer_byte_rate": 10_000}),
         ("PATCH", {"producer_byte_rate": 10_000}),
@@ -411,7 +409,7 @@ async def test_access_comes_before_everything_else_then_type_then_syntax_then_co
     assert fields(await quotas.put("user=alice", {"foobar": 1}, if_match='"9"')) == ["/foobar"]
 
 
-async def test_another_method_is_told_which_there_are(quotas: Quotas):
+async def test_unsupported_method_is_405_with_the_allowed_ones(quotas: Quotas):
     for method in ("POST", "OPTIONS", "BREW"):
         answer = await quotas.send(method, "user=alice")
         assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET, PATCH, PUT")
@@ -437,13 +435,11 @@ async def test_a_reason_is_kept(quotas: Quotas, catalog: Catalog):
     assert all(at_ms > 1_700_000_000_000 for *_, at_ms in kept)
 
 
-async def test_a_catalog_out_of_reach_is_503(
-    quotas: Quotas, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-):
+async def test_unreachable_catalog_is_503(quotas: Quotas, catalog: Catalog, monkeypatch: pytest.MonkeyPatch):
     await quotas.put("user=alice", {"request_rate": 5})
 
     async def away(*_: object) -> None:
-        raise CatalogAway("the catalog at postgresql://secret-host is out of reach")
+        raise CatalogUnavailableError("the catalog at postgresql://secret-host is out of reach")
 
     monkeypatch.setattr(catalog._sql, "write", away)
     monkeypatch.setattr(catalog._sql, "of_entity", away)
@@ -474,7 +470,7 @@ async def test_every_status_that_can_be_is_documented(catalog: Catalog):
     assert set(routes["patch"]["responses"]) == common | {"200", "201", "204", "413", "415"}
     assert set(routes["delete"]["responses"]) == common | {"204"}
     references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps([document, COMPONENTS])))
-    assert references == set(COMPONENTS) | {"Drill"}  # which the history tells of, and the volumes define
+    assert references == set(COMPONENTS) | {"Drill"}  # which the history refers to, and the volumes define
 
 
 @pytest.mark.parametrize(
@@ -510,7 +506,7 @@ def test_whatever_the_pattern_allows_is_an_entity(spelled: str):
 def test_reading_json_raises_problems_only(body: bytes):
     try:
         document = strict.parse(body)
-    except Problem as problem:
+    except ProblemError as problem:
         assert problem.status in (400, 422)  # noqa: PT017
         return
     assert json.dumps(document)

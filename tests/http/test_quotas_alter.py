@@ -10,7 +10,7 @@ import pytest
 from httpx import AsyncClient, Response
 
 from app.catalog.catalog import Catalog
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError
 from app.catalog.sql import Origin
 from app.domain.entity import ANY, Entity
 from app.http.problems import MAX_ERRORS
@@ -38,7 +38,7 @@ async def apply(http: AsyncClient, *pairs: tuple[str, Any], **more: Any) -> Resp
 
 
 async def everything(catalog: Catalog) -> tuple[Any, ...]:
-    """All that a change may leave a trace in; the snapshot's version follows in its own time."""
+    """Everything that a change may affect, except the snapshot's version, which follows later."""
     page = await catalog.history(None, None, 1_000)
     return await catalog._sql.changed(-1), page, catalog.snapshot.quotas
 
@@ -46,7 +46,9 @@ async def everything(catalog: Catalog) -> tuple[Any, ...]:
 # alter
 
 
-async def test_a_bad_entity_is_told_why_and_the_good_ones_change(catalog: Catalog, http: AsyncClient):
+async def test_invalid_alteration_has_its_errors_and_the_others_are_applied(
+    catalog: Catalog, http: AsyncClient
+):
     results = await alter(
         http,
         ("client-id=etl,user=alice", {"request_rate": 5}),
@@ -115,7 +117,7 @@ async def test_a_null_inside_a_quota_is_no_merge_patch(http: AsyncClient):
     assert result["problem"]["errors"][0]["field"] == "/alterations/0/quotas/request_rate/shadow"
 
 
-async def test_what_is_so_already_is_no_change(catalog: Catalog, http: AsyncClient):
+async def test_no_op_alterations_are_omitted(catalog: Catalog, http: AsyncClient):
     await catalog.put(ALICE, {"request_rate": 5}, BY)
     before = await everything(catalog)
     assert [
@@ -153,9 +155,9 @@ async def test_apply_changes_all_and_says_what(catalog: Catalog, http: AsyncClie
     )
     five, six, nine = {"limit": 5}, {"limit": 6}, {"limit": 9}
     rate, ids = "request_rate", "producer_ids_rate"
-    told = [tuple(change.values()) for change in answer.json()["changes"]]
+    changes = [tuple(change.values()) for change in answer.json()["changes"]]
     assert list(answer.json()["changes"][0]) == ["entity", "quota", "change", "before", "after", "buckets"]
-    assert told == [
+    assert changes == [
         ("user=alice", ids, "removed", {"limit": 7}, None, "kept"),
         ("user=alice", rate, "changed", five, {"limit": 5, "samples": 3}, "emptied"),
         ("user=*", rate, "changed", five, six, "kept"),
@@ -171,9 +173,7 @@ async def test_apply_changes_all_and_says_what(catalog: Catalog, http: AsyncClie
     assert catalog.snapshot.quotas["request_rate"][BOB].limit == 9, "before it answers"
 
 
-async def test_the_fault_of_one_is_the_end_of_all_and_every_fault_is_named(
-    catalog: Catalog, http: AsyncClient
-):
+async def test_one_invalid_alteration_fails_all_and_every_error_is_named(catalog: Catalog, http: AsyncClient):
     await catalog.put(ALICE, {"request_rate": 5}, BY)
     before = await everything(catalog)
     answer = await apply(
@@ -213,7 +213,7 @@ async def test_a_plan_is_applied_to_the_catalog_that_it_was_made_for_or_not_at_a
     assert (await http.get("/v1/quotas")).headers["etag"] == '"2"'
 
 
-async def test_of_many_who_apply_at_one_version_one_wins(catalog: Catalog, http: AsyncClient):
+async def test_one_of_many_applications_at_one_version_wins(catalog: Catalog, http: AsyncClient):
     answers = await asyncio.gather(
         *(apply(http, ("user=alice", {"request_rate": n}), headers={"if-match": '"0"'}) for n in range(10))
     )
@@ -221,7 +221,7 @@ async def test_of_many_who_apply_at_one_version_one_wins(catalog: Catalog, http:
 
 
 async def test_two_catalogs_of_one_change_have_the_same_buckets(catalog: Catalog, http: AsyncClient):
-    """A new quota finds the bucket of the default that applied until then, also when both come together."""
+    """A new quota keeps the bucket of the default that applied before, even if one request sets both."""
     await catalog.put(EVERYBODY, {"request_rate": {"limit": 5, "samples": 5}}, BY)
     await catalog.put(EVERYBODY, {"request_rate": 5}, BY)
     await apply(http, ("user=bob", {"request_rate": 6}), ("user=*", {"request_rate": 7}))
@@ -242,7 +242,9 @@ async def test_as_many_as_a_body_holds_are_applied_at_once(catalog: Catalog, htt
 
 
 @BOTH
-async def test_validate_only_writes_nothing_and_answers_as_if(catalog: Catalog, http: AsyncClient, path: str):
+async def test_validate_only_returns_the_result_without_writing(
+    catalog: Catalog, http: AsyncClient, path: str
+):
     await catalog.put(ALICE, {"request_rate": 5}, BY)
     before = await everything(catalog)
     change = (
@@ -254,9 +256,9 @@ async def test_validate_only_writes_nothing_and_answers_as_if(catalog: Catalog, 
     other = await http.get("/v1/quotas")
     assert other.headers["etag"] == '"1"'
     really = await http.post(path, json=alterations(*change, validate_only=False))
-    told, done = if_so.json(), really.json()
-    assert (told.pop("version", 1), done.pop("version", 2)) == (1, 2)
-    assert told == done
+    planned, done = if_so.json(), really.json()
+    assert (planned.pop("version", 1), done.pop("version", 2)) == (1, 2)
+    assert planned == done
     assert await everything(catalog) != before
 
 
@@ -307,7 +309,7 @@ async def test_changes_need_a_key_take_post_and_say_when_the_catalog_is_away(
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
     async def away(*_: object) -> None:
-        raise CatalogAway("the catalog at postgresql://secret-host is out of reach")
+        raise CatalogUnavailableError("the catalog at postgresql://secret-host is out of reach")
 
     monkeypatch.setattr(catalog._sql, "write", away)
     answer = await http.post(path, json=alterations(("user=alice", {"request_rate": 5})))

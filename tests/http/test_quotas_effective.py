@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from app.catalog.catalog import Catalog
 from app.catalog.snapshot import Snapshot
 from app.domain.entity import ANY, Entity
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.domain.oracle import Oracle
 from app.domain.quota import KEYS, Defaults
 from app.domain.quota_value import resolve
@@ -42,7 +42,7 @@ EIGHT = [
 class Node:
     """The route over a catalog that is never opened: quotas are put into its snapshot as they are."""
 
-    def __init__(self, rules: Rules, *, timed: bool = False) -> None:
+    def __init__(self, rules: MatchingRules, *, timed: bool = False) -> None:
         self.rules = rules
         self.catalog = Catalog("sqlite://", Defaults())
         self.http = AsyncClient(
@@ -66,7 +66,7 @@ class Node:
         return found
 
     def decided(self, who: Who) -> list[tuple[object, ...]]:
-        """Which quotas a decision is held to: the whole way from bytes to bytes, by the oracle."""
+        """The quotas that a decision applies, from request bytes to response bytes, by the oracle."""
         ask = json.dumps({**who, "usage": EVERYTHING, "detail": True}).encode()
         decision = Oracle(b"s" * 32).decide(
             decode_ask(ask, "store"), self.catalog.snapshot.quotas, self.rules, 0
@@ -88,7 +88,7 @@ def said(quota: Mapping[str, Any]) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    found = Node(Rules(inter_broker_listener="INTERNAL"))
+    found = Node(MatchingRules(inter_broker_listener="INTERNAL"))
     yield found
     found.run.run(found.http.aclose())
     found.run.close()
@@ -161,7 +161,7 @@ callers = st.fixed_dictionaries(
 
 
 @given(catalogs(), st.lists(callers, min_size=1, max_size=4))
-def test_what_effective_says_is_what_decisions_do(node: Node, limits: Limits, askers: list[Who]):
+def test_effective_limits_match_decisions(node: Node, limits: Limits, askers: list[Who]):
     node.holds(limits)
     for who in askers:
         node.check(who)
@@ -203,14 +203,14 @@ def test_the_whole_ladder_is_shown(node: Node):
     assert node.effective({}) == []
 
 
-def test_a_client_without_a_name_is_one_and_no_client_is_none(node: Node):
+def test_empty_client_id_differs_from_no_client_id(node: Node):
     node.holds({("request_rate", Entity.parse("client-id=*")): {"limit": 5}})
     assert node.get("client_id=").json()["quotas"][0]["bucket"] == "client-id="
     assert node.get("principal=alice").json()["quotas"] == []
     assert node.get("principal=alice&ip=&broker=&listener=").json()["quotas"] == []
 
 
-def test_a_caller_who_cannot_be_is_refused(node: Node):
+def test_invalid_caller_is_refused(node: Node):
     for query, field in [
         ("principal=", "/principal"),
         ("ip=localhost", "/ip"),
@@ -235,8 +235,8 @@ def test_it_needs_a_key_and_takes_get(node: Node):
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
 
 
-def test_under_the_callers_clock_it_may_be_asked_when():
-    node = Node(Rules(), timed=True)
+def test_effective_limits_take_at_ms_under_the_callers_clock():
+    node = Node(MatchingRules(), timed=True)
     assert node.get("principal=alice&at_ms=5").status_code == 200
     assert node.get("principal=alice").status_code == 200
     assert fields(node.get("at_ms=-5")) == ["/at_ms"]

@@ -11,7 +11,7 @@ from httpx import AsyncClient, Response
 
 from app.catalog import schema
 from app.catalog.catalog import Catalog
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError
 from app.catalog.sql import Origin
 from app.domain.entity import ANY, Entity
 from app.domain.matching import Filter
@@ -146,7 +146,7 @@ REFUSED = [
 ]
 
 
-async def test_a_query_that_cannot_be_is_refused(http: AsyncClient):
+async def test_invalid_query_is_refused(http: AsyncClient):
     for query, field in REFUSED:
         assert fields(await http.get(f"/v1/quotas?{query}")) == [field], query
 
@@ -180,7 +180,7 @@ async def test_a_full_last_page_says_that_it_is_the_last(catalog: Catalog, http:
         assert (answer["next_cursor"] is not None) == more
 
 
-async def test_the_longest_names_are_told_apart(catalog: Catalog, http: AsyncClient):
+async def test_longest_names_are_distinguished(catalog: Catalog, http: AsyncClient):
     name = "ü" * 256
     clients = [Entity.of(user=name, client_id=str(number)) for number in range(5)]
     for entity in clients:
@@ -198,7 +198,7 @@ async def test_the_longest_names_are_told_apart(catalog: Catalog, http: AsyncCli
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_the_database_filters_as_the_rule_says(kind: str, tmp_path: Path, request: pytest.FixtureRequest):
-    """The filter has two spellings, in Python and in SQL; here they are held together."""
+    """The filter is written twice, in Python and in SQL; this test compares the two."""
     url = (
         f"sqlite:///{tmp_path / 'c.db'}"
         if kind == "sqlite"
@@ -235,15 +235,15 @@ def test_the_database_filters_as_the_rule_says(kind: str, tmp_path: Path, reques
 # History
 
 
-async def test_history_is_told_newest_first(catalog: Catalog, http: AsyncClient):
+async def test_history_is_newest_first(catalog: Catalog, http: AsyncClient):
     alice = Entity.of(user="alice")
     await catalog.put(alice, {"request_rate": 5}, Origin("ann", 1, "launch"))
     await catalog.put(Entity.of(user="bob"), {"request_rate": 5}, Origin("ann", 2))
     await catalog.patch(alice, {"request_rate": {"limit": 6, "shadow": True}}, Origin("bob", 3, "ü"))
     await catalog.delete(alice, Origin("ann", 4, "over"))
-    told = (await http.get("/v1/quotas:history?entity=user%3Dalice")).json()
+    history = (await http.get("/v1/quotas:history?entity=user%3Dalice")).json()
     five, six = {"request_rate": {"limit": 5}}, {"request_rate": {"limit": 6, "shadow": True}}
-    assert told == {
+    assert history == {
         "changes": [
             {
                 "at_ms": 4,
@@ -270,15 +270,15 @@ async def test_history_is_told_newest_first(catalog: Catalog, http: AsyncClient)
     assert (await http.get("/v1/quotas:history?entity=user=nobody")).json()["changes"] == []
 
 
-async def test_history_pages_stay_good_while_it_grows(catalog: Catalog, http: AsyncClient):
+async def test_history_cursors_stay_valid_while_it_grows(catalog: Catalog, http: AsyncClient):
     for number in range(5):
         await catalog.put(Entity.of(user="alice"), {"request_rate": number}, Origin("admin", number))
     first = (await http.get("/v1/quotas:history?limit=2")).json()
     await catalog.put(Entity.of(user="alice"), {"request_rate": 9}, Origin("admin", 9))
     second = (await http.get(f"/v1/quotas:history?limit=2&cursor={first['next_cursor']}")).json()
     third = (await http.get(f"/v1/quotas:history?limit=2&cursor={second['next_cursor']}")).json()
-    told = [change["at_ms"] for page in (first, second, third) for change in page["changes"]]
-    assert (told, third["next_cursor"]) == ([4, 3, 2, 1, 0], None)
+    times = [change["at_ms"] for page in (first, second, third) for change in page["changes"]]
+    assert (times, third["next_cursor"]) == ([4, 3, 2, 1, 0], None)
 
 
 REFUSED_OF_HISTORY = [
@@ -292,7 +292,7 @@ REFUSED_OF_HISTORY = [
 ]
 
 
-async def test_a_question_of_history_that_cannot_be_is_refused(http: AsyncClient):
+async def test_invalid_history_query_is_refused(http: AsyncClient):
     for query, field in REFUSED_OF_HISTORY:
         assert fields(await http.get(f"/v1/quotas:history?{query}")) == [field], query
 
@@ -309,7 +309,7 @@ async def test_lists_need_a_key_take_get_and_say_when_the_catalog_is_away(
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
 
     async def away(*_: object) -> None:
-        raise CatalogAway("the catalog at postgresql://secret-host is out of reach")
+        raise CatalogUnavailableError("the catalog at postgresql://secret-host is out of reach")
 
     monkeypatch.setattr(catalog._sql, "page", away)
     monkeypatch.setattr(catalog._sql, "history", away)
@@ -318,7 +318,7 @@ async def test_lists_need_a_key_take_get_and_say_when_the_catalog_is_away(
     assert "secret-host" not in answer.text
 
 
-async def test_what_is_left_empty_is_as_absent(http: AsyncClient):
-    """As clients write a None: a loop over pages may begin with the cursor that ends it."""
+async def test_empty_parameters_count_as_absent(http: AsyncClient):
+    """Some clients send None as an empty value, so that a loop over pages can start with an empty cursor."""
     for question in ("/v1/quotas?cursor=", "/v1/quotas:history?entity=&cursor="):
         assert (await http.get(question)).status_code == 200

@@ -1,4 +1,4 @@
-"""What a caller is told that is not taken in: that it may come again soon, and that nothing was charged."""
+"""A shed caller learns when to retry, and that nothing was charged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ASK = {"usage": {"requests": 1}}
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/decisions", ASK), ("/v1/decisions:batch", {"asks": [ASK]})])
-async def test_decisions_are_503_and_say_when_to_come_again(node: Node, path: str, body: object):
+async def test_shed_decisions_are_503_with_retry_after(node: Node, path: str, body: object):
     node.admission.overloaded = "age"
     waits = set()
     for _ in range(40):

@@ -13,15 +13,15 @@ import pytest
 from sqlalchemy import text
 
 from app.admission import throttling
-from app.admission.caller_time import CallerTime
+from app.admission.caller_clock import CallerTime
 from app.admission.throttling import Throttling
 from app.catalog.catalog import Catalog
-from app.catalog.port import CatalogAway
-from app.domain.volumes import Drill, Limit, Rules, Source, State
+from app.catalog.errors import CatalogUnavailableError
+from app.domain.volumes import Drill, FactorState, Source, VolumeLimit, VolumeRules
 from app.http import volumes
 from app.http.access import Access
 from app.store.port import StoreError
-from app.store.volumes import Reading
+from app.store.volumes import Reading, VolumeRecord
 from tests.http.quota_app import KEY, app_of, fields
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
@@ -41,12 +41,12 @@ SHAPE = {
 }
 
 
-class Record:
-    """The record in a store whose time stands still until it is told, and which may be away."""
+class Record(VolumeRecord):
+    """A fake record of volumes; a test sets its time, and can make it unreachable."""
 
     def __init__(self) -> None:
         self.now_ms = T0
-        self.state: State | None = None
+        self.state: FactorState | None = None
         self.drill: Drill | None = None
         self.away: set[str] = set()
         self._version = 0
@@ -55,7 +55,7 @@ class Record:
         self._asked("read")
         return Reading(self.now_ms, self.state, self.drill, b"%d" % self._version)
 
-    async def replace(self, seen: bytes, state: State, token: int | None = None) -> str:
+    async def replace(self, seen: bytes, state: FactorState, token: int | None = None) -> str:
         self._asked("replace")
         if seen != b"%d" % self._version:
             return "changed"
@@ -78,12 +78,12 @@ class Record:
 
 @pytest.fixture(autouse=True)
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time passes in the process either."""
+    """Freeze the time of the process too."""
     monkeypatch.setattr(throttling, "_monotonic_ms", lambda: 0)
 
 
 class Client:
-    """Asks about volumes of one node, with the admin key."""
+    """Calls the volume routes of one node, with the admin key."""
 
     def __init__(self, http: httpx.AsyncClient, record: Record, catalog: Catalog, time: CallerTime | None):
         self.http = http
@@ -99,8 +99,8 @@ class Client:
         assert found.keys() == SHAPE
         return found
 
-    async def push(self, *told: Any, query: str = "", **more: Any) -> httpx.Response:
-        return await self.http.post(f"/v1/volumes{query}", json={"volumes": [*told], **more})
+    async def push(self, *volumes: Any, query: str = "", **more: Any) -> httpx.Response:
+        return await self.http.post(f"/v1/volumes{query}", json={"volumes": [*volumes], **more})
 
     async def drill(self, factor: Any = 0.2, for_ms: Any = 10_000, reason: str = "") -> httpx.Response:
         headers = {"x-reason": reason} if reason else {}
@@ -119,7 +119,7 @@ async def asking(
     catalog: Catalog, source: Source | None = "push", *, callers: bool = False
 ) -> AsyncIterator[Client]:
     record, time = Record(), CallerTime() if callers else None
-    rules = Rules(source, Limit(min_available_bytes=100), MINUTE, 5 * MINUTE, 0.5)
+    rules = VolumeRules(source, VolumeLimit(min_available_bytes=100), MINUTE, 5 * MINUTE, 0.5)
     app = app_of(catalog)
     app.include_router(volumes.router(Throttling(record, rules, time), catalog, Access(KEY, ()), time))
     headers = {"authorization": f"Bearer {KEY}"}
@@ -155,7 +155,7 @@ async def test_without_a_source_the_factor_is_1_and_nothing_ends(one_catalog: Ca
         }
 
 
-async def test_an_observation_is_answered_as_it_then_stands(client: Client):
+async def test_observation_is_answered_with_the_new_state(client: Client):
     unknown = {"broker": "3", "dir": "/gone", "total_bytes": None, "available_bytes": None}
     answer = await client.push(FULL, WELL, unknown)
     assert answer.status_code == 200
@@ -178,7 +178,7 @@ async def test_an_observation_is_answered_as_it_then_stands(client: Client):
     assert pushed["reason"].startswith("violation: /data of broker 1 has 5 of 1000 bytes left")
 
 
-async def test_a_part_leaves_the_others_as_they_are_and_a_whole_forgets_them(client: Client):
+async def test_partial_observation_keeps_other_volumes_and_complete_one_forgets_them(client: Client):
     await client.push(FULL, WELL)
     part = (await client.push({**FULL, "available_bytes": 500}, complete=False)).json()
     assert [(v["broker"], v["state"]) for v in part["volumes"]] == [("1", "ok"), ("2", "ok")]
@@ -188,7 +188,7 @@ async def test_a_part_leaves_the_others_as_they_are_and_a_whole_forgets_them(cli
     assert (await client.push()).json()["volumes"] == []
 
 
-async def test_when_nothing_comes_volumes_are_unknown_and_in_the_end_the_fallback_holds(client: Client):
+async def test_without_observations_volumes_become_unknown_and_then_the_fallback_applies(client: Client):
     await client.push(WELL)
     client.record.now_ms += MINUTE
     late = await client.show()
@@ -202,13 +202,13 @@ async def test_when_nothing_comes_volumes_are_unknown_and_in_the_end_the_fallbac
     assert over["reason"].startswith("fallback: ")
 
 
-async def test_what_is_shown_without_the_store_is_what_the_node_holds_to(client: Client):
+async def test_volumes_without_the_store_are_those_the_node_decides_by(client: Client):
     before = (await client.push(FULL)).json()
     client.record.away = {"read"}
     assert await client.show() == before
 
 
-async def test_what_cannot_be_written_is_503(client: Client):
+async def test_write_without_the_store_is_503(client: Client):
     for away in ("read", "replace"):
         client.record.away = {away}
         answer = await client.push(FULL)
@@ -280,16 +280,16 @@ async def test_a_body_that_cannot_be_read(client: Client, path: str):
 
 
 @pytest.mark.parametrize(("source", "said"), [(None, "QUOTAGATE_VOLUME_SOURCE"), ("kafka", "source kafka")])
-async def test_an_observation_that_nobody_waits_for_is_409(one_catalog: Catalog, source: Source, said: str):
+async def test_observation_is_409_unless_the_source_is_push(one_catalog: Catalog, source: Source, said: str):
     async with asking(one_catalog, source) as client:
         answer = await client.push(FULL)
         assert fields(answer, 409) == []
         assert said in answer.json()["detail"]
-        assert fields(await client.push(5)) == ["/volumes/0"], "what is wrong is told first"
+        assert fields(await client.push(5)) == ["/volumes/0"], "errors come first"
         assert client.record.state is None
 
 
-async def test_only_under_the_callers_clock_may_a_caller_say_when(client: Client):
+async def test_volumes_take_at_ms_only_under_the_callers_clock(client: Client):
     assert fields(await client.http.get("/v1/volumes?at_ms=5")) == ["/at_ms"]
     assert fields(await client.push(FULL, query="?at_ms=5")) == ["/at_ms"]
     for method, path in (("GET", "/v1/volumes"), ("DELETE", "/v1/volumes:drill")):
@@ -298,7 +298,7 @@ async def test_only_under_the_callers_clock_may_a_caller_say_when(client: Client
     assert fields(await client.http.post("/v1/volumes:drill?at_ms=5", json=drill)) == ["/at_ms"]
 
 
-async def test_the_callers_clock_begins_with_the_first_time_and_stands_at_the_newest(one_catalog: Catalog):
+async def test_callers_clock_begins_with_the_first_time_and_keeps_the_newest(one_catalog: Catalog):
     async with asking(one_catalog, callers=True) as client:
         assert (await client.show())["valid_until_ms"] is None, "nobody has said yet when it is"
         pushed = (await client.push(WELL, query="?at_ms=5000")).json()
@@ -314,7 +314,7 @@ async def test_the_callers_clock_begins_with_the_first_time_and_stands_at_the_ne
             assert fields(await client.push(WELL, query=f"?at_ms={wrong}")) == ["/at_ms"]
 
 
-async def test_a_drill_holds_whatever_the_volumes_say_and_ends_by_itself(client: Client):
+async def test_drill_overrides_the_volumes_and_ends_by_itself(client: Client):
     await client.push(FULL)
     begun = await client.drill(1, 10_000)
     assert begun.status_code == 200
@@ -330,7 +330,7 @@ async def test_a_drill_holds_whatever_the_volumes_say_and_ends_by_itself(client:
     assert fields(await client.http.delete("/v1/volumes:drill"), 404) == []
 
 
-async def test_the_history_tells_of_drills_with_who_and_why(telling: Client):
+async def test_history_records_drills_with_who_and_why(telling: Client):
     await telling.http.put("/v1/quotas/user=alice", json={"request_rate": 5})
     await telling.drill(0.2, 10_000, reason="fire drill")
     telling.record.now_ms += 1
@@ -369,26 +369,26 @@ async def test_a_drill_changes_no_quota_and_no_version(telling: Client):
     assert (after.json(), after.headers["etag"]) == (before.json(), before.headers["etag"])
 
 
-async def test_a_drill_that_could_not_begin_or_end_is_503_and_the_history_says_so(telling: Client):
+async def test_failed_drill_is_503_and_recorded_in_the_history(telling: Client):
     telling.record.away = {"read", "begin_drill"}
     answer = await telling.drill(0, 10_000, reason="fire drill")
     assert fields(answer, 503) == []
     assert answer.headers["retry-after"] == "1"
-    told, intended = await telling.history()
+    undone, intended = await telling.history()
     assert (intended["before"], intended["reason"]) == (None, "fire drill")
-    assert (told["before"], told["after"]) == (intended["after"], None)
-    assert told["reason"].startswith("the drill did not begin: ")
+    assert (undone["before"], undone["after"]) == (intended["after"], None)
+    assert undone["reason"].startswith("the drill did not begin: ")
 
     telling.record.away = set()
     await telling.drill(0, 10_000)
     telling.record.away = {"end_drill"}
     assert fields(await telling.http.delete("/v1/volumes:drill"), 503) == []
-    told, intended, begun, *_ = await telling.history()
-    assert (intended["after"], told["after"]) == (None, begun["after"])
-    assert told["reason"].startswith("the drill did not end: ")
+    undone, intended, begun, *_ = await telling.history()
+    assert (intended["after"], undone["after"]) == (None, begun["after"])
+    assert undone["reason"].startswith("the drill did not end: ")
     telling.record.away = {"read"}
     assert fields(await telling.http.delete("/v1/volumes:drill"), 503) == []
-    assert len(await telling.history()) == 5, "what was not even tried is not told of"
+    assert len(await telling.history()) == 5, "what was not even tried is not recorded"
 
 
 async def test_without_the_catalog_no_drill_begins_or_ends(client: Client, monkeypatch: pytest.MonkeyPatch):
@@ -402,11 +402,11 @@ async def test_without_the_catalog_no_drill_begins_or_ends(client: Client, monke
 
 
 async def _away(*_: object) -> None:
-    raise CatalogAway("it is gone")
+    raise CatalogUnavailableError("it is gone")
 
 
-async def test_the_history_is_not_written_where_its_table_cannot_be(telling: Client):
-    """By the real database: what it refuses is 503, and no drill begins."""
+async def test_drill_is_refused_when_the_history_cannot_be_written(telling: Client):
+    """With a real database: if it refuses the record, the answer is 503, and no drill begins."""
     async with telling.catalog.database.engine.begin() as connection:
         await connection.execute(text("ALTER TABLE changes RENAME TO changes_away"))
     assert fields(await telling.drill(), 503) == []

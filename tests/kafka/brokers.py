@@ -1,4 +1,4 @@
-"""A real Kafka cluster: brokers to kill, hold and start again, each with a small disk of its own."""
+"""A real Kafka cluster: brokers that tests kill, suspend and restart, each with its own small disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Final
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from app.run import tether
+from app.node import tether
 from tests import disks
 from tests.authority import Authority
 from tests.kafka import tool
@@ -33,7 +33,7 @@ DISK_BYTES: Final = 64 * 1024 * 1024
 START_WITHIN_S: Final = 120.0
 PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
 PASSWORDS: Final = {name: f"{name}-secret" for name in ("alice", "bob", "carol", "admin")}
-"""Who may log in with SASL/PLAIN."""
+"""The users of SASL/PLAIN, with their passwords."""
 SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _STORE_PASSWORD: Final = "changeit"
 
@@ -50,11 +50,11 @@ class Broker(Program):
 
     @property
     def address(self) -> str:
-        """Where it listens without TLS and SASL."""
+        """The address where it listens without TLS and SASL."""
         return f"{HOST}:{self.ports['PLAINTEXT']}"
 
     def start(self) -> None:
-        """Start it, again with what it kept, and wait until it serves."""
+        """Start it, with its data of earlier runs, and wait until it serves."""
         self.begin()
         self.until_it_serves()
 
@@ -79,7 +79,7 @@ class Broker(Program):
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
     def used_bytes(self) -> int:
-        """Bytes in use on its disk, as the machine has them."""
+        """Bytes in use on its disk, according to the machine."""
         disk = os.statvfs(self.log_dir)
         return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
@@ -102,16 +102,16 @@ class Cluster:
         return self.bootstrap_of("PLAINTEXT")
 
     def bootstrap_of(self, protocol: str) -> str:
-        """Where a client of a security protocol, such as `SASL_SSL`, begins."""
+        """The bootstrap servers for a security protocol, such as `SASL_SSL`."""
         return ",".join(f"{HOST}:{broker.ports[protocol]}" for broker in self.brokers.values())
 
     @property
     def properties(self) -> dict[str, str]:
-        """For kafka-python's clients: `KafkaProducer(**cluster.properties)`."""
+        """Properties for kafka-python's clients: `KafkaProducer(**cluster.properties)`."""
         return {"bootstrap_servers": self.bootstrap}
 
     def properties_of(self, protocol: str, user: str = "alice") -> dict[str, str]:
-        """The same for a security protocol, as a user."""
+        """The properties for a security protocol and a user."""
         found = {"bootstrap_servers": self.bootstrap_of(protocol), "security_protocol": protocol}
         if "SASL" in protocol:
             found |= {
@@ -128,7 +128,7 @@ class Cluster:
 def running(
     count: int = 2, *, properties: Mapping[str, object] | None = None, disk_bytes: int = DISK_BYTES
 ) -> Iterator[Cluster]:
-    """A cluster of its own with so many brokers, perhaps with more properties of theirs."""
+    """Run a cluster with this many brokers, perhaps with further properties."""
     disks.clear()
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-kafka-")))
@@ -172,7 +172,7 @@ def _properties(broker: Broker, folder: Path, controller: int) -> dict[str, obje
         "inter.broker.listener.name": "PLAINTEXT",
         "controller.quorum.bootstrap.servers": f"{HOST}:{controller}",
         "log.dirs": broker.log_dir,
-        # Beside the small disk, which a test may fill: this is not what is tried here.
+        # Not on the small disk, which a test may fill.
         "metadata.log.dir": folder / "metadata",
         # What is deleted is to be gone soon, so that a disk can be seen to empty.
         "log.segment.bytes": 1024 * 1024,
@@ -219,7 +219,7 @@ def _secured(home: Path, authority: Authority) -> dict[str, object]:
 
 
 def _format(brokers: Mapping[int, Broker]) -> None:
-    """Give every broker's folders the cluster's id, all at once: each takes a JVM."""
+    """Format every broker's folders with the cluster's id, in parallel: each takes a JVM."""
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     commands = []
     for broker in brokers.values():

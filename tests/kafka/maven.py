@@ -24,7 +24,7 @@ STORE_PASSWORD: Final = "changeit"
 
 
 def command(scratch: Path) -> Sequence[str | Path]:
-    """How to call Maven here; `scratch` is a folder for what it needs beside it."""
+    """How to call Maven here; `scratch` is a folder for its extra files."""
     if shutil.which("mvn"):
         if shutil.which("java"):
             return ["mvn"]
@@ -49,7 +49,7 @@ def unpacked(root: Path, scratch: Path) -> Sequence[str | Path]:
         "maven.home": home,
         "maven.conf": settings,
         "maven.multiModuleProjectDirectory": scratch,
-        # Whom Python trusts: a network with an authority of its own has told the system, not this Java.
+        # The CAs that Python trusts: a network may have its own CA, which this Java does not know.
         "javax.net.ssl.trustStore": trusted,
         "javax.net.ssl.trustStorePassword": STORE_PASSWORD,
         "user.home": os.path.expanduser("~"),  # noqa: PTH111  where Maven keeps what it fetched

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.run import tether
+from app.node import tether
 from tests.programs import Program, end
 from tests.service import Service, eventually
 from tests.service import running as node
@@ -45,10 +45,10 @@ def settings(bootstrap: str, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def observer(beside: Service, environment: Mapping[str, str]) -> Iterator[Observer]:
+def observer(node: Service, environment: Mapping[str, str]) -> Iterator[Observer]:
     """An observer at the store of a node."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
-    own = {"QUOTAGATE_REDIS_URL": beside.store_url, "QUOTAGATE_DATABASE_URL": beside.database_url}
+    own = {"QUOTAGATE_REDIS_URL": node.store_url, "QUOTAGATE_DATABASE_URL": node.database_url}
     with tempfile.TemporaryDirectory(prefix="qg-workers-") as home:
         log = Path(home) / "log.jsonl"
         with log.open("wb") as output:
@@ -65,7 +65,10 @@ def observer(beside: Service, environment: Mapping[str, str]) -> Iterator[Observ
             )
         started = Observer(process, log)
         try:
-            eventually(lambda: '"event": "open"' in started.said() or process.poll() is not None, within_s=60)
+            eventually(
+                lambda: '"event": "workers started"' in started.said() or process.poll() is not None,
+                within_s=60,
+            )
             assert process.poll() is None, started.said()
             yield started
         finally:
@@ -88,7 +91,7 @@ def nodes(count: int, environment: Mapping[str, str]) -> Iterator[list[Service]]
 
 
 def volumes(of: Service) -> dict[str, Any]:
-    """What a node says of volumes and the factor."""
+    """The volumes and the factor, as a node shows them."""
     answer = of.http.get("/v1/volumes")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -96,12 +99,12 @@ def volumes(of: Service) -> dict[str, Any]:
 
 
 def volume(of: Service, broker: str) -> dict[str, Any]:
-    """What it says of a broker's only volume; empty if it knows none."""
+    """A broker's only volume, as a node shows it; empty if it knows none."""
     return next((found for found in volumes(of)["volumes"] if found["broker"] == broker), {})
 
 
 def until_observed(of: Service, factor: float, brokers: int = 2) -> None:
-    """Wait until all volumes are known, and made this factor."""
+    """Wait until all volumes are known and the factor has this value."""
 
     def so() -> bool:
         now = volumes(of)

@@ -1,4 +1,4 @@
-"""A broker that answers as it is told to, for what a real one cannot be made to say."""
+"""A broker with scripted answers, for those that a real one cannot be made to give."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def telling(*directories: Any, error_code: int = 0) -> Any:
 
 
 def directory(path: str, total_bytes: int, usable_bytes: int, error_code: int = 0) -> Any:
-    """What is told of one."""
+    """The description of one broker."""
     return Directory(
         error_code=error_code, log_dir=path, topics=[], total_bytes=total_bytes, usable_bytes=usable_bytes
     )
@@ -145,7 +145,7 @@ def directory(path: str, total_bytes: int, usable_bytes: int, error_code: int = 
 
 @asynccontextmanager
 async def running(count: int = 2) -> AsyncIterator[Mapping[int, OddBroker]]:
-    """So many of them, by their ids from 1 on, each of which names all."""
+    """Run this many of them, with ids from 1 on; each of them names all."""
     brokers = {number: OddBroker(number) for number in range(1, count + 1)}
     servers = []
     try:

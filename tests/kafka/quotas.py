@@ -1,4 +1,4 @@
-"""Quotas of a real cluster in tests: set, seen in how long a broker throttles, and looked up by its rule."""
+"""Quotas of a real cluster: setting them, measuring them by a broker's throttling, and Kafka's own rule."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasR
 from kafka.protocol.producer import ProduceRequest
 from kafka.record import MemoryRecordsBuilder
 
-from app.run import kafka_call
+from app.kafka import call
 
 DEFAULT: Final = "*"
-"""Stands for the default user or client-id."""
+"""The default user or client-id."""
 Level = tuple[str | None, str | None]
 """The user and the client-id that a quota names, if it names them."""
 WITHIN_S: Final = 20.0
 EMPTY_WINDOW_MS: Final = 10_000
-"""What Kafka divides the first record of a bucket by."""
+"""The window by which Kafka divides the first record of a bucket."""
 
 
 def kafkas_level(levels: Mapping[Level, float], user: str | None, client: str | None) -> Level | None:
@@ -40,7 +40,7 @@ def kafkas_level(levels: Mapping[Level, float], user: str | None, client: str | 
 
 
 def kafkas_bucket(level: Level, user: str | None, client: str | None) -> str:
-    """Who shares the limit of a level."""
+    """The clients that share the limit of a level."""
     match level:
         case (None, _):
             return f"client-id={client}"
@@ -50,7 +50,7 @@ def kafkas_bucket(level: Level, user: str | None, client: str | None) -> str:
 
 
 def alter(admin: KafkaAdminClient, quotas: Mapping[Level, Mapping[str, float | None]]) -> None:
-    """Set quotas, or take them away, and wait until brokers tell of it."""
+    """Set or remove quotas, and wait until the brokers report it."""
     entries = [
         (
             [
@@ -67,7 +67,7 @@ def alter(admin: KafkaAdminClient, quotas: Mapping[Level, Mapping[str, float | N
 
 
 def described(admin: KafkaAdminClient) -> dict[frozenset[tuple[str, str | None]], dict[str, float]]:
-    """Every client quota that a broker tells of."""
+    """Every client quota that a broker reports."""
     answer = asked(admin, DescribeClientQuotasRequest(components=[], strict=False))
     return {
         frozenset((part.entity_type, part.entity_name) for part in entry.entity): {
@@ -83,7 +83,7 @@ def asked(admin: KafkaAdminClient, question: Any) -> Any:
 
 
 def produced_limit(configuration: Mapping[str, Any], server: str, topic: str, size: int) -> float | None:
-    """The byte rate that a broker holds a user's client to, told by how long it throttles so many bytes.
+    """The byte rate that a broker enforces for a user's client, from how long it throttles so many bytes.
 
     The client's bucket must be empty, and the limit so low that the bytes are too many for it.
     """
@@ -97,7 +97,7 @@ def produced_limit(configuration: Mapping[str, Any], server: str, topic: str, si
         topic_data=[(topic, [(0, records.buffer())])],
         max_version=9,
     )
-    answer = kafka_call.ask(server, configuration, [question], WITHIN_S)
+    answer = call.ask(server, configuration, [question], WITHIN_S)
     [[partition]] = [topic.partition_responses for topic in answer.responses]
     assert partition.error_code == 0, answer
     throttle_ms: int = answer.throttle_time_ms

@@ -1,4 +1,4 @@
-"""The quotas of a real Kafka cluster taken over: what holds afterwards is what Kafka enforces."""
+"""Importing the quotas of a real Kafka cluster: afterwards the limits are those that Kafka enforces."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 from kafka import KafkaAdminClient
 
-from app.run import kafka_quotas
-from app.run.errors import CannotAsk
+from app.kafka import quotas as kafka_quotas
+from app.kafka.errors import KafkaError
 from tests.commands import Command, Ran, ask, quotagate
 from tests.kafka import brokers, odd_broker, tool
 from tests.kafka.brokers import Cluster
@@ -38,7 +38,7 @@ RATE: Final = "max.connection.creation.rate"
 OWN_RATE: Final = "max_connection_creation_rate"
 BYTES: Final = 400_000
 
-# The more special, the higher: so that each limit tells from which level it came.
+# Each level has a different limit, so a limit shows its level.
 LEVELS: Final[dict[Level, int]] = {
     ("alice", "etl"): 8_000,
     ("alice", DEFAULT): 7_000,
@@ -75,7 +75,7 @@ def node(running_node: Service) -> Service:
 
 @pytest.fixture
 def admin(cluster: Cluster) -> Iterator[KafkaAdminClient]:
-    """Kafka's own administration; what it has set is gone afterwards."""
+    """Kafka's admin client; quotas that a test set are removed afterwards."""
     client = KafkaAdminClient(**cluster.properties)
     try:
         yield client
@@ -86,7 +86,7 @@ def admin(cluster: Cluster) -> Iterator[KafkaAdminClient]:
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Cluster]:
-    """A cluster of its own, with limits in files, longer windows, and somebody to say who may ask."""
+    """A separate cluster, with limits in files, longer windows, and an authorizer."""
     with brokers.running(
         properties={
             RATE: 70,
@@ -131,7 +131,7 @@ def configure(cluster: Cluster, *arguments: str) -> None:
 
 
 def named(level: Level) -> list[str]:
-    """A level as Kafka's tool is told of it."""
+    """A level as options of Kafka's tool."""
     user, client = level
     found = []
     for name, one, default in (
@@ -144,18 +144,18 @@ def named(level: Level) -> list[str]:
 
 
 def effective(node: Service, **who: str | None) -> dict[str, tuple[float, str]]:
-    """The limit and the bucket of every quota that somebody is held to."""
+    """The limit and the bucket of every quota that applies to a caller."""
     asked = {name: value for name, value in who.items() if value is not None}
     found = node.http.get("/v1/quotas:effective", params=asked).json()["quotas"]
     return {one["quota"]: (one["limit"], one["bucket"]) for one in found}
 
 
 def expected(levels: dict[str, dict[Level, float]], user: str | None, client: str | None) -> dict[str, Any]:
-    """What Kafka holds them to on broker 2, as its rule has it, for each key on its own."""
+    """The limits that Kafka enforces on broker 2 by its rule, for each key separately."""
     found = {}
     for key, limits in levels.items():
         if level := kafkas_level(limits, user, client):
-            # One controller counts changes; every broker counts all else by itself.
+            # The one active controller counts mutations; each broker counts everything else by itself.
             scope = "" if key == "controller_mutation_rate" else ";broker=2"
             found[key] = (limits[level], kafkas_bucket(level, user, client) + scope)
     return found
@@ -164,11 +164,11 @@ def expected(levels: dict[str, dict[Level, float]], user: str | None, client: st
 def imported(ask: Command, cluster: Cluster, *options: str) -> dict[str, Any]:
     ran = ask("quotas", "import", "--from-kafka", cluster.bootstrap, "-o", "json", *options)
     assert (ran.code, ran.err) == (0, "")
-    told: dict[str, Any] = json.loads(ran.out)
-    return told
+    report: dict[str, Any] = json.loads(ran.out)
+    return report
 
 
-def test_every_level_holds_as_in_kafka(
+def test_every_level_applies_as_in_kafka(
     ask: Command, node: Service, cluster: Cluster, admin: KafkaAdminClient
 ):
     for level, limit in LEVELS.items():
@@ -180,10 +180,10 @@ def test_every_level_holds_as_in_kafka(
     for level, values in ALSO.items():
         for key, value in values.items():
             levels.setdefault(key, {})[level] = value
-    told = imported(ask, cluster)
-    assert {change["change"] for change in told["changes"]} == {"added"}
-    assert (len(told["changes"]), told["left_out"], told["multiplied_by"]) == (14, [], 1)
-    # All eight, then one less at a time, so that each of them is in force once.
+    report = imported(ask, cluster)
+    assert {change["change"] for change in report["changes"]} == {"added"}
+    assert (len(report["changes"]), report["left_out"], report["multiplied_by"]) == (14, [], 1)
+    # First all eight, then one fewer at a time, so that each applies once.
     while levels["producer_byte_rate"]:
         for user, client in product(USERS, CLIENTS):
             found = effective(node, principal=user, client_id=client, broker="2")
@@ -196,7 +196,7 @@ def test_every_level_holds_as_in_kafka(
         imported(ask, cluster)
 
 
-def test_a_broker_says_itself_what_it_enforces(
+def test_imported_limit_equals_what_the_broker_enforces(
     ask: Command, node: Service, cluster: Cluster, admin: KafkaAdminClient
 ):
     admin.create_topics({"limits": {"assignments": {0: [2]}}})
@@ -222,7 +222,7 @@ def test_a_broker_says_itself_what_it_enforces(
     assert seen == list(LEVELS.values())
 
 
-def test_a_second_import_changes_nothing_and_nothing_else_goes(
+def test_second_import_changes_nothing_and_removes_nothing(
     ask: Command, node: Service, cluster: Cluster, admin: KafkaAdminClient
 ):
     node.put("user=alice", producer_ids_rate=5, producer_byte_rate={"limit": 1, "shadow": True})
@@ -272,7 +272,7 @@ def test_multiplied_limits_hold_for_the_whole_cluster(
     }
 
 
-def test_what_kafka_takes_and_this_does_not_is_named(
+def test_quotas_that_cannot_be_imported_are_named(
     ask: Command, node: Service, cluster: Cluster, admin: KafkaAdminClient
 ):
     configure(cluster, "--ip", "localhost", "--add-config", "connection_creation_rate=5")
@@ -281,11 +281,12 @@ def test_what_kafka_takes_and_this_does_not_is_named(
     alter(admin, {("a b", None): odd, (None, "etl"): {"producer_byte_rate": 7}})
     ran = ask("quotas", "import", "--from-kafka", cluster.bootstrap)
     assert ran.code == 0, ran.err
-    told = [" ".join(line.split()) for line in ran.out.splitlines()]
+    report = [" ".join(line.split()) for line in ran.out.splitlines()]
     assert (
-        "ip=localhost connection_creation_rate 5 ip must be an IPv4 or IPv6 address, not a host name" in told
+        "ip=localhost connection_creation_rate 5 ip must be an IPv4 or IPv6 address, not a host name"
+        in report
     )
-    assert "user=a%20b producer_byte_rate nan it is no number" in told
+    assert "user=a%20b producer_byte_rate nan it is not a number" in report
     assert listed(node) == {
         "client-id=etl": {"producer_byte_rate": {"limit": 7, "scope": "broker"}},
         "ip=2001%3Adb8%3A%3A1": {"connection_creation_rate": {"limit": 6, "scope": "broker"}},
@@ -298,15 +299,15 @@ def test_what_kafka_takes_and_this_does_not_is_named(
     ]
 
 
-def test_rates_of_brokers_and_listeners_hold_as_they_are_set(ask: Command, node: Service, cluster: Cluster):
+def test_rates_of_brokers_and_listeners_are_imported(ask: Command, node: Service, cluster: Cluster):
     ssl, sasl = f"listener.name.ssl.{RATE}", f"listener.name.sasl_ssl.{RATE}"
     everywhere, one = ("--broker-defaults",), ("--broker", "1")
     try:
         configure(cluster, *everywhere, "--add-config", f"{RATE}=900,{ssl}=55")
         configure(cluster, *one, "--add-config", f"{RATE}=700,{sasl}=30")
         eventually(lambda: len(imported(ask, cluster, "--dry-run")["changes"]) == 6)
-        told = imported(ask, cluster)
-        assert any("QUOTAGATE_INTER_BROKER_LISTENER=PLAINTEXT" in note for note in told["notes"])
+        report = imported(ask, cluster)
+        assert any("QUOTAGATE_INTER_BROKER_LISTENER=PLAINTEXT" in note for note in report["notes"])
     finally:
         configure(cluster, *one, "--delete-config", f"{RATE},{sasl}")
         configure(cluster, *everywhere, "--delete-config", f"{RATE},{ssl}")
@@ -315,17 +316,17 @@ def test_rates_of_brokers_and_listeners_hold_as_they_are_set(ask: Command, node:
         "broker=1": {"limit": 700},
         "listener=SSL": {"limit": 55, "scope": "broker"},
         "broker=1,listener=SASL_SSL": {"limit": 30},
-        # Kafka holds the listener between brokers to the broker's rate by itself.
+        # Kafka gives the inter-broker listener the broker's rate.
         "broker=1,listener=PLAINTEXT": {"limit": 700},
         "broker=2,listener=PLAINTEXT": {"limit": 900},
     }
 
 
-def test_what_stands_in_a_brokers_file_is_taken_over_with_its_windows(
+def test_rates_in_a_brokers_file_are_imported_with_their_windows(
     ask: Command, node: Service, strict: Cluster
 ):
-    told = imported(ask, strict)
-    assert told["left_out"] == []
+    report = imported(ask, strict)
+    assert report["left_out"] == []
     longer = {"samples": 21, "sample_ms": 1000}
     assert {entity: quotas[OWN_RATE] for entity, quotas in listed(node).items()} == {
         entity: {"limit": limit, **longer}
@@ -338,7 +339,7 @@ def test_what_stands_in_a_brokers_file_is_taken_over_with_its_windows(
     }
 
 
-def test_without_one_brokers_settings_nothing_is_taken_over(ask: Command, node: Service, strict: Cluster):
+def test_nothing_is_imported_if_one_broker_does_not_answer(ask: Command, node: Service, strict: Cluster):
     one, two = strict.brokers.values()
     two.hold()
     try:
@@ -350,13 +351,13 @@ def test_without_one_brokers_settings_nothing_is_taken_over(ask: Command, node: 
     assert listed(node) == {}
 
 
-async def test_a_kafka_without_such_questions_is_named_as_too_old():
+async def test_kafka_without_client_quotas_is_reported_as_too_old():
     async with odd_broker.running(1) as odd:
-        with pytest.raises(CannotAsk, match="too old: it knows no DescribeClientQuotasRequest"):
+        with pytest.raises(KafkaError, match="too old: it does not support DescribeClientQuotasRequest"):
             await asyncio.to_thread(kafka_quotas.read, [odd[1].address], {}, 20.0)
 
 
-def test_who_may_not_see_quotas_is_told_what_is_missing(
+def test_login_without_permission_gets_a_hint(
     ask: Command, node: Service, strict: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     def as_(user: str, *options: str) -> Ran:
@@ -378,7 +379,7 @@ def test_who_may_not_see_quotas_is_told_what_is_missing(
     assert listed(node) == {}
 
 
-def test_a_kafka_that_is_not_there_is_told_soon(ask: Command, node: Service):
+def test_unreachable_kafka_is_reported_in_time(ask: Command, node: Service):
     with socket.create_server(("127.0.0.1", 0)) as mute, socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         nobody, silent = (f"127.0.0.1:{one.getsockname()[1]}" for one in (unused, mute))
@@ -397,7 +398,7 @@ def test_a_kafka_that_is_not_there_is_told_soon(ask: Command, node: Service):
         (("--from-kafka", "127.0.0.1:x"), "--from-kafka: must be host:port"),
         (("--from-kafka", ""), "--from-kafka: names no broker"),
         (("--from-kafka", "a:1", "--kafka-property", "ssl_cafile"), "ssl_cafile: write NAME=VALUE"),
-        (("--from-kafka", "a:1", "--kafka-property", "password=x"), "password: is no property"),
+        (("--from-kafka", "a:1", "--kafka-property", "password=x"), "password: is not a property"),
         (("--from-kafka", "a:1", "--timeout", "0"), "--timeout"),
         ((), "--from-kafka"),
     ],

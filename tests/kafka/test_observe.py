@@ -17,7 +17,8 @@ from kafka.admin import (
     ResourceType,
 )
 
-from app.domain.volumes import Observation, ObservationFailed, Volume
+from app.domain.errors import ObservationError
+from app.domain.volumes import Observation, Volume
 from tests.kafka import brokers, tool
 from tests.kafka.brokers import PROTOCOLS, Broker, Cluster
 from workers.volumes.kafka import KafkaSource
@@ -59,13 +60,13 @@ async def observed_at_rest(cluster: Cluster, polled: KafkaSource) -> Observation
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_sizes_are_those_of_the_disks(cluster, protocol):
+async def test_sizes_equal_those_of_the_disks(cluster, protocol):
     seen = await observed_at_rest(cluster, source(cluster, protocol))
     assert seen.answered == frozenset({"1", "2"})
     assert seen.silent == {}
 
 
-async def test_sizes_follow_what_is_written(cluster):
+async def test_sizes_follow_writes(cluster):
     """And come without a line for each partition, of which a cluster may have many."""
     polled = source(cluster)
     before = await observed_at_rest(cluster, polled)
@@ -84,12 +85,12 @@ async def test_sizes_follow_what_is_written(cluster):
 
 
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-async def test_a_wrong_password_is_said(cluster, protocol):
-    with pytest.raises(ObservationFailed, match="refuses the login: Authentication failed: Invalid username"):
+async def test_wrong_password_is_reported(cluster, protocol):
+    with pytest.raises(ObservationError, match="refuses the login: Authentication failed: Invalid username"):
         await source(cluster, protocol, sasl_plain_password="wrong").observe(WITHIN_S)
 
 
-async def test_a_login_by_scram_as_strimzi_hands_it_out(cluster):
+async def test_scram_login_in_strimzis_form_works(cluster):
     setting = ("--alter", "--add-config", "SCRAM-SHA-512=[password=dave-secret]")
     entity = ("--entity-type", "users", "--entity-name", "dave")
     tool.run("kafka.admin.ConfigCommand", "--bootstrap-server", cluster.bootstrap, *setting, *entity)
@@ -103,22 +104,22 @@ async def test_a_login_by_scram_as_strimzi_hands_it_out(cluster):
     assert seen.answered == frozenset({"1", "2"})
 
 
-async def test_a_certificate_of_somebody_else_is_refused(cluster):
+async def test_certificate_of_an_unknown_ca_is_refused(cluster):
     given = cluster.properties_of("SSL")
     del given["ssl_cafile"]
-    with pytest.raises(ObservationFailed, match="certificate verify failed"):
+    with pytest.raises(ObservationError, match="certificate verify failed"):
         await KafkaSource(given.pop("bootstrap_servers"), given).observe(WITHIN_S)
 
 
-async def test_plain_text_to_a_tls_listener_fails_within_the_bound(cluster):
+async def test_plain_text_to_a_tls_listener_fails_in_time(cluster):
     began = time.monotonic()
-    with pytest.raises(ObservationFailed):
+    with pytest.raises(ObservationError):
         await KafkaSource(cluster.bootstrap_of("SSL"), {}).observe(SHORT_S)
     assert time.monotonic() - began <= SHORT_S
 
 
-async def test_a_login_without_the_right_is_told_which_it_lacks():
-    """A broker that refuses answers with no log directory at all, beside the error."""
+async def test_login_without_permission_is_reported_with_the_permission():
+    """A broker that refuses answers with no log directory at all, only the error."""
     guarded = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",  # who the brokers are to each other here
@@ -142,7 +143,7 @@ async def test_a_login_without_the_right_is_told_which_it_lacks():
 
 
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SASL_SSL"])
-async def test_a_hung_broker_is_silent_and_the_poll_ends_in_time(own, protocol):
+async def test_hung_broker_is_silent_and_the_observation_ends_in_time(own, protocol):
     """The kernel takes its connections all the same, so nothing is refused."""
     polled = source(own, protocol)
     own.brokers[2].hold()
@@ -159,7 +160,7 @@ async def test_a_hung_broker_is_silent_and_the_poll_ends_in_time(own, protocol):
     assert (await _until_all_answer(polled)).silent == {}
 
 
-async def test_a_killed_broker_is_silent_until_the_cluster_forgets_it(own):
+async def test_killed_broker_is_silent_until_the_cluster_forgets_it(own):
     polled = source(own)
     own.brokers[2].kill()
     began = time.monotonic()
@@ -180,7 +181,7 @@ async def test_all_brokers_hung_fail_the_observation_in_time(own):
         broker.hold()
     try:
         began = time.monotonic()
-        with pytest.raises(ObservationFailed, match=r"no answer within 2\.0 s; .* no answer within 2\.0 s"):
+        with pytest.raises(ObservationError, match=r"no answer within 2\.0 s; .* no answer within 2\.0 s"):
             await source(own).observe(SHORT_S)
         assert time.monotonic() - began <= SHORT_S
     finally:
@@ -194,7 +195,7 @@ async def _until_all_answer(polled: KafkaSource) -> Observation:
     while True:
         try:
             seen = await polled.observe(WITHIN_S)
-        except ObservationFailed:
+        except ObservationError:
             seen = Observation((), frozenset(), {})
         if seen.answered == frozenset({"1", "2"}):
             return seen

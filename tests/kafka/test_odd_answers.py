@@ -12,7 +12,8 @@ import pytest
 from kafka.protocol.admin import DescribeClusterRequest, DescribeClusterResponse, DescribeLogDirsRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from app.domain.volumes import ObservationFailed, Volume
+from app.domain.errors import ObservationError
+from app.domain.volumes import Volume
 from tests.kafka import odd_broker
 from tests.kafka.odd_broker import OddBroker, directory, telling
 from workers.volumes.kafka import KafkaSource
@@ -31,7 +32,7 @@ def source(brokers: Brokers, **properties: str) -> KafkaSource:
     return KafkaSource(",".join(broker.address for broker in brokers.values()), properties)
 
 
-async def test_all_is_well(brokers):
+async def test_complete_answers_give_all_volumes(brokers):
     seen = await source(brokers).observe(WITHIN_S)
     assert seen.volumes == (Volume("1", "/d", 1000, 400), Volume("2", "/d", 1000, 400))
     assert seen.answered == frozenset({"1", "2"})
@@ -39,7 +40,7 @@ async def test_all_is_well(brokers):
 
 
 @pytest.mark.parametrize(
-    ("told", "known"),
+    ("described", "known"),
     [
         (directory("/d", -1, -1, error_code=56), (None, None)),
         (directory("/d", 1000, 0, error_code=56), (None, None)),
@@ -50,23 +51,23 @@ async def test_all_is_well(brokers):
         (directory("/d", 2**63 - 1, 2**63 - 1), (2**63 - 1, 2**63 - 1)),
     ],
 )
-async def test_what_a_directory_does_not_tell_is_unknown(brokers, told, known):
-    brokers[2].answers[DescribeLogDirsRequest] = lambda _: telling(directory("/other", 1, 1), told)
+async def test_missing_sizes_of_a_directory_are_unknown(brokers, described, known):
+    brokers[2].answers[DescribeLogDirsRequest] = lambda _: telling(directory("/other", 1, 1), described)
     seen = await source(brokers).observe(WITHIN_S)
     assert seen.volumes[1:] == (Volume("2", "/other", 1, 1), Volume("2", "/d", *known))
     assert seen.answered == frozenset({"1", "2"})
 
 
 @pytest.mark.parametrize("newest", [0, 1, 3])
-async def test_a_broker_too_old_for_sizes_is_silent_beside_newer_ones(brokers, newest):
+async def test_broker_too_old_for_sizes_is_silent_among_newer_ones(brokers, newest):
     brokers[2].newest[DescribeLogDirsRequest] = newest
     seen = await source(brokers).observe(WITHIN_S)
     assert [volume.broker for volume in seen.volumes] == ["1"]
     assert seen.answered == frozenset({"1"})
-    assert seen.silent == {"2": "is too old to tell the sizes of its disks, as Kafka 3.3 and later do"}
+    assert seen.silent == {"2": "is too old to report the sizes of its disks: that needs Kafka 3.3"}
 
 
-async def test_a_cluster_from_before_describe_cluster_is_described_all_the_same(brokers):
+async def test_cluster_without_describe_cluster_is_described_by_metadata(brokers):
     for broker in brokers.values():
         del broker.newest[DescribeClusterRequest]
         broker.newest[MetadataRequest] = 5
@@ -75,7 +76,7 @@ async def test_a_cluster_from_before_describe_cluster_is_described_all_the_same(
     assert (seen.volumes, seen.answered, set(seen.silent)) == ((), frozenset(), {"1", "2"})
 
 
-async def test_a_newer_broker_is_asked_as_the_older_one_that_described_the_cluster_is_not(brokers):
+async def test_each_broker_is_asked_with_its_own_request_versions(brokers):
     """Each connection finds out the versions for itself."""
     brokers[1].newest[DescribeLogDirsRequest] = 1
     seen = await KafkaSource(brokers[1].address, {}).observe(WITHIN_S)
@@ -91,14 +92,14 @@ async def test_a_newer_broker_is_asked_as_the_older_one_that_described_the_clust
         (9999, "answers UNKNOWN (9999)"),
     ],
 )
-async def test_an_error_is_no_empty_answer(brokers, code, why):
+async def test_error_makes_a_broker_silent_and_not_empty(brokers, code, why):
     brokers[2].answers[DescribeLogDirsRequest] = lambda _: telling(error_code=code)
     seen = await source(brokers).observe(WITHIN_S)
     assert seen.silent == {"2": why}
     assert seen.answered == frozenset({"1"})
 
 
-async def test_a_broker_without_directories_is_silent(brokers):
+async def test_broker_without_directories_is_silent(brokers):
     brokers[2].answers[DescribeLogDirsRequest] = lambda _: telling()
     seen = await source(brokers).observe(WITHIN_S)
     assert seen.silent == {"2": "names no log directory"}
@@ -107,7 +108,7 @@ async def test_a_broker_without_directories_is_silent(brokers):
 @pytest.mark.parametrize(
     "answer", [b"", b"\x00\x00\x01\x00half", b"\xff\xff\xff\xff", b"HTTP/1.1 400\r\n\r\n"]
 )
-async def test_half_an_answer_is_none(brokers, answer):
+async def test_truncated_response_makes_a_broker_silent(brokers, answer):
     brokers[2].answers[DescribeLogDirsRequest] = lambda _: answer
     seen = await source(brokers).observe(WITHIN_S)
     assert [volume.broker for volume in seen.volumes] == ["1"]
@@ -115,7 +116,7 @@ async def test_half_an_answer_is_none(brokers, answer):
     assert seen.silent["2"]
 
 
-async def test_an_answer_that_cannot_be_read_ends_within_the_bound(brokers):
+async def test_unreadable_response_ends_in_time(brokers):
     """kafka-python stumbles over it in a task that nobody waits for."""
     brokers[2].answers[DescribeLogDirsRequest] = lambda _: b"\x00\x00\x00\x06" + b"\x00\x00\x00\x02ab"
     seen = await source(brokers).observe(2.0)
@@ -123,7 +124,7 @@ async def test_an_answer_that_cannot_be_read_ends_within_the_bound(brokers):
     assert set(seen.silent) == {"2"}
 
 
-async def test_a_broker_that_never_answers_costs_its_time_and_no_more(brokers):
+async def test_broker_that_never_answers_costs_only_its_time(brokers):
     asked = asyncio.Event()
 
     async def never(_request):
@@ -139,7 +140,7 @@ async def test_a_broker_that_never_answers_costs_its_time_and_no_more(brokers):
     assert "no answer within" in seen.silent["2"]
 
 
-async def test_a_lesser_bound_of_ones_own(brokers):
+async def test_request_timeout_shortens_the_time(brokers):
     async def never(_request):
         await asyncio.Event().wait()
 
@@ -148,7 +149,7 @@ async def test_a_lesser_bound_of_ones_own(brokers):
     assert seen.silent == {"2": "no answer within 0.5 s"}
 
 
-async def test_a_place_to_begin_that_hangs_does_not_matter_beside_one_that_answers(brokers):
+async def test_hung_bootstrap_server_does_not_matter_if_another_answers(brokers):
     async def never(_request):
         await asyncio.Event().wait()
 
@@ -157,8 +158,8 @@ async def test_a_place_to_begin_that_hangs_does_not_matter_beside_one_that_answe
     assert seen.answered == frozenset({"1", "2"})
 
 
-async def test_a_call_that_hangs_for_good_is_made_once(brokers, monkeypatch):
-    """As in a resolver of names that does not return: nothing can end that thread."""
+async def test_call_that_hangs_forever_is_made_once(brokers, monkeypatch):
+    """Like name resolution that never returns: nothing can end that thread."""
     go_on = threading.Event()
     connect = socket.create_connection
 
@@ -167,7 +168,7 @@ async def test_a_call_that_hangs_for_good_is_made_once(brokers, monkeypatch):
             go_on.wait(60)
         return connect(address, timeout)
 
-    monkeypatch.setattr("app.run.kafka_call.socket.create_connection", hanging)
+    monkeypatch.setattr("app.kafka.call.socket.create_connection", hanging)
     polled = KafkaSource(brokers[1].address, {})
     try:
         first = await polled.observe(1.0)
@@ -179,7 +180,7 @@ async def test_a_call_that_hangs_for_good_is_made_once(brokers, monkeypatch):
     assert all(seen.answered == frozenset({"1"}) for seen in later)
 
 
-async def test_a_fault_of_the_library_is_one_brokers_alone(brokers, monkeypatch):
+async def test_library_error_concerns_one_broker_only(brokers, monkeypatch):
     connect = socket.create_connection
 
     def stumbling(address, timeout):
@@ -187,7 +188,7 @@ async def test_a_fault_of_the_library_is_one_brokers_alone(brokers, monkeypatch)
             raise RuntimeError("odd")
         return connect(address, timeout)
 
-    monkeypatch.setattr("app.run.kafka_call.socket.create_connection", stumbling)
+    monkeypatch.setattr("app.kafka.call.socket.create_connection", stumbling)
     seen = await source(brokers).observe(WITHIN_S)
     assert seen.silent == {"2": "RuntimeError: odd"}
     assert [volume.broker for volume in seen.volumes] == ["1"]
@@ -197,10 +198,10 @@ async def test_a_fault_of_the_library_is_one_brokers_alone(brokers, monkeypatch)
     ("answer", "why"),
     [
         ({"error_code": 31}, "CLUSTER_AUTHORIZATION_FAILED"),
-        ({"brokers": []}, "names no active broker"),
+        ({"brokers": []}, "lists no active broker"),
     ],
 )
-async def test_a_cluster_that_is_not_described_fails_the_observation(brokers, answer, why):
+async def test_observation_fails_if_the_cluster_is_not_described(brokers, answer, why):
     for broker in brokers.values():
         whole: dict[str, object] = {
             "throttle_time_ms": 0,
@@ -215,16 +216,16 @@ async def test_a_cluster_that_is_not_described_fails_the_observation(brokers, an
         broker.answers[DescribeClusterRequest] = lambda _, said=whole | answer: DescribeClusterResponse(
             **said
         )
-    with pytest.raises(ObservationFailed, match=why):
+    with pytest.raises(ObservationError, match=why):
         await source(brokers).observe(WITHIN_S)
 
 
-async def test_nobody_to_begin_with_fails_the_observation_and_names_each():
-    with pytest.raises(ObservationFailed, match=r"127\.0\.0\.1:1: no connection: .*; 127\.0\.0\.1:2: no con"):
+async def test_observation_without_bootstrap_servers_fails_and_names_each():
+    with pytest.raises(ObservationError, match=r"127\.0\.0\.1:1: no connection: .*; 127\.0\.0\.1:2: no con"):
         await KafkaSource("127.0.0.1:1,127.0.0.1:2", {}).observe(WITHIN_S)
 
 
-async def test_an_observation_after_a_failed_one_begins_anew(brokers):
+async def test_observation_after_a_failed_one_starts_fresh(brokers):
     polled = source(brokers)
     brokers[2].answers[DescribeLogDirsRequest] = lambda _: b""
     assert set((await polled.observe(WITHIN_S)).silent) == {"2"}

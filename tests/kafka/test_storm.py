@@ -96,7 +96,7 @@ async def storm(seconds: float, brokers: Iterable[int], *attempts: Attempt) -> N
                 group.create_task(attempt(broker))
 
 
-async def test_an_address_gets_as_many_connections_from_each_broker(
+async def test_address_gets_its_connections_from_each_broker(
     quotagate: Command, node: Service, http: httpx.AsyncClient, cluster: Cluster
 ):
     for address in STORMING:
@@ -139,7 +139,7 @@ async def storm_from(
     return kafka, here, max(waits)
 
 
-async def test_a_listener_takes_as_many_connections_on_each_broker(
+async def test_listener_takes_its_connections_on_each_broker(
     quotagate: Command, node: Service, http: httpx.AsyncClient, cluster: Cluster
 ):
     rate = "listener.name.sasl_plaintext.max.connection.creation.rate"
@@ -160,7 +160,7 @@ async def test_a_listener_takes_as_many_connections_on_each_broker(
         waiting[number].put_nowait(None)
 
     async def acceptor(number: int) -> None:
-        """What a broker does that asks Quotagate: it takes one connection after another, delayed as told."""
+        """What a broker with Quotagate does: it takes one connection after another, each after its delay."""
         while True:
             await waiting[number].get()
             decision = await decided(http, listener="SASL_PLAINTEXT", broker=str(number))

@@ -1,4 +1,4 @@
-"""Real disks fill up and empty again, producers of the whole cluster are held; brokers and observers fail."""
+"""Real disks fill and empty; all producers of the cluster are held; brokers and observers fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRODUCE = {"principal": "alice", "broker": "1", "usage": {"produce_bytes": 1000}
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Cluster]:
-    """A cluster whose brokers may be filled, killed and held; one that hangs is not soon given up by it."""
+    """A cluster whose brokers tests fill, kill and suspend; it waits long before it gives up a hung one."""
     with brokers.running(properties={"broker.session.timeout.ms": 45_000}) as started:
         yield started
 
@@ -57,7 +57,7 @@ def show(own: Cluster, what: str, factor: float) -> None:
     say(f"{what}: factor {factor}; {disks}")
 
 
-def test_a_full_disk_holds_the_producers_of_every_broker(own, admin):
+def test_full_disk_throttles_producers_of_every_broker(own, admin):
     limits = observing.settings(own.bootstrap, VOLUME_MIN_AVAILABLE_BYTES=str(MIN_AVAILABLE))
     with ExitStack() as stack:
         (service,) = stack.enter_context(observing.nodes(1, limits))
@@ -128,7 +128,7 @@ def test_another_observer_takes_over_and_the_factor_stays(own):
             assert int(store.get(lease_keys(LEASE)[1]) or 0) == token + 1
             assert asyncio.run(late_write(services[0].store_url, token)) == "fenced"
             second.go_on()
-            eventually(lambda: "another observer leads now" in second.said())
+            eventually(lambda: "volume observer lost the lease to another" in second.said())
             before = volume(services[0], "1")["observed_ms"]
             eventually(lambda: volume(services[0], "1")["observed_ms"] > before)
             assert leader(store, observers) is third
@@ -136,7 +136,7 @@ def test_another_observer_takes_over_and_the_factor_stays(own):
         say(f"{samples.looks} looks at two nodes: {samples.found}")
 
 
-def test_without_observers_every_node_falls_back_when_validity_ends(own):
+def test_nodes_use_the_fallback_when_validity_ends_without_observers(own):
     given = observing.settings(
         own.bootstrap,
         VOLUME_MIN_AVAILABLE_RATIO="0.01",
@@ -160,7 +160,7 @@ def test_without_observers_every_node_falls_back_when_validity_ends(own):
             until_observed(service, 1.0)
 
 
-def test_a_broker_that_hangs_or_dies_is_unknown_and_what_is_valid_stays(own):
+def test_hung_or_dead_broker_is_unknown_and_the_valid_factor_stays(own):
     given = observing.settings(
         own.bootstrap,
         VOLUME_MIN_AVAILABLE_RATIO="0.01",
@@ -227,7 +227,7 @@ def leader(store: redis.Redis, observers: list[Observer]) -> Observer:
 
 
 def successor(store: redis.Redis, observers: list[Observer], ended: float) -> Observer:
-    """Who leads after another ended, once it has written; within two intervals."""
+    """The observer that leads after another ended, once it has written; within two intervals."""
     old = leader_pid = observing.pid_of(store.get(lease_keys(LEASE)[0]))
     seen = store.get(RECORD_KEY)
 

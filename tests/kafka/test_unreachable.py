@@ -1,4 +1,4 @@
-"""A Kafka that is not there: nodes and observers start all the same, and observations fail."""
+"""An unreachable Kafka: nodes and observers start anyway, and observations fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.kafka.observing import volumes
 from tests.service import eventually
 
 
-def test_an_unreachable_kafka_is_a_failed_observation():
+def test_unreachable_kafka_fails_the_observation():
     given = observing.settings(
         "127.0.0.1:1",
         VOLUME_MIN_AVAILABLE_RATIO="0.05",

@@ -1,4 +1,4 @@
-"""One hostile caller beside three others: answered by the store, as quickly as before, never shed."""
+"""An attack by one caller: three others must be answered by the store, as fast as before."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from statistics import median
 from typing import Any, Final
 
 from tests.load.generator import Load, Outcome, outcomes
-from tests.load.holding import AMPLE, SECRET, made_up, told
+from tests.load.holding import AMPLE, SECRET, fallbacks_of, summary
 from tests.said import say
 from tests.service import Service, running
 
 SLOWER_BY_MS: Final = 20.0
-"""By how much the median of the others may be longer beside an attack."""
+"""By how much the median wait of the others may grow during an attack."""
 ROUNDS: Final = 3
-"""A machine that is shared stalls: the time must hold in one of these, all else in each."""
+"""Shared machines stall: the time bound must hold in one of these rounds, everything else in each."""
 HAND_OVERS: Final = 4
-"""To the node, to the store, back, and back: each may wait for a processor, which a test takes, too."""
+"""Node, store, node, caller: at each of them an ask may wait for a processor, which the test uses too."""
 ATTACKER: Final = "127.0.0.66"
 OTHERS: Final = ("127.0.0.11", "127.0.0.12", "127.0.0.13")
-"""Addresses, and the names of the keys of who comes from them."""
+"""Addresses, which are also the names of the keys used from them."""
 NOBODY: Final = ""
-"""The name of no key."""
+"""Means no key."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """What one caller sends, and over how many connections; see Load."""
+    """What the hostile caller sends, and over how many connections; see Load."""
 
     ask: str = ""
     batch: int = 0
@@ -40,27 +40,30 @@ class Attack:
 
 
 def asking(ids: int = 0, **ask: Any) -> str:
-    """An ask of the hostile principal's, for one request or for so many ids."""
+    """Return an ask of the hostile principal, for one request or for so many ids."""
     usage = {"producer_ids": list(range(ids))} if ids else {"requests": 1}
     return json.dumps({"principal": "hostile", "usage": usage, **ask})
 
 
 @dataclass(frozen=True)
-class Beside:
-    """How others were answered, in milliseconds, without an attack and beside it; what came of the attack.
+class AttackResult:
+    """The median waits of the others, and the outcome of the attack.
 
-    ``crowded_ms`` is how long the node waited whenever it wanted a processor.
+    Attributes:
+        calm_ms: without an attack.
+        attacked_ms: during the attack.
+        crowded_ms: how long the node waited for a processor each time it wanted one.
     """
 
     calm_ms: float
-    beside_ms: float
+    attacked_ms: float
     crowded_ms: float
     attack: Sequence[Outcome]
 
 
 @dataclass(frozen=True)
 class Account:
-    """By the kernel: how long a program's first thread waited for a processor, and how often it got one."""
+    """How long the main thread of a process waited for a processor, and how often it ran (schedstat)."""
 
     waited_ns: int
     ran: int
@@ -71,72 +74,74 @@ class Account:
         return cls(int(waited), int(ran))
 
     def waited_ms(self, before: Account) -> float:
-        """How long it waited each time since."""
+        """Return the mean wait since then."""
         return (self.waited_ns - before.waited_ns) / 1e6 / max(self.ran - before.ran, 1)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A node, with the keys of callers that may only decide."""
+    """A node, and the API keys of callers that may only decide."""
 
     node: Service
     keys: dict[str, str]
 
     def attack(self, attack: Attack, seconds: float, key: str, source: str = ATTACKER) -> Load:
-        """An attack with a key, by its name, from an address."""
+        """Return the load of an attack with the key of this name, from an address."""
         return Load(
             address=self.node.address, seconds=seconds, source=source, key=self.keys[key], **asdict(attack)
         )
 
-    def held(
+    def check_others(
         self,
         name: str,
         seconds: float,
         *attack: Load,
         keys: Sequence[str] = OTHERS,
-        beside: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> Beside:
-        """Hold the node to what it promised the others; their times are those of the first good round.
+        during: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> AttackResult:
+        """Check that the others are served as promised; the result is that of the first good round.
 
-        An attack is loads, and what `beside` does.
+        Args:
+            attack: the loads of the attack.
+            during: does the rest of the attack.
         """
         for _ in range(ROUNDS):
             calm, _ = self._asked(seconds / 2, keys)
             before = Account.of(self.node.pid)
-            with beside():
+            with during():
                 others, attackers = self._asked(seconds, keys, *attack)
             crowded_ms = Account.of(self.node.pid).waited_ms(before)
-            came = Beside(typical_ms(calm), typical_ms(others), crowded_ms, attackers)
+            came = AttackResult(typical_ms(calm), typical_ms(others), crowded_ms, attackers)
             bound_ms = came.calm_ms + SLOWER_BY_MS + HAND_OVERS * crowded_ms
             for each in attackers:
                 assert each.odd == []
                 assert each.statuses.keys() <= {"200", "503"}
-                assert each.waits_ms, "the attacker was heard, too"
-            if came.beside_ms <= bound_ms:
+                assert each.waits_ms, "the attacker is served, too"
+            if came.attacked_ms <= bound_ms:
                 break
         say(
-            f"{name}: others {came.calm_ms:.1f} ms, then {came.beside_ms:.1f} of {bound_ms:.1f} ms;"
-            f" attacker {' '.join(map(told, attackers))}"
+            f"{name}: others {came.calm_ms:.1f} ms, then {came.attacked_ms:.1f} of {bound_ms:.1f} ms;"
+            f" attacker {' '.join(map(summary, attackers))}"
         )
-        assert came.beside_ms <= bound_ms
+        assert came.attacked_ms <= bound_ms
         return came
 
     def _asked(
         self, seconds: float, keys: Sequence[str], *attack: Load
     ) -> tuple[list[Outcome], list[Outcome]]:
-        """Let others ask beside an attack: all their answers are the store's. What came of both."""
-        before = made_up(self.node)
+        """Let others ask during an attack; check that the store answers them all. Return both outcomes."""
+        before = fallbacks_of(self.node)
         came = outcomes(*self._others(seconds, keys), *attack)
         others, attackers = came[: len(OTHERS)], came[len(OTHERS) :]
         for each in others:
-            assert each.statuses.keys() == {"200"}, told(each)
-            assert each.sources.keys() == {"store"}, told(each)
+            assert each.statuses.keys() == {"200"}, summary(each)
+            assert each.sources.keys() == {"store"}, summary(each)
             assert each.lost == each.unanswered == 0
-        assert made_up(self.node) == before
+        assert fallbacks_of(self.node) == before
         return others, attackers
 
     def _others(self, seconds: float, keys: Sequence[str]) -> list[Load]:
-        """Three callers with two connections each, who ask for requests and for ids that are known."""
+        """Return the loads of three callers with two connections each, for requests and ids that are seen."""
         return [
             Load(
                 address=self.node.address,
@@ -152,13 +157,13 @@ class Site:
 
 
 def typical_ms(outcomes: Sequence[Outcome]) -> float:
-    """The median of all their waits."""
+    """Return the median of all waits."""
     return median(wait for each in outcomes for wait in each.waits_ms)
 
 
 @contextmanager
 def attacked(**more: Any) -> Iterator[Site]:
-    """A node with quotas for everybody, of which that of ids is the largest there is, and with the keys."""
+    """Run a node with quotas for everybody (for ids the largest limit there is) and with the keys."""
     with running(environment=SECRET, **more) as node:
         node.put("user=*", **{**AMPLE, "producer_ids_rate": 500_000})
         keys = {NOBODY: ""}

@@ -1,4 +1,4 @@
-"""Our program where a shell's `ulimit -n 256` came before it, and the machine would allow more."""
+"""Runs our program as after `ulimit -n 256` in a shell, on a machine that allows more open files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A load from a program of its own: many connections, each of which asks again once it was answered.
+"""The load generator: a program of its own with many connections, each of which asks again when answered.
 
-`python -m tests.load.generator` reads a Load as JSON and writes an Outcome as JSON; tests call `loading`.
+`python -m tests.load.generator` reads a Load as JSON and writes an Outcome as JSON. Tests call `loading` or
+`outcomes`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ import uvloop
 
 ROOT: Final = Path(__file__).parents[2]
 SHOWN: Final = 5
-"""How many odd answers are kept to be shown."""
+"""How many unexpected answers are kept to be shown."""
 LAST_ANSWER_WITHIN_S: Final = 20.0
-"""How long it waits, at the end, for what is under way."""
+"""How long it waits at the end for outstanding answers."""
 STARTS_WITHIN_S: Final = 60.0
 CHECK: Final = "/v1/check"
 OVERLOADED: Final = "urn:quotagate:overloaded"
@@ -35,10 +36,13 @@ RETRY_AFTER_S: Final = range(1, 4)
 class Load(msgspec.Struct, kw_only=True):
     """What to send, over how many connections, for how long.
 
-    In ``ask``, JSON, ``$c`` is the connection's number, ``$n`` a fresh number for each ask, and ``$i`` one
-    for each place where it stands. ``batch`` asks travel in one request; 0 sends each on its own. With a
-    ``path`` that is what is got instead, with these ``headers``. ``pause_s`` lies between an answer and the
-    next request, and ``source`` is the address that it comes from.
+    Attributes:
+        ask: JSON, in which ``$c`` becomes the number of the connection, ``$n`` a new number for each ask, and
+            each ``$i`` a new number of its own.
+        batch: how many asks one request carries; 0 sends each ask as a single decision.
+        path: what to GET instead of asking, with these ``headers``.
+        pause_s: the pause between an answer and the next request.
+        source: the address to connect from.
     """
 
     address: tuple[str, int]
@@ -54,13 +58,15 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What came of a load: answers by status, decisions by source and by outcome.
+    """The result of a load: answers by status, decisions by source and by outcome.
 
-    ``shed`` are the answers that refuse for overload as the contract has it: status 503, or 429 to a check.
-    ``odd`` are the first answers that are neither such nor a decision. ``lost`` connections were ended by
-    the node, and ``unanswered`` requests waited still at the very end. ``waits_ms`` is for each answer of
-    status 200; ``first_at`` is when each source was met first, by the monotonic clock that all programs
-    share.
+    Attributes:
+        shed: answers that refuse because of overload, as API.md defines them: status 503, or 429 for a check.
+        odd: the first answers that are neither that nor a decision.
+        lost: connections that the node ended.
+        unanswered: requests without an answer at the end.
+        waits_ms: the time until each answer of status 200.
+        first_at: when each source was first seen, by the monotonic clock that all programs share.
     """
 
     statuses: dict[str, int]
@@ -74,27 +80,27 @@ class Outcome(msgspec.Struct, kw_only=True):
     first_at: dict[str, float]
 
 
-class Said(msgspec.Struct):
-    """As much of a decision as is counted."""
+class DecisionFields(msgspec.Struct):
+    """The counted fields of a decision."""
 
     decision: str
     source: str
 
 
-class SaidOfMany(msgspec.Struct):
+class BatchFields(msgspec.Struct):
     """The answer to a batch."""
 
-    decisions: list[Said]
+    decisions: list[DecisionFields]
 
 
 class Problem(msgspec.Struct):
-    """As much of an error as is looked at."""
+    """The counted field of an error."""
 
     type: str = ""
 
 
 class Requests:
-    """Makes the bytes of a load's requests; those that are all the same are made once."""
+    """Makes the bytes of requests; requests that never change are made once per connection."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -104,7 +110,7 @@ class Requests:
         self._changing = "$n" in self._pieces or "$i" in self._pieces
 
     def of(self, connection: int) -> bytes:
-        """The next request of a connection."""
+        """Return the next request of a connection."""
         if self._changing:
             return self._made(connection)
         if connection not in self._same:
@@ -150,11 +156,11 @@ class Counts:
         self.over = False
         self._checks = load.path.startswith(CHECK)
         self._plain = bool(load.path) and not self._checks
-        self._one = msgspec.json.Decoder(Said)
-        self._many = msgspec.json.Decoder(SaidOfMany) if load.batch else None
+        self._one = msgspec.json.Decoder(DecisionFields)
+        self._many = msgspec.json.Decoder(BatchFields) if load.batch else None
 
-    def answered(self, head: bytes, body: bytes, began: float) -> None:
-        """Count an answer to what was asked at a moment."""
+    def count_answer(self, head: bytes, body: bytes, began: float) -> None:
+        """Count an answer to a request sent at that time."""
         now = time.monotonic()
         status = head[9:12].decode()
         self.statuses[status] += 1
@@ -170,13 +176,13 @@ class Counts:
             self.odd.append((head + body[:500]).decode(errors="replace"))
 
     def _count(self, body: bytes, now: float) -> None:
-        for said in self._many.decode(body).decisions if self._many else (self._one.decode(body),):
-            self.decisions[said.decision] += 1
-            self.sources[said.source] += 1
-            self.first_at.setdefault(said.source, now)
+        for decision in self._many.decode(body).decisions if self._many else (self._one.decode(body),):
+            self.decisions[decision.decision] += 1
+            self.sources[decision.source] += 1
+            self.first_at.setdefault(decision.source, now)
 
     def _sheds(self, status: str, head: bytes, body: bytes) -> bool:
-        """Whether an answer says in the contract's words that the node is overloaded."""
+        """Return whether an answer says that the node is overloaded, as API.md defines it."""
         after = re.search(rb"\r\nretry-after: (\d+)\r\n", head.lower())
         if after is None or int(after[1]) not in RETRY_AFTER_S:
             return False
@@ -231,7 +237,7 @@ class Connection(asyncio.Protocol):
         del self._buffer[:ends]
         self._waits = False
         self._counts.waiting -= 1
-        self._counts.answered(head, body, self._began)
+        self._counts.count_answer(head, body, self._began)
         if self._pause_s and not self._counts.over:
             asyncio.get_running_loop().call_later(self._pause_s, self._ask)
         else:
@@ -255,7 +261,7 @@ class Connection(asyncio.Protocol):
 
 
 async def generate(load: Load) -> Outcome:
-    """Send a load, and count what comes of it."""
+    """Send a load and count the answers."""
     loop = asyncio.get_running_loop()
     requests, counts = Requests(load), Counts(load)
     ended = []
@@ -266,23 +272,23 @@ async def generate(load: Load) -> Outcome:
             local_addr=(load.source, 0),
         )
         ended.append(connection.ended)
-    await asyncio.sleep(load.seconds)  # the load lasts as long as its caller asked for
+    await asyncio.sleep(load.seconds)  # the duration of the load
     counts.over = True
     await asyncio.wait(ended, timeout=LAST_ANSWER_WITHIN_S)
     return counts.outcome()
 
 
-class Running:
-    """A load that is under way."""
+class RunningLoad:
+    """A running load generator."""
 
     def __init__(self, load: Load) -> None:
         self._ends_within_s = STARTS_WITHIN_S + load.seconds + LAST_ANSWER_WITHIN_S
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  a pipe holds 64 KiB; it ends with this object
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  a pipe holds only 64 KiB; closed by end()
         self.program = subprocess.Popen(
             [sys.executable, "-m", "tests.load.generator"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
-            stdout=self._said,
+            stdout=self._output,
         )
         assert self.program.stdin is not None
         self.program.stdin.write(msgspec.json.encode(load))
@@ -290,24 +296,24 @@ class Running:
         self.program.stdin = None
 
     def outcome(self) -> Outcome:
-        """What came of it, once it is over."""
+        """Return the outcome when the load is over."""
         assert self.program.wait(self._ends_within_s) == 0
-        self._said.seek(0)
-        return msgspec.json.decode(self._said.read(), type=Outcome)
+        self._output.seek(0)
+        return msgspec.json.decode(self._output.read(), type=Outcome)
 
     def end(self) -> None:
-        """End it, if it has not ended."""
+        """Kill the program if it is still running."""
         self.program.kill()
         self.program.wait()
-        self._said.close()
+        self._output.close()
 
 
 @contextmanager
-def loading(*loads: Load) -> Iterator[list[Running]]:
-    """Loads that have begun, each a program of its own."""
-    running: list[Running] = []
+def loading(*loads: Load) -> Iterator[list[RunningLoad]]:
+    """Start loads, each as a program of its own."""
+    running: list[RunningLoad] = []
     try:
-        running += [Running(load) for load in loads]
+        running += [RunningLoad(load) for load in loads]
         yield running
     finally:
         for each in running:
@@ -315,7 +321,7 @@ def loading(*loads: Load) -> Iterator[list[Running]]:
 
 
 def outcomes(*loads: Load) -> list[Outcome]:
-    """What came of loads that ran beside each other."""
+    """Run loads at the same time and return their outcomes."""
     with loading(*loads) as running:
         return [each.outcome() for each in running]
 

@@ -1,30 +1,35 @@
-"""What holds beside any load: nothing is made up, limits are exact, and who is not answered is told so."""
+"""What a node promises under any load: answers come from the store, limits are exact, overload is admitted.
+
+Also runs a node with about a tenth of its processor time.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.load.generator import Load, Outcome, outcomes
 from tests.programs import end
 from tests.said import say
-from tests.service import Service
+from tests.service import Service, eventually
 
 HUNDRED: Final = 100
 AMPLE: Final = {"request_rate": 1e9, "producer_ids_rate": 10_000}
-"""Quotas of who makes the load: each ask is charged to buckets."""
+"""The quotas of the callers that make the load, so that each ask is charged to buckets."""
 RATE: Final = {"limit": 100.5 / 99_000, "samples": 100, "sample_ms": 1_000_000, "enforcement": "deny"}
-"""A hundred requests: the window is measured as 99,000 s and what went by, so the next comes after 490 s."""
+"""Admits a hundred requests: the rate is measured over 99,000 s and more, so the next passes after 490 s."""
 SECRET: Final = {"QUOTAGATE_HASH_SECRET": (b"load" * 8).hex()}
-"""The same in every run, so that a limit of ids takes the same ids for seen: none."""
+"""The same in every run, so that the filter never takes a new id for a seen one."""
 
 HOT: Final = '{"principal":"hot-$c","usage":{"requests":1}}'
 HOT_IDS: Final = '{"principal":"hot-$c","usage":{"requests":1,"producer_ids":["$n"]}}'
@@ -33,16 +38,18 @@ LIMITED: Final = {
     "127.0.0.21": '{"principal":"limited","usage":{"requests":1}}',
     "127.0.0.22": '{"principal":"limited","usage":{"producer_ids":["$n"]}}',
 }
-"""The asks under the limits, by the addresses that they come from: the flood is another caller's."""
+"""The asks under the limits, by source address: to the node they are callers other than the flood."""
 
 
-def held(node: Service, *, ask: str, connections: int, seconds: float, batch: int = 0) -> Outcome:
-    """Flood a node while others ask under a limit of a hundred, and hold it to what it promised.
+def flood_and_check(node: Service, *, ask: str, connections: int, seconds: float, batch: int = 0) -> Outcome:
+    """Flood a node while others ask under a limit of a hundred; check all answers and both limits.
 
-    Gives what came of the flood.
+    Returns:
+        the outcome of the flood.
     """
     node.put("user=*", **AMPLE)
     node.put("user=limited", request_rate=RATE, producer_ids_rate=HUNDRED)
+    eventually(lambda: has_quotas_everywhere(node))
     flood, rate, ids = outcomes(
         Load(address=node.address, ask=ask, batch=batch, connections=connections, seconds=seconds),
         *(
@@ -52,17 +59,38 @@ def held(node: Service, *, ask: str, connections: int, seconds: float, batch: in
             for source, limited in LIMITED.items()
         ),
     )
-    say(told(flood), "rate:", told(rate), "ids:", told(ids))
+    say(summary(flood), "rate:", summary(rate), "ids:", summary(ids))
     for each in (flood, rate, ids):
-        true_and_whole(each)
-    assert made_up(node) == 0
-    assert rate.decisions["admit"] == HUNDRED < sum(rate.decisions.values())
-    assert ids.decisions["admit"] == HUNDRED < sum(ids.decisions.values())
+        check_answers(each)
+    assert fallbacks_of(node) == 0
+    assert admitted(node, rate, lambda _: {"requests": 1}) == HUNDRED
+    assert admitted(node, ids, lambda n: {"producer_ids": [f"later-{n}"]}) == HUNDRED
     return flood
 
 
-def true_and_whole(outcome: Outcome) -> None:
-    """Every request was answered, by the store or with the word that the node is overloaded."""
+def has_quotas_everywhere(node: Service) -> bool:
+    """Return whether every process has read the quotas that one of them wrote, by many new connections."""
+    peek = {"principal": "limited", "usage": {"requests": 0}, "mode": "peek"}
+    for _ in range(50):
+        with httpx.Client(base_url=node.url, trust_env=False) as http:
+            if http.post("/v1/decisions", json=peek).json()["source"] != "store":
+                return False
+    return True
+
+
+def admitted(node: Service, outcome: Outcome, usage: Callable[[int], dict[str, object]]) -> int:
+    """How many of more than a hundred asks were admitted.
+
+    On a crowded machine fewer were answered during the flood: as many are asked after it as are missing.
+    """
+    decisions = Counter(outcome.decisions)
+    while decisions.total() <= HUNDRED:
+        decisions[node.ask(principal="limited", usage=usage(decisions.total()))["decision"]] += 1
+    return decisions["admit"]
+
+
+def check_answers(outcome: Outcome) -> None:
+    """Check that every request was answered, by the store or with the error for overload."""
     assert outcome.odd == []
     assert outcome.lost == outcome.unanswered == 0
     assert outcome.statuses.keys() <= {"200", "503"}
@@ -71,7 +99,7 @@ def true_and_whole(outcome: Outcome) -> None:
 
 
 def counted(node: Service, name: str, **labels: str) -> float:
-    """The sum of a metric over its samples with these labels."""
+    """Return the sum of a metric over its samples with these labels."""
     families = text_string_to_metric_families(node.http.get("/metrics").text)
     return sum(
         sample.value
@@ -81,13 +109,13 @@ def counted(node: Service, name: str, **labels: str) -> float:
     )
 
 
-def made_up(node: Service) -> float:
-    """How many decisions a node gave without its store, as it counts them."""
+def fallbacks_of(node: Service) -> float:
+    """Return how many decisions the node made without its store, by its own metrics."""
     return counted(node, "quotagate_decisions_total", source="fallback")
 
 
-def told(outcome: Outcome) -> str:
-    """An outcome in a few words."""
+def summary(outcome: Outcome) -> str:
+    """Summarise an outcome in a line."""
     waits = f"median {median(outcome.waits_ms):.1f} ms" if outcome.waits_ms else "no answer"
     return f"{outcome.statuses} {outcome.sources} {outcome.decisions}, {waits};"
 
@@ -97,11 +125,11 @@ def told(outcome: Outcome) -> str:
 
 LOOPS: Final = 4
 NICENESS: Final = 5
-"""Beside so many loops it leaves a node about a tenth of the time that it takes in a flood."""
+"""With so many busy loops, this leaves a node about a tenth of the processor time of a flood."""
 
 
 def programs_of(pid: int) -> list[int]:
-    """A program and all that it started."""
+    """Return the ids of a process and all its descendants."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text(encoding="ascii").split():
@@ -110,15 +138,15 @@ def programs_of(pid: int) -> list[int]:
 
 
 def nicer(pid: int, by: int) -> None:
-    """Let a program, and all that it started, come after others."""
+    """Lower the priority of a process and all its descendants."""
     for program in programs_of(pid):
         for thread in Path(f"/proc/{program}/task").iterdir():
-            with suppress(ProcessLookupError):  # it ended since
+            with suppress(ProcessLookupError):  # it has ended
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), by)
 
 
 def processor_s(pid: int) -> float:
-    """The processor time that a program and all that it started have had, in seconds."""
+    """Return the processor time of a process and all its descendants, in seconds."""
     ticks = 0
     for program in programs_of(pid):
         after_name = Path(f"/proc/{program}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -128,7 +156,7 @@ def processor_s(pid: int) -> float:
 
 @contextmanager
 def starved(node: Service) -> Iterator[None]:
-    """A node with about a tenth of its processor time, beside programs that take all that they can get."""
+    """Leave a node about a tenth of its processor time, by lower priority and busy loops."""
     loops: list[subprocess.Popen[bytes]] = []
     nicer(node.pid, NICENESS)
     try:

@@ -1,4 +1,4 @@
-"""What one hostile caller may send, and three others do not feel: the attacks that worked, done again."""
+"""Attacks by one caller, each of which once slowed others down: three other callers must not notice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ATTACKS: Final = {
     "the OpenAPI document on 100 connections": Attack(path="/openapi.json", connections=100),
 }
 BY_KEY: Final = frozenset(list(ATTACKS)[::2])
-"""Those that come with a key in the quick tests; the rest come without one, from an open network."""
+"""The attacks that use a key in the quick tests; the others come without one, from an open network."""
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +35,25 @@ def site() -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_others_do_not_feel_an_attack(site, name):
+def test_attack_does_not_slow_other_callers(site, name):
     key = ATTACKER if name in BY_KEY else NOBODY
-    site.held(name, QUICK_S, site.attack(ATTACKS[name], QUICK_S, key))
+    site.check_others(name, QUICK_S, site.attack(ATTACKS[name], QUICK_S, key))
 
 
-def test_others_behind_one_gateway_do_not_feel_one_principals_flood(site):
-    """To the node all of them are one caller, with the gateway's key and address."""
+def test_flood_of_one_principal_does_not_slow_others_behind_one_gateway(site):
+    """For the node they are all one caller, with the gateway's key and address."""
     gateway = OTHERS[0]
     flood = site.attack(Attack(asking(), connections=256), QUICK_S, gateway, source=gateway)
-    site.held("one principal", QUICK_S, flood, keys=[gateway] * len(OTHERS))
+    site.check_others("one principal", QUICK_S, flood, keys=[gateway] * len(OTHERS))
 
 
 @pytest.fixture(scope="module")
 def rows() -> Iterator[list[tuple[object, ...]]]:
-    """The lines of the proof's table, written when all attacks are over."""
+    """The rows of the proof's table, written after the last attack."""
     lines: list[tuple[object, ...]] = []
     yield lines
     if len(lines) == 2 * len(ATTACKS):
-        columns = ("attack", "key", "others alone, ms", "beside it, ms", "answers to it", "503")
+        columns = ("attack", "key", "others alone, ms", "during it, ms", "answers to it", "503")
         found("hold", "Attacks", "make prove T=tests/load", columns, lines)
 
 
@@ -61,8 +61,8 @@ def rows() -> Iterator[list[tuple[object, ...]]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("key", [ATTACKER, NOBODY], ids=["with a key", "without one"])
 @pytest.mark.parametrize("name", ATTACKS)
-def test_others_do_not_feel_a_long_attack(site, rows, name, key):
-    came = site.held(name, LONG_S, site.attack(ATTACKS[name], LONG_S, key))
+def test_long_attack_does_not_slow_other_callers(site, rows, name, key):
+    came = site.check_others(name, LONG_S, site.attack(ATTACKS[name], LONG_S, key))
     (attack,) = came.attack
-    waits = (f"{came.calm_ms:.1f}", f"{came.beside_ms:.1f}")
+    waits = (f"{came.calm_ms:.1f}", f"{came.attacked_ms:.1f}")
     rows.append((name, "yes" if key else "no", *waits, f"{len(attack.waits_ms):,}", f"{attack.shed:,}"))

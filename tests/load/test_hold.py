@@ -1,4 +1,4 @@
-"""The long floods: one program, two, and one with a tenth of its time (`make prove T=tests/load`)."""
+"""Long floods on one process, on two, and on one with a tenth of its time (`make prove T=tests/load`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from tests import stores
 from tests.load.generator import Load, loading
-from tests.load.holding import AMPLE, COLD, HOT, HOT_IDS, SECRET, held, processor_s, starved
+from tests.load.holding import AMPLE, COLD, HOT, HOT_IDS, SECRET, flood_and_check, processor_s, starved
 from tests.proofs import found
 from tests.said import say
 from tests.service import eventually, running
 
 SECONDS: Final = 40.0
-"""Each is to last for at least 30, after everybody has connected."""
+"""Each flood must last at least 30 s after all have connected."""
 FLOODS: Final = {
     "64 x one, hot": (HOT, 64, 0),
     "64 x one, cold": (COLD, 64, 0),
@@ -32,7 +32,7 @@ FLOODS: Final = {
     "64 x 100, hot": (HOT, 64, 100),
     "64 x 100, cold": (COLD, 64, 100),
 }
-"""Connections, and how many asks are in a request; hot callers ask again, cold ones once."""
+"""The ask, connections, and asks per request; hot principals ask again and again, cold ones once."""
 PLACES: Final = {
     "one program": (1, False),
     "two programs": (2, False),
@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def rows() -> Iterator[list[tuple[object, ...]]]:
-    """The lines of the proof's table, written when all floods are over."""
+    """The rows of the proof's table, written after the last flood."""
     lines: list[tuple[object, ...]] = []
     yield lines
     if len(lines) == len(FLOODS) * len(PLACES):
@@ -56,8 +56,8 @@ def rows() -> Iterator[list[tuple[object, ...]]]:
 
 @pytest.mark.parametrize("flood", FLOODS)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_long_flood_makes_nothing_up(rows, place, flood):
-    """And limits of a hundred hold exactly."""
+def test_every_answer_comes_from_the_store_in_a_long_flood(rows, place, flood):
+    """Limits of a hundred hold exactly, too."""
     processes, poor = PLACES[place]
     ask, connections, batch = FLOODS[flood]
     with (
@@ -65,15 +65,15 @@ def test_a_long_flood_makes_nothing_up(rows, place, flood):
         starved(node) if poor else nullcontext(),
     ):
         before_s = processor_s(node.pid)
-        came = held(node, ask=ask, batch=batch, connections=connections, seconds=SECONDS)
+        came = flood_and_check(node, ask=ask, batch=batch, connections=connections, seconds=SECONDS)
         spent_s = processor_s(node.pid) - before_s
     decisions = came.sources["store"]
     shed = f"{came.shed:,}"
     rows.append((place, flood, f"{decisions:,}", 0, shed, f"{median(came.waits_ms):.0f}", f"{spent_s:.1f}"))
 
 
-def test_a_hung_store_is_noticed_with_a_tenth_of_the_time():
-    """Amid asks, from the moment it hangs until the first answer by policy."""
+def test_hung_store_is_noticed_by_a_starved_node():
+    """Measured from the moment the store hangs, under load, until the first answer by policy."""
     took_s = []
     for _ in range(TRIES):
         with (
@@ -83,19 +83,19 @@ def test_a_hung_store_is_noticed_with_a_tenth_of_the_time():
         ):
             node.put("user=*", **AMPLE)
             flood = Load(address=node.address, ask=HOT, connections=64, seconds=15.0)
-            with loading(flood) as (under_way,):
-                reached_by_it(store.pid)
+            with loading(flood) as (running_load,):
+                wait_for_flood(store.pid)
                 held_at = time.monotonic()
                 store.hold()
-                came = under_way.outcome()
+                came = running_load.outcome()
         assert came.odd == []
-        assert came.first_at["fallback"] > held_at, "nothing was made up before"
+        assert came.first_at["fallback"] > held_at, "every answer before came from the store"
         took_s.append(came.first_at["fallback"] - held_at)
     say(f"noticed after {[round(each, 2) for each in took_s]} s")
     assert max(took_s) < NOTICED_WITHIN_S
 
 
-def reached_by_it(pid: int) -> None:
-    """Wait until a flood has reached a store."""
+def wait_for_flood(pid: int) -> None:
+    """Wait until the flood has reached the store."""
     reached = processor_s(pid) + 0.05
     eventually(lambda: processor_s(pid) >= reached)

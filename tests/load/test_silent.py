@@ -1,4 +1,4 @@
-"""Callers that do not read, say nothing, or ask once: what they cost others, and what they leave behind."""
+"""Clients that do not read, that stay idle, or that ask once: what they cost other callers, and in memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MIB: Final = 1024 * 1024
 GROWTH: Final = 64 * MIB
 
 
-def test_who_does_not_read_costs_others_nothing_and_is_closed():
-    """A hundred connections ask for a hundred documents each; the kernel, too, keeps nothing of them."""
+def test_client_that_does_not_read_is_closed_and_slows_nobody():
+    """A hundred connections ask for a hundred documents each; in the end the kernel has none of them left."""
     with attacked() as site, ExitStack() as stack:
 
         @contextmanager
@@ -34,19 +34,19 @@ def test_who_does_not_read_costs_others_nothing_and_is_closed():
                 each.sendall(DOCUMENTS)
             yield
 
-        site.held("who does not read", SECONDS, beside=deaf)
-        assert of_attacker(site.node)
-        eventually(lambda: not of_attacker(site.node), within_s=CLOSED_WITHIN_S)
+        site.check_others("clients that do not read", SECONDS, during=deaf)
+        assert attacker_queues(site.node)
+        eventually(lambda: not attacker_queues(site.node), within_s=CLOSED_WITHIN_S)
 
 
-def test_idle_connections_beyond_the_limit_of_files_lock_nobody_out():
-    """The shell allows 256 files, and the machine more."""
+def test_idle_connections_beyond_the_file_limit_lock_nobody_out():
+    """The shell allows 256 files, the machine more."""
     with attacked(program="tests.load.few_files") as site:
-        site.held("who says nothing", SECONDS, beside=lambda: connected(site.node, IDLE))
+        site.check_others("idle clients", SECONDS, during=lambda: connected(site.node, IDLE))
 
 
 def test_callers_with_long_names_leave_little_in_memory():
-    """What is kept for each caller is bounded by bytes, not by callers."""
+    """The memory kept for callers is bounded in bytes, not by their number."""
     with running() as node:
         rates = ("request_rate", "request_percentage", "producer_byte_rate", "controller_mutation_rate")
         node.put("user=*,client-id=*", **dict.fromkeys(rates, 2**30))
@@ -60,7 +60,7 @@ def test_callers_with_long_names_leave_little_in_memory():
 
 
 def ask_by_many(node: Service, name: str, callers: int) -> None:
-    """Let so many callers ask once, whose names begin alike."""
+    """Let so many callers, whose names have a common prefix, ask once."""
     for first in range(0, callers, AT_ONCE):
         names = [f"{name}-{n}" for n in range(first, min(first + AT_ONCE, callers))]
         node.batch(
@@ -69,14 +69,14 @@ def ask_by_many(node: Service, name: str, callers: int) -> None:
 
 
 def resident(node: Service) -> int:
-    """The bytes of memory that a node has."""
+    """Return the resident memory of a node in bytes."""
     status = Path(f"/proc/{node.pid}/status").read_text(encoding="utf-8")
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
 
 @contextmanager
 def connected(node: Service, connections: int) -> Iterator[list[socket.socket]]:
-    """The attacker's connections to a node, from an address of its own."""
+    """Open connections to a node from the attacker's address."""
     source = (ATTACKER, 0)
     with ExitStack() as stack:
         yield [
@@ -85,15 +85,15 @@ def connected(node: Service, connections: int) -> Iterator[list[socket.socket]]:
         ]
 
 
-def of_attacker(node: Service) -> list[str]:
-    """The bytes to be sent and to be read on each connection that the kernel keeps for a node's attacker."""
-    ours = as_kernel_has_it(*node.address)
-    theirs = as_kernel_has_it(ATTACKER, 0).partition(":")[0]
+def attacker_queues(node: Service) -> list[str]:
+    """Return the send and receive queue of each connection between a node and the attacker, by the kernel."""
+    ours = kernel_spelling(*node.address)
+    theirs = kernel_spelling(ATTACKER, 0).partition(":")[0]
     table = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
     sockets = [line.split() for line in table]
     return [queues for _, own, other, _, queues, *_ in sockets if own == ours and other.startswith(theirs)]
 
 
-def as_kernel_has_it(address: str, port: int) -> str:
-    """An address as the kernel's table of connections spells it."""
+def kernel_spelling(address: str, port: int) -> str:
+    """Return an address as the kernel's table of connections spells it."""
     return f"{socket.inet_aton(address)[::-1].hex().upper()}:{port:04X}"

@@ -13,7 +13,7 @@ import redis
 
 from app.domain.ask import Mode
 from app.domain.entity import Entity
-from app.domain.ladder import Applied
+from app.domain.ladder import AppliedQuota
 from app.domain.quota import Layers, Quota
 from app.domain.shape import BLOCK_BYTES, CELLS, LAYERS
 from app.store.keys import bucket_key
@@ -21,20 +21,20 @@ from app.store.port import Answer, Charge, Plan
 from app.store.redis import RedisStore
 
 Spreads = npt.NDArray[np.uint32]
-"""Ids, each spread over eight words: one row an id."""
+"""Ids, each spread over eight words: one row per id."""
 
 HEAD = struct.Struct("<ddIddddIIII")
 SEGMENT = struct.Struct("<IBBIIIIII")
 
 
 def strangers(count: int, seed: int) -> Spreads:
-    """Ids that nobody has asked with: a keyed hash makes random words of any."""
+    """Ids that were never in an ask: a keyed hash makes random words of any id."""
     return np.random.default_rng(seed).integers(0, 1 << 32, (count, 8), np.uint32)
 
 
 @dataclass
 class Segment:
-    """A segment as it stands in the key: for each block 504 cells of four bits, dead layers masked."""
+    """A segment as stored in the key: for each block 504 cells of four bits, dead layers masked."""
 
     ids: int
     share: int
@@ -43,7 +43,7 @@ class Segment:
     cells: npt.NDArray[np.uint8]
 
     def seen(self, spreads: Spreads) -> npt.NDArray[np.uint8]:
-        """For each id the layers, as bits, that take it as seen."""
+        """For each id, the layers that take it as seen, as bits."""
         words = spreads.astype(np.uint64)
         blocks = (words[:, 0] * np.uint64(len(self.cells))) >> np.uint64(32)
         layers = np.full(len(spreads), 15, np.uint8)
@@ -55,7 +55,7 @@ class Segment:
         return layers
 
     def expected(self) -> npt.NDArray[np.float64]:
-        """For each block, the chance that a stranger there is taken as seen by any layer.
+        """For each block, the probability that an unseen id in it is taken as seen by any layer.
 
         By inclusion and exclusion over layers, since layers that hold the same ids have the same cells:
         a stranger has all its k cells in every layer of a set with chance (cells set in all of them / 504)^k.
@@ -104,7 +104,7 @@ class Principal:
         self.quota = Quota("producer_ids_rate", limit, "producer_ids", "deny")
         self.layers: Layers = self.quota.layers
         entity = str(Entity.of(user=f"p{limit}"))
-        self.applied = Applied(self.quota, entity, entity, entity)
+        self.applied = AppliedQuota(self.quota, entity, entity, entity)
         self.key = bucket_key(self.applied)
         self.store = RedisStore(url, caller_clock=True, max_ids=max_ids, timeout_s=60)
         self.redis: Any = redis.Redis.from_url(url)

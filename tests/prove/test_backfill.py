@@ -13,17 +13,17 @@ from pyspark.sql import SparkSession
 from tests import proofs
 from workers.generate.traffic import Traffic
 from workers.generate.write_log import Order, write_log
-from workers.spark import backfill
 from workers.spark.__main__ import command_line
-from workers.spark.folder import Folder
-from workers.spark.session import started
+from workers.spark.assertions import write_assertions
+from workers.spark.folder import OutputFolder
+from workers.spark.session import spark_session
 
 EVENTS: Final = int(os.environ.get("QUOTAGATE_PROVE_EVENTS", "10000000"))
 RATE: Final = 500.0
 MOST_TIMES: Final = 2.2
 HEAP: Final = "2g"
 MOST_RESIDENT_MB: Final = 3_500
-"""The heap, and what a Java needs beside it."""
+"""The heap, and what a Java process needs besides it."""
 
 
 class Measured(NamedTuple):
@@ -39,8 +39,8 @@ class Measured(NamedTuple):
 @pytest.mark.timeout(7200)
 def test_twice_the_decisions_take_twice_the_time(tmp_path: Path):
     logs = {events: made(tmp_path, events) for events in (EVENTS // 2, EVENTS)}
-    with started("backfill", memory=HEAP) as spark:
-        run(spark, logs[EVENTS // 2], tmp_path / "warm")  # a Java that has seen none of its code is slow
+    with spark_session("backfill", memory=HEAP) as spark:
+        run(spark, logs[EVENTS // 2], tmp_path / "warm")  # a Java that has compiled nothing yet is slow
         half, whole = (measured(spark, events, log, tmp_path) for events, log in logs.items())
     proofs.found(
         "backfill",
@@ -63,7 +63,7 @@ def test_twice_the_decisions_take_twice_the_time(tmp_path: Path):
 
 
 def made(folder: Path, events: int) -> Path:
-    """A log of so many decisions."""
+    """A log with this many decisions."""
     log = folder / f"log-{events}"
     order = Order(
         Traffic(seed=events, events=events, rate=RATE), 1_767_225_600_000, bytes(32), os.cpu_count() or 1
@@ -73,16 +73,15 @@ def made(folder: Path, events: int) -> Path:
 
 
 def run(spark: SparkSession, log: Path, out: Path) -> int:
-    """Run the job; how many assertions it writes."""
+    """Run the job, and return how many assertions it writes."""
     arguments = command_line().parse_args(["backfill", "--log", str(log), "--out", str(out)])
-    folder = Folder(spark, str(out))
+    folder = OutputFolder(spark, str(out))
     with folder:
-        said = backfill.backfill(spark, arguments, None, None, folder)
-    return int(said["assertions"])
+        return write_assertions(spark, arguments, None, None, folder).assertions
 
 
 def measured(spark: SparkSession, events: int, log: Path, folder: Path) -> Measured:
-    """How long a run takes, and how much the Java has ever held."""
+    """Return how long a run takes, and the peak memory of its Java."""
     began = time.monotonic()
     assertions = run(spark, log, folder / f"out-{events}")
     seconds = time.monotonic() - began

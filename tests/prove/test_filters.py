@@ -1,4 +1,4 @@
-"""Filters filled through the real script: how often strangers are taken as seen, and how long calls take."""
+"""Filters filled through the real script: how often unseen ids are taken as seen, and how long calls take."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sizes_of(segments: int) -> list[int]:
 
 
 def ids_of(layers: str, segments: int) -> list[Spreads]:
-    """The ids of four layers that fill so many segments: in the first layer all, in later ones the newest."""
+    """The ids of four layers that fill this many segments: first all, in later layers the newest ones."""
     sizes = sizes_of(segments)
     begun = strangers(sum(sizes), seed=1)
     newest = begun[-sizes[-1] :]
@@ -46,7 +46,7 @@ def ids_of(layers: str, segments: int) -> list[Spreads]:
 
 
 def chance(segments: list[Segment]) -> float:
-    """The chance that some segment takes a stranger as seen."""
+    """The probability that any segment takes an unseen id as seen."""
     return 1 - math.prod(1 - float(segment.expected().mean()) for segment in segments)
 
 
@@ -95,7 +95,7 @@ def _seen(segments: list[Segment], spreads: Spreads) -> npt.NDArray[np.bool_]:
 
 
 async def _script_sees(principal: Principal, spreads: Spreads) -> npt.NDArray[np.bool_]:
-    """What the script says of each: under a limit of 0 a seen id is admitted and an unseen one rejected."""
+    """The script's answer for each id: under a limit of 0 a seen id is admitted, an unseen one rejected."""
     closed = replace(principal.applied, quota=replace(principal.quota, limit=0))
     said: list[bool] = []
     for some in chunks(spreads, 200):
@@ -111,7 +111,7 @@ async def _script_sees(principal: Principal, spreads: Spreads) -> npt.NDArray[np
             )
             for one in some.astype("<u4")
         ]
-        said += [answer.said[0].outcome == "admit" for answer in await principal.store.decide(plans)]
+        said += [answer.results[0].outcome == "admit" for answer in await principal.store.decide(plans)]
     return np.array(said)
 
 
@@ -189,7 +189,7 @@ def test_the_exact_mean_stays_within_each_share():
     ],
 )
 async def test_no_call_takes_long_while_a_filter_grows_to_the_cap(kind: str, limit: int, ids: int):
-    """Each call is taken at the quickest of three runs, as a shared machine stalls now and then."""
+    """Each call's time is the best of three runs, because a shared machine sometimes stalls."""
     runs = [await _growth(kind, limit, ids) for _ in range(3)]
     each = np.min(runs, axis=0)
     longest = int(each.argmax())
@@ -222,7 +222,7 @@ async def _growth(kind: str, limit: int, ids: int) -> npt.NDArray[np.float64]:
         await principal.ask(strangers(1, seed=0), "peek")
         times = [_script_us(principal.redis)]
         for some in chunks(strangers(CAP, seed=limit), ids):
-            said = (await principal.ask(some)).said[0]
+            said = (await principal.ask(some)).results[0]
             times.append(_script_us(principal.redis))
         assert said.remembered >= CAP - 1_000, "all but those that were false-seen"
         await principal.close()

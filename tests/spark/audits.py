@@ -1,4 +1,4 @@
-"""Runs the audit within the tests' own Spark, and reads its report."""
+"""Runs the audit in the tests' own Spark session, and reads its report."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 
 from app.domain.decision import BYTE_RATES
 from workers.spark.__main__ import command_line
-from workers.spark.audit import job
-from workers.spark.audit.judge import Rules, judging
-from workers.spark.buckets import KEY_COLUMNS, Asked
-from workers.spark.folder import Folder
+from workers.spark.audit import report as audit_report
+from workers.spark.audit.judge import AuditRules, judging
+from workers.spark.buckets import KEY_COLUMNS, BucketRow
+from workers.spark.folder import OutputFolder
 from workers.spark.log import Period
 
 
-class Audited:
+class AuditResult:
     """One audit's report."""
 
     def __init__(self, report: dict[str, Any], folder: Path) -> None:
@@ -37,7 +37,7 @@ class Audited:
 
     @property
     def not_held(self) -> dict[str | None, set[str]]:
-        """The principals for whom not all held, and what did not."""
+        """The principals with findings, and the findings."""
         return {name: set(row["not_held"]) for name, row in self.principals.items() if row["not_held"]}
 
 
@@ -45,17 +45,17 @@ def arguments(log: Path, out: Path, *more: str) -> argparse.Namespace:
     return command_line().parse_args(["audit", "--log", str(log), "--out", str(out), *more])
 
 
-def audit(spark: SparkSession, log: Path, *more: str) -> Audited:
-    """Audit a log; the report lies beside it."""
+def audit(spark: SparkSession, log: Path, *more: str) -> AuditResult:
+    """Audit a log; the report goes next to it."""
     out = log.with_name(f"{log.name}-report")
     given = arguments(log, out, "--overwrite", *more)
-    with Folder(spark, str(out), overwrite=True) as folder:
-        report = job.audit(spark, given, Period.of(given.from_, given.to), folder)
-    return Audited(report, out)
+    with OutputFolder(spark, str(out), overwrite=True) as folder:
+        report = audit_report.audit(spark, given, Period.of(given.from_, given.to), folder)
+    return AuditResult(report, out)
 
 
-def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[Asked]:
-    """What ``by_bucket`` makes of rows, in plain Python."""
+def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[BucketRow]:
+    """The rows that ``by_bucket`` makes, in plain Python."""
     found = []
     for row in rows:
         if row["kind"] in {"decision", "late"} and row["order"] is not None and not row["replayed"]:
@@ -72,7 +72,7 @@ def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[Asked]:
             for verdict in row["verdicts"]:
                 counts_ids = verdict["algorithm"] == "producer_ids"
                 said = {**whole, **verdict, "ids": row["ids"] if counts_ids else None, "key": _key(verdict)}
-                found.append(Asked(**{name: said[name] for name in Asked._fields}))
+                found.append(BucketRow(**{name: said[name] for name in BucketRow._fields}))
     return sorted(found, key=lambda one: (one.key, one.order))
 
 
@@ -82,10 +82,10 @@ def _key(verdict: Mapping[str, Any]) -> str:
     return "\t".join(parts)
 
 
-def judge(rows: Iterable[Mapping[str, Any]], rules: Rules | None = None) -> Findings:
+def judge(rows: Iterable[Mapping[str, Any]], rules: AuditRules | None = None) -> Findings:
     """Judge rows without Spark."""
     table = pa.Table.from_pylist([one._asdict() for one in asked_of(rows)])
-    batches = judging(rules or Rules())(table.to_batches(max_chunksize=1_000))
+    batches = judging(rules or AuditRules())(table.to_batches(max_chunksize=1_000))
     found = [row for batch in batches for row in batch.to_pylist()]
     return Findings(
         {(row["quota"], row["bucket"], row["principal"]): row for row in found if row["case"] == "tally"},
@@ -94,7 +94,7 @@ def judge(rows: Iterable[Mapping[str, Any]], rules: Rules | None = None) -> Find
 
 
 class Findings(NamedTuple):
-    """What was found: tallies by quota, bucket and principal, and the cases."""
+    """The tallies by quota, bucket and principal, and the cases."""
 
     tallies: dict[tuple[str, str, str | None], dict[str, Any]]
     cases: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""The job `backfill` as tests run it: in the tests' own Spark, into a folder that is then opened."""
+"""Runs the job `backfill` in the tests' own Spark session, and opens its output."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from app.run.assertions import Folder
-from workers.spark import backfill
+from app.backfill.assertions import AssertionFolder
 from workers.spark.__main__ import command_line
-from workers.spark.folder import Folder as Making
+from workers.spark.assertions import write_assertions
+from workers.spark.folder import OutputFolder
 
 
 def arguments(**given: Any) -> argparse.Namespace:
-    """What the command line would be read as."""
+    """The parsed command line, with some values replaced."""
     parsed = command_line().parse_args(["backfill", "--out", "unused"])
     return argparse.Namespace(**{**vars(parsed), **given})
 
 
-def made(spark: SparkSession, out: Path, at_ms: int | None = None, **given: Any) -> Folder:
-    """Run the job, and open what it leaves."""
-    making = Making(spark, str(out))
+def made(spark: SparkSession, out: Path, at_ms: int | None = None, **given: Any) -> AssertionFolder:
+    """Run the job, and open its output."""
+    making = OutputFolder(spark, str(out))
     with making:
-        backfill.backfill(spark, arguments(**given), at_ms, None, making)
-    return Folder.open(str(out))
+        write_assertions(spark, arguments(**given), at_ms, None, making)
+    return AssertionFolder.open(str(out))

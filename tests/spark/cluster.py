@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark on loopback: a master and a worker as programs of their own."""
+"""A standalone Spark cluster on loopback: a master and a worker, each a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyspark
 from tests.programs import end
 from tests.service import eventually
 from tests.spark.java import QUICK_START
-from workers.spark.session import _choose_java, _environment
+from workers.spark.session import _choose_java, _restored_environment
 
 HOME: Final = Path(pyspark.__file__).parent
 HOST: Final = "127.0.0.1"
@@ -28,7 +28,7 @@ spark.ui.enabled false
 
 
 class Cluster(NamedTuple):
-    """A running one: its URL, and what who speaks to it has in the environment."""
+    """A running cluster: its URL, and the environment for programs that use it."""
 
     master: str
     environment: Mapping[str, str]
@@ -41,7 +41,7 @@ def running(folder: Path) -> Iterator[Cluster]:
     (folder / "conf" / "spark-defaults.conf").write_text(DEFAULTS)
     port = free_port()
     master = f"spark://{HOST}:{port}"
-    with _environment():
+    with _restored_environment():
         _choose_java(folder)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")},

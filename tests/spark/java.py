@@ -1,8 +1,8 @@
-"""How a Java is started for a test."""
+"""Options of the Java that tests start."""
 
 from __future__ import annotations
 
 from typing import Final
 
 QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""What Java gains by compiling well, it does not gain back in a test."""
+"""A test is too short to gain from code that is compiled well."""

@@ -1,4 +1,4 @@
-"""Small decision logs: random asks, decided by the domain's oracle, and left as the nodes' writer would."""
+"""Small decision logs: random asks, decided by the domain's oracle, in files as the writer makes them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.digest import digest
 from app.domain.entity import Entity
-from app.domain.ladder import Applied, Rules, applied
-from app.domain.oracle import IdsBucket, Oracle, corrected
+from app.domain.ladder import AppliedQuota, MatchingRules, applied_quotas
+from app.domain.oracle import IdsBucket, Oracle, corrected_now
 from app.domain.quota import Layers, Quota
 from app.domain.usage import enforcement_of, ids_of, spreads_of, usage_of
 from workers.decision_log.schema import SCHEMA, partition
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 def quotas(ids_window_ms: int = 60_000) -> Quotas:
-    """Quotas of every key and both algorithms, tight enough that all of them refuse now and then."""
+    """Quotas of every key and every algorithm, so low that each of them refuses some asks."""
     user, client, pair = (
         Entity.parse("user=*"),
         Entity.parse("client-id=*"),
@@ -68,7 +68,7 @@ def quotas(ids_window_ms: int = 60_000) -> Quotas:
 
 
 def asks(seed: int, principals: Sequence[str]) -> Iterator[Ask]:
-    """Asks without end: the first principals ask most; ids come again, for a while."""
+    """An endless series of asks: the first principals ask most, and ids are used again for a while."""
     dice = random.Random(seed)
     weights = [1 / (place + 1) for place in range(len(principals))]
     in_use: dict[str, list[int]] = {each: [] for each in principals}
@@ -110,11 +110,11 @@ def asks(seed: int, principals: Sequence[str]) -> Iterator[Ask]:
 
 
 @dataclass
-class Logged:
-    """A log that grows by what an oracle decides.
+class OracleLog:
+    """A log of what an oracle decides.
 
     Attributes:
-        order: of the next ask; calls have several asks each.
+        order: the order of the next ask; a call has several asks.
     """
 
     oracle: Oracle
@@ -125,13 +125,13 @@ class Logged:
     batch: int = 0
 
     def ask(self, ask: Ask, **changed: Any) -> Decision:
-        """Decide an ask and log its row; ``changed`` are columns that say something else than was decided."""
-        found = applied(ask, self.quotas, Rules())
+        """Decide an ask and log its row; ``changed`` are columns to replace."""
+        found = applied_quotas(ask, self.quotas, MatchingRules())
         if ask.principal is None and ask.producer_ids is not None:
             ask = replace(ask, producer_ids=None)
-            found = applied(ask, self.quotas, Rules())
+            found = applied_quotas(ask, self.quotas, MatchingRules())
         before = self._before(ask, found)
-        decision = self.oracle.decide(ask, self.quotas, Rules(), self.now_ms)
+        decision = self.oracle.decide(ask, self.quotas, MatchingRules(), self.now_ms)
         assert decision.quotas is not None
         pairs = zip(found, decision.quotas, before, strict=True)
         row = self._row(ask, decision) | {"verdicts": [self._verdict(ask, decision, *each) for each in pairs]}
@@ -142,26 +142,26 @@ class Logged:
         return decision
 
     def run(self, asks: Iterator[Ask], count: int, gap_ms: Sequence[int], seed: int = 0) -> None:
-        """Decide so many asks, each some time after the last; a gap below 0 is a clock that was set back."""
+        """Decide a number of asks with gaps between them; a gap below 0 sets the clock back."""
         dice = random.Random(seed)
         for _ in range(count):
             self.now_ms += dice.choice(gap_ms)
             self.ask(next(asks))
 
     def add(self, **columns: Any) -> None:
-        """A row of another kind."""
+        """Log a row of another kind."""
         self.rows.append(self._empty() | columns)
 
     def write(self, folder: Path, rows: Sequence[Row] | None = None, name: str = "part") -> Path:
-        """Write rows (default: all) as the log's writer lays them down."""
+        """Write rows, by default all, as the log's writer does."""
         for hour, mine in _by_hour(self.rows if rows is None else rows).items():
             path = folder / hour / f"{name}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist(mine, schema=SCHEMA), path)
         return folder
 
-    def _before(self, ask: Ask, found: Sequence[Applied]) -> list[tuple[int, set[bytes], set[bytes]]]:
-        """Of each bucket, before the ask: its clock correction, and which of the ids are unseen or stale."""
+    def _before(self, ask: Ask, found: Sequence[AppliedQuota]) -> list[tuple[int, set[bytes], set[bytes]]]:
+        """For each bucket, before the ask: its clock correction, and which ids are unseen or stale."""
         looked = []
         for each in found:
             quota = each.quota
@@ -169,7 +169,7 @@ class Logged:
             correction, unseen, stale = 0, set(spreads_of(ask, SECRET)), set()
             if bucket is not None and bucket.newest_ms is not None and self.now_ms < bucket.newest_ms:
                 bucket = copy.deepcopy(bucket)
-                at = corrected(ask.mode, quota, bucket, self.now_ms)
+                at = corrected_now(ask.mode, quota, bucket, self.now_ms)
                 correction = 2 if at == self.now_ms else 1
             else:
                 at = self.now_ms
@@ -184,7 +184,7 @@ class Logged:
         self,
         ask: Ask,
         decision: Decision,
-        found: Applied,
+        found: AppliedQuota,
         verdict: Verdict,
         before: tuple[int, set[bytes], set[bytes]],
     ) -> Row:

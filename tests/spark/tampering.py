@@ -1,6 +1,6 @@
-"""What somebody may do to a log, kind by kind, and what an audit has to call it.
+"""Kinds of tampering with a log, and the finding that an audit must report for each.
 
-The table stands in docs/pipeline.md too; each kind is a change of the rows of a log that was honest.
+Each kind changes the rows of an honest log. docs/pipeline.md has the same table.
 """
 
 from __future__ import annotations
@@ -15,46 +15,61 @@ from typing import Any, Final, NamedTuple
 from app.domain.ask import Ask
 from app.domain.entity import Entity
 from app.domain.oracle import Oracle
-from tests.spark.logs import SECRET, START_MS, Logged, Row, asks
-from workers.spark.audit import held
+from tests.spark.logs import SECRET, START_MS, OracleLog, Row, asks
+from workers.spark.audit.findings import (
+    ABSENT,
+    ADDED,
+    ALTERED,
+    CLOCK,
+    CONTRADICTS,
+    DIFFERS,
+    GAPS,
+    LOST,
+    MISSING,
+    SAME_ORDER,
+    STALE,
+    TWICE,
+    UNLIKELY,
+    UNTOLD,
+)
 
 ROWS_OF_A_BATCH: Final = 20
 APART_MS: Final = 300_000
-"""So long after each other copies of the traffic come: by then every bucket has rested."""
+"""The time between copies of the traffic; by then every bucket has expired."""
 ASKS: Final = 100
 
 Rows = list[Row]
 
 
 @dataclass
-class Traffic(Logged):
-    """Honest traffic of one name after another, with all that happens to a deployment.
+class Traffic(OracleLog):
+    """Honest traffic of one name after another, with everything that happens in a deployment.
 
     Attributes:
-        changes: rows of quotas, which a node of their own left.
+        changes: rows with changes of quotas, from a node of their own.
     """
 
     changes: Rows = field(default_factory=list)
     version: int = 0
 
     def ask(self, ask: Ask, **changed: Any) -> Any:
-        """Its place in the store's order is the store's time, as it is where a store numbers."""
+        """Decide an ask, with an order that follows from the time, as a real store gives."""
         self.order = max(self.now_ms * 128_000, self.order)
         return super().ask(ask, **changed)
 
     def set_quotas(self) -> None:
-        """Tell of every quota as it stands, as a change."""
+        """Log every quota as a change."""
         entities = {entity for its in self.quotas.values() for entity in its}
         for entity in sorted(entities, key=str):
-            self.tell_of(entity, None)
+            self.log_change(entity, None)
 
     def limit(self, key: str, entity: Entity, limit: float) -> None:
-        """Change a limit, and tell of it."""
+        """Change a limit, and log the change."""
         before = self._of(entity)
         self.quotas[key][entity] = replace(self.quotas[key][entity], limit=limit)
-        self.tell_of(entity, before)
+        self.log_change(entity, before)
 
-    def tell_of(self, entity: Entity, before: dict[str, Any] | None) -> None:
+    def log_change(self, entity: Entity, before: dict[str, Any] | None) -> None:
         self.version += 1
         change: dict[str, Any] = {"what": str(entity), "after": json.dumps(self._of(entity)), "who": "admin"}
         change |= {"before": None if before is None else json.dumps(before), "version": self.version}
@@ -84,7 +99,7 @@ class Traffic(Logged):
         return self.rows[began:]
 
     def fall_back(self, ask: Ask, *, is_late: bool) -> None:
-        """An ask answered without the store, which decided it all the same; late, it says so."""
+        """Log an ask that was answered without the store, and, if late, the store's decision too."""
         self.now_ms += 60
         self.ask(ask)
         late = self.rows.pop()
@@ -101,7 +116,7 @@ class Traffic(Logged):
             self.rows.append(late | {"kind": "late"})
 
     def hold(self, ask: Ask) -> None:
-        """A drill: the throttle factor is 0 for a moment, and holds who produces."""
+        """Log a drill: for a moment the throttle factor is 0, and refuses an ask that produces."""
         for before, after in ((1.0, 0.0), (0.0, 1.0)):
             self.now_ms += 10
             said = {"what": "throttle_factor", "before": json.dumps(before), "after": json.dumps(after)}
@@ -117,7 +132,7 @@ class Traffic(Logged):
                 )
 
     def replay(self, principal: str) -> None:
-        """An answer that is given again."""
+        """Log an answer that is repeated to a retry."""
         self.now_ms += 5
         ask = Ask({"requests": 1}, None, principal, detail=True)
         self.ask(ask)
@@ -130,7 +145,7 @@ class Traffic(Logged):
         self.order += 128
 
     def reset(self, bucket: str) -> None:
-        """A bucket is emptied."""
+        """Reset a bucket, and log it."""
         self.now_ms += 20
         self.order = max(self.now_ms * 128_000, self.order)
         mine = {key[0] for key in self.oracle.buckets if key[1] == bucket}
@@ -144,7 +159,7 @@ class Traffic(Logged):
 
 
 def traffic(names: Sequence[str]) -> tuple[Traffic, dict[str, Rows]]:
-    """Honest traffic of each name, as its nodes left it, and of the quotas' own node (``admin``)."""
+    """The rows of honest traffic for each name, and of the node that changes quotas (``admin``)."""
     made = Traffic(Oracle(SECRET))
     made.now_ms = START_MS - 60_000
     made.set_quotas()
@@ -161,7 +176,7 @@ def traffic(names: Sequence[str]) -> tuple[Traffic, dict[str, Rows]]:
 
 
 def left_by(rows: Rows, nodes: Sequence[str]) -> Rows:
-    """Rows in batches, which the nodes left in turn, each saying of the others what they had left."""
+    """Put rows into batches, which the nodes write in turn, naming each other's last batch."""
     numbers = dict.fromkeys(nodes, 0)
     left: dict[str, tuple[int, int]] = {}
     for turn, first in enumerate(range(0, len(rows), ROWS_OF_A_BATCH)):
@@ -178,7 +193,7 @@ def left_by(rows: Rows, nodes: Sequence[str]) -> Rows:
 
 
 def hash_of(name: str) -> int:
-    """A number of its own for each name, the same in every program."""
+    """A number for a name, the same in every program."""
     return zlib.crc32(name.encode()) % 100_003
 
 
@@ -187,9 +202,9 @@ class Kind(NamedTuple):
 
     Attributes:
         does: what is done to the rows; gives those that are left.
-        named: what the audit calls it, of ``held``.
-        by_spark: only the job itself can find it, as it takes the whole log.
-        of: whose rows are changed, if not those of the traffic in question.
+        named: the finding that the audit must report.
+        by_spark: only the job can find it, as that takes the whole log.
+        of: whose rows are changed, if not those of the traffic itself.
     """
 
     name: str
@@ -200,31 +215,31 @@ class Kind(NamedTuple):
 
 
 def first(rows: Rows, wanted: Callable[[Row], Any], at: int = 0) -> Row:
-    """The first row that is wanted, from the given one on."""
+    """The first matching decision, from a given row on."""
     return next(row for row in rows[at:] if row["kind"] == "decision" and wanted(row))
 
 
 def charged(row: Row) -> bool:
-    """Whether the store charged somebody's buckets for a row."""
+    """Whether the store charged buckets for a row."""
     return bool(
         row["charged"] and row["order"] and not row["replayed"] and row["mode"] == "admit" and row["verdicts"]
     )
 
 
 def verdict(row: Row, key: str) -> Row | None:
-    """What the row's quota of a key said."""
+    """The row's verdict of a quota key."""
     found = (said for said in row["verdicts"] or () if said["quota"] == key and not said["shadow"])
     return next(found, None)
 
 
 def bytes_of(row: Row) -> Row | None:
-    """What a row charged a principal's byte rate."""
+    """The verdict by which a row charged a principal's byte rate."""
     said = verdict(row, "producer_byte_rate")
     return said if charged(row) and said and said["usage"] > 800 else None
 
 
 def changes(wanted: Callable[[Row], Any], change: Callable[[Row], Any]) -> Callable[[Rows], Rows]:
-    """Change the first row that is wanted."""
+    """Change the first matching row."""
 
     def does(rows: Rows) -> Rows:
         change(first(rows, wanted, 20))
@@ -234,12 +249,12 @@ def changes(wanted: Callable[[Row], Any], change: Callable[[Row], Any]) -> Calla
 
 
 def without(wanted: Callable[[Row], Any]) -> Callable[[Rows], Rows]:
-    """Take rows out."""
+    """Remove matching rows."""
     return lambda rows: [row for row in rows if not wanted(row)]
 
 
 def use(row: Row, more: float) -> None:
-    """Let a row say another usage, in its ask and in its verdict."""
+    """Change the usage of a row, in its ask and in its verdict."""
     said = bytes_of(row)
     assert said is not None
     said["usage"] += more
@@ -247,7 +262,7 @@ def use(row: Row, more: float) -> None:
 
 
 def add_to(rows: Rows, row: Row) -> Rows:
-    """Put a row in at the end of the first batch."""
+    """Add a row at the end of the first batch."""
     batch = rows[0]["batch"]
     return [
         *rows,
@@ -255,13 +270,13 @@ def add_to(rows: Rows, row: Row) -> Rows:
     ]
 
 
-def tell_twice(rows: Rows) -> Rows:
+def repeat_with_other_decision(rows: Rows) -> Rows:
     row = first(rows, lambda row: row["decision"] == "throttle")
     return [*rows, copy.deepcopy(row) | {"decision": "admit", "throttle_ms": 0}]
 
 
 def overwrite(rows: Rows) -> Rows:
-    """A row takes the place of another one, which is then told of no more."""
+    """Replace a row by a copy of another one."""
     one = first(rows, bytes_of, 20)
     other = first(
         rows, lambda row: bytes_of(row) and row["principal"] == one["principal"] and row is not one, 30
@@ -273,7 +288,7 @@ def overwrite(rows: Rows) -> Rows:
 
 
 def shift(rows: Rows) -> Rows:
-    """A node's rows say that they came an hour later."""
+    """Shift the times of a node's rows by an hour."""
     for row in rows:
         if row["node"] == rows[0]["node"] and row["kind"] == "decision":
             row["at_ms"] += 3_600_000
@@ -281,14 +296,14 @@ def shift(rows: Rows) -> Rows:
 
 
 def last_batch_of(rows: Rows) -> str:
-    """The last batch of the node that is not the last one: others have named it."""
+    """The last batch of the node that was not the last to write: other nodes name it."""
     node = next(row["node"] for row in reversed(rows) if row["node"] != rows[-1]["node"])
     found: str = max(row["batch"] for row in rows if row["node"] == node)
     return found
 
 
 def forget_ids(rows: Rows) -> Rows:
-    """Ids that were charged are told of as seen, and what the bucket shows is made to fit."""
+    """Log charged ids as seen, and adjust what the bucket shows."""
     row = first(
         rows, lambda row: len((verdict(row, "producer_ids_rate") or {}).get("charged_ids") or ()) >= 5
     )
@@ -377,42 +392,42 @@ def _of_ids(row: Row) -> Any:
 
 
 KINDS: Final[tuple[Kind, ...]] = (
-    Kind("a refusal is taken out", lambda rows: _without_one(rows, _refused), held.GAPS),
-    Kind("the last row of a batch is taken out", _without_last, held.GAPS),
+    Kind("a refusal is taken out", lambda rows: _without_one(rows, _refused), GAPS),
+    Kind("the last row of a batch is taken out", _without_last, GAPS),
     Kind(
         "a change of quotas, a drill or a reset is taken out",
         without(lambda row: row["kind"] == "reset"),
-        held.GAPS,
+        GAPS,
     ),
-    Kind("a batch is taken out", lambda rows: _without_batch(rows, rows[45]["batch"]), held.MISSING, True),
+    Kind("a batch is taken out", lambda rows: _without_batch(rows, rows[45]["batch"]), MISSING, True),
     Kind(
         "a node's last batch is taken out",
         lambda rows: _without_batch(rows, last_batch_of(rows)),
-        held.MISSING,
+        MISSING,
         True,
     ),
-    Kind("a whole node is taken out", without(lambda row: row["node"].endswith("-2")), held.ABSENT, True),
-    Kind("a row is put in", lambda rows: add_to(rows, copy.deepcopy(first(rows, charged))), held.ADDED),
-    Kind("a reset that never was is put in", lambda rows: add_to(rows, _a_reset(rows)), held.ADDED),
-    Kind("a row stands there a second time, with another decision", tell_twice, held.TWICE),
-    Kind("a row takes the place of another", overwrite, held.SAME_ORDER),
+    Kind("a whole node is taken out", without(lambda row: row["node"].endswith("-2")), ABSENT, True),
+    Kind("a row is put in", lambda rows: add_to(rows, copy.deepcopy(first(rows, charged))), ADDED),
+    Kind("a reset that never was is put in", lambda rows: add_to(rows, _a_reset(rows)), ADDED),
+    Kind("a row is there twice, with another decision", repeat_with_other_decision, TWICE),
+    Kind("a row takes the place of another", overwrite, SAME_ORDER),
     Kind(
         "`applied` is another number",
         changes(charged, lambda row: row.update(applied=row["applied"] + 1)),
-        held.CONTRADICTS,
+        CONTRADICTS,
     ),
-    Kind("a verdict is taken out", changes(charged, lambda row: row["verdicts"].pop()), held.CONTRADICTS),
-    Kind("`charged` is denied", changes(charged, _set(charged=False)), held.CONTRADICTS),
+    Kind("a verdict is taken out", changes(charged, lambda row: row["verdicts"].pop()), CONTRADICTS),
+    Kind("`charged` is denied", changes(charged, _set(charged=False)), CONTRADICTS),
     Kind(
         "the bucket is another's",
         changes(bytes_of, _said("producer_byte_rate", bucket="user=somebody")),
-        held.CONTRADICTS,
+        CONTRADICTS,
     ),
-    Kind("the principal is another", changes(bytes_of, _set(principal="somebody")), held.CONTRADICTS),
+    Kind("the principal is another", changes(bytes_of, _set(principal="somebody")), CONTRADICTS),
     Kind(
         "the entity is another's",
         changes(bytes_of, _said("producer_byte_rate", entity="user=somebody")),
-        held.CONTRADICTS,
+        CONTRADICTS,
     ),
     Kind(
         "the broker is another",
@@ -422,53 +437,57 @@ KINDS: Final[tuple[Kind, ...]] = (
             ),
             _set(broker="9"),
         ),
-        held.CONTRADICTS,
+        CONTRADICTS,
     ),
     Kind(
         "a verdict's usage is lowered",
         changes(bytes_of, _said("producer_byte_rate", usage=1.0)),
-        held.CONTRADICTS,
+        CONTRADICTS,
     ),
-    Kind("a row's usage is raised throughout", changes(bytes_of, lambda row: use(row, 5_000)), held.ALTERED),
-    Kind("a row's usage is lowered throughout", changes(bytes_of, lambda row: use(row, -500)), held.UNTOLD),
-    Kind("what was refused is told as recorded", changes(_refused, _set(mode="record")), held.CONTRADICTS),
-    Kind("what was charged is told as a look", changes(charged, _set(mode="peek")), held.CONTRADICTS),
+    Kind("a row's usage is raised throughout", changes(bytes_of, lambda row: use(row, 5_000)), ALTERED),
+    Kind("a row's usage is lowered throughout", changes(bytes_of, lambda row: use(row, -500)), UNTOLD),
+    Kind("a refusal is logged as recorded", changes(_refused, _set(mode="record")), CONTRADICTS),
+    Kind("a charge is logged as a peek", changes(charged, _set(mode="peek")), CONTRADICTS),
     Kind(
-        "a refusal is told as an answer given again",
+        "a refusal is logged as a repeated answer",
         changes(_refused, _set(replayed=True, verdicts=[])),
-        held.CONTRADICTS,
+        CONTRADICTS,
     ),
     Kind(
-        "a charge is told as an answer given again",
+        "a charge is logged as a repeated answer",
         changes(bytes_of, _set(replayed=True, verdicts=[])),
-        held.UNTOLD,
+        UNTOLD,
     ),
     Kind(
-        "a refusal is told as admitted",
+        "a refusal is logged as admitted",
         changes(_refused, _set(decision="admit", throttle_ms=0, limited_by=None)),
-        held.DIFFERS,
+        DIFFERS,
     ),
-    Kind("a wait is longer, in the verdict too", changes(_refused, _longer), held.DIFFERS),
+    Kind("a wait is longer, in the verdict too", changes(_refused, _longer), DIFFERS),
     Kind(
         "another quota is blamed",
         changes(_refused, lambda row: row["limited_by"].update(entity="user=somebody")),
-        held.DIFFERS,
+        DIFFERS,
     ),
-    Kind("the limit is another", _raise_limit, held.STALE, True),
-    Kind("a change of quotas says another limit", _other_limit, held.STALE, True, "admin"),
+    Kind("the limit is another", _raise_limit, STALE, True),
+    Kind("a change of quotas says another limit", _other_limit, STALE, True, "admin"),
     Kind(
-        "the place in the store's order is taken away", changes(charged, _set(order=None)), held.CONTRADICTS
+        "the place in the store's order is taken away",
+        changes(charged, _set(order=None)),
+        CONTRADICTS,
     ),
-    Kind("two rows change places in the store's order", _swap_orders, held.CLOCK),
-    Kind("a node's clock is shifted", shift, held.CLOCK),
-    Kind("a bucket is told to hold less", changes(bytes_of, _less), held.LOST),
-    Kind("charged ids are told as seen, and the counts with them", forget_ids, held.UNLIKELY),
+    Kind("two rows change places in the store's order", _swap_orders, CLOCK),
+    Kind("a node's clock is shifted", shift, CLOCK),
+    Kind("a bucket is logged with less content", changes(bytes_of, _less), LOST),
+    Kind("charged ids are logged as seen, with matching counts", forget_ids, UNLIKELY),
     Kind(
         "ids are charged that nobody asked for",
         changes(_of_ids, _said("producer_ids_rate", charged_ids=[1])),
-        held.CONTRADICTS,
+        CONTRADICTS,
     ),
     Kind(
-        "a late charge is taken out", lambda rows: [row for row in rows if row["kind"] != "late"], held.GAPS
+        "a late charge is taken out",
+        lambda rows: [row for row in rows if row["kind"] != "late"],
+        GAPS,
     ),
 )

@@ -14,16 +14,16 @@ from app.domain.ask import Ask
 from app.domain.decision import OUTCOMES
 from app.domain.oracle import Oracle
 from tests.spark import faults
-from tests.spark.audits import Audited, audit
-from tests.spark.logs import SECRET, START_MS, Logged, Row, asks
-from workers.spark.audit import held, terminal
-from workers.spark.log import spelled
+from tests.spark.audits import AuditResult, audit
+from tests.spark.logs import SECRET, START_MS, OracleLog, Row, asks
+from workers.spark.audit import findings, terminal
+from workers.spark.log import format_instant
 
 QUICK = (0, 1, 5, 20, 50, -3)
 
 
 @pytest.fixture(scope="module")
-def planted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Logged, Audited]:
+def planted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[OracleLog, AuditResult]:
     """A log in which some principals' buckets have a fault each."""
     faulty = {
         "forgetful": faults.forgetful,
@@ -33,23 +33,23 @@ def planted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
         "double": faults.double,
         "grasping": faults.grasping,
     }
-    log = Logged(faults.Faulty(SECRET, faulty))
+    log = OracleLog(faults.FaultyOracle(SECRET, faulty))
     log.run(asks(3, ["good", *faulty, "fine"]), 5_000, QUICK)
     return log, audit(spark, log.write(tmp_path_factory.mktemp("planted") / "log"))
 
 
-def test_every_fault_is_found_and_its_principal_named(planted: tuple[Logged, Audited]):
+def test_audit_finds_every_fault_and_names_its_principal(planted: tuple[OracleLog, AuditResult]):
     _, found = planted
     assert not found.held
     assert set(found.not_held) == {"forgetful", "gullible", "lenient", "impatient", "double", "grasping"}
-    assert found.not_held["forgetful"] == {held.LOST}
-    assert held.FALSELY_SEEN in found.not_held["gullible"]
-    assert {held.OVER, held.DIFFERS} <= found.not_held["lenient"]
-    assert found.not_held["impatient"] == {held.DIFFERS}
-    assert found.not_held["double"] == found.not_held["grasping"] == {held.UNTOLD}
+    assert found.not_held["forgetful"] == {findings.LOST}
+    assert findings.FALSELY_SEEN in found.not_held["gullible"]
+    assert {findings.OVER, findings.DIFFERS} <= found.not_held["lenient"]
+    assert found.not_held["impatient"] == {findings.DIFFERS}
+    assert found.not_held["double"] == found.not_held["grasping"] == {findings.UNTOLD}
 
 
-def test_each_forgotten_charge_is_counted(planted: tuple[Logged, Audited]):
+def test_audit_counts_each_forgotten_charge(planted: tuple[OracleLog, AuditResult]):
     log, found = planted
     forgotten = sum(
         bucket.forgotten
@@ -61,7 +61,7 @@ def test_each_forgotten_charge_is_counted(planted: tuple[Logged, Audited]):
     assert found.principals["forgetful"]["differs"] == 0, "each is judged by what the store had left"
 
 
-def test_each_id_falsely_taken_as_seen_is_named(planted: tuple[Logged, Audited]):
+def test_audit_names_each_falsely_seen_id(planted: tuple[OracleLog, AuditResult]):
     log, found = planted
     named = {
         case["digest"]
@@ -84,7 +84,7 @@ def test_each_id_falsely_taken_as_seen_is_named(planted: tuple[Logged, Audited])
     assert strangers <= named
 
 
-def test_a_wait_that_is_a_millisecond_too_short_is_shown(planted: tuple[Logged, Audited]):
+def test_report_shows_wait_that_is_one_millisecond_too_short(planted: tuple[OracleLog, AuditResult]):
     _, found = planted
     cases = [case for case in found.cases if case["case"] == "differs" and case["principal"] == "impatient"]
     assert cases
@@ -95,7 +95,7 @@ def test_a_wait_that_is_a_millisecond_too_short_is_shown(planted: tuple[Logged, 
         assert waits[1] - waits[0] == 1
 
 
-def test_the_page_needs_nothing_else_and_says_who(planted: tuple[Logged, Audited]):
+def test_page_is_self_contained_and_names_the_failed_principals(planted: tuple[OracleLog, AuditResult]):
     _, found = planted
     page = (found.folder / "report.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in page
@@ -103,13 +103,22 @@ def test_the_page_needs_nothing_else_and_says_who(planted: tuple[Logged, Audited
     assert not re.search(r"https?://|\burl\(|@import|<link|\bsrc=", page)
     assert "prefers-color-scheme: dark" in page
     assert page.count("<svg") == 3
-    for name in ("forgetful", "gullible", "lenient", "impatient", "double", "grasping", held.LOST, held.OVER):
+    for name in (
+        "forgetful",
+        "gullible",
+        "lenient",
+        "impatient",
+        "double",
+        "grasping",
+        findings.LOST,
+        findings.OVER,
+    ):
         assert name in page
     assert not list(found.folder.rglob("*.crc"))
 
 
-def test_names_do_not_become_markup(spark: SparkSession, tmp_path: Path):
-    log = Logged(Oracle(SECRET))
+def test_page_escapes_names(spark: SparkSession, tmp_path: Path):
+    log = OracleLog(Oracle(SECRET))
     log.run(asks(1, ['<b onclick="x">', "a\x1b[31m"]), 60, (0, 100))
     found = audit(spark, log.write(tmp_path / "log"))
     page = (found.folder / "report.html").read_text(encoding="utf-8")
@@ -118,8 +127,8 @@ def test_names_do_not_become_markup(spark: SparkSession, tmp_path: Path):
     assert found.held
 
 
-def test_what_was_decided_right_is_held(spark: SparkSession, tmp_path: Path):
-    log = Logged(Oracle(SECRET))
+def test_correct_decisions_hold(spark: SparkSession, tmp_path: Path):
+    log = OracleLog(Oracle(SECRET))
     log.run(asks(1, ["a", "b", "c"]), 2_000, (*QUICK, 1_000, -400, -70_000, 80_000))
     log.order += 128
     mine = {key[0] for key in log.oracle.buckets if key[1] == "user=a"}
@@ -136,7 +145,7 @@ def test_what_was_decided_right_is_held(spark: SparkSession, tmp_path: Path):
         {**last, "order": None, "source": "fallback", "failure": "timeout", "place": last["place"] + 2},
     ]
     found = audit(spark, log.write(tmp_path / "log"))
-    assert found.held, (found.not_held, terminal.said(found.report, "report", 1.0))
+    assert found.held, (found.not_held, terminal.summary(found.report, "report", 1.0))
     assert not found.cases
     total = found.overall
     asked = [row for row in log.rows if row["kind"] == "decision"]
@@ -159,8 +168,8 @@ def test_what_was_decided_right_is_held(spark: SparkSession, tmp_path: Path):
         assert found.principals[name]["charged_ids"] == len(charged)
 
 
-def test_a_log_that_was_switched_on_over_a_store_in_use(spark: SparkSession, tmp_path: Path):
-    log = Logged(Oracle(SECRET))
+def test_older_is_needed_for_log_begun_while_store_was_in_use(spark: SparkSession, tmp_path: Path):
+    log = OracleLog(Oracle(SECRET))
     ask = Ask({}, tuple(range(30)), "a", detail=True)
     log.ask(ask)
     log.rows.clear()
@@ -169,13 +178,13 @@ def test_a_log_that_was_switched_on_over_a_store_in_use(spark: SparkSession, tmp
     log.ask(ask)
     folder = log.write(tmp_path / "log")
     found = audit(spark, folder)
-    assert found.not_held == {"a": {held.FALSELY_SEEN, held.UNLIKELY}}
-    assert "say --older" in terminal.said(found.report, "report", 1.0)
+    assert found.not_held == {"a": {findings.FALSELY_SEEN, findings.UNLIKELY}}
+    assert "add --older" in terminal.summary(found.report, "report", 1.0)
     assert audit(spark, folder, "--older").held
 
 
-def test_only_the_period_is_judged_and_what_leads_to_it_is_known(spark: SparkSession, tmp_path: Path):
-    log = Logged(faults.Faulty(SECRET, {"bad": faults.impatient}))
+def test_only_the_period_is_judged_and_its_lead_in_is_replayed(spark: SparkSession, tmp_path: Path):
+    log = OracleLog(faults.FaultyOracle(SECRET, {"bad": faults.impatient}))
     log.run(asks(1, ["bad"]), 300, (0, 50))
     log.now_ms = START_MS + 200_000
     log.oracle.buckets.clear()
@@ -183,7 +192,7 @@ def test_only_the_period_is_judged_and_what_leads_to_it_is_known(spark: SparkSes
     log.oracle.faults.clear()  # type: ignore[attr-defined]
     log.run(asks(2, ["bad"]), 300, (0, 50))
     folder = log.write(tmp_path / "log")
-    instant = spelled(from_ms).replace(" UTC", "+00:00")
+    instant = format_instant(from_ms).replace(" UTC", "+00:00")
     after = audit(spark, folder, "--from", instant)
     assert after.held
     assert after.overall["asks"] == 300
@@ -193,8 +202,8 @@ def test_only_the_period_is_judged_and_what_leads_to_it_is_known(spark: SparkSes
     assert before.overall["asks"] == 300
 
 
-def test_a_period_in_which_all_was_refused(spark: SparkSession, tmp_path: Path):
-    log = Logged(Oracle(SECRET))
+def test_period_in_which_every_ask_was_refused(spark: SparkSession, tmp_path: Path):
+    log = OracleLog(Oracle(SECRET))
     for limits in log.quotas.values():
         limits.update({entity: replace(quota, limit=0, burst=0) for entity, quota in limits.items()})
     for _ in range(30):

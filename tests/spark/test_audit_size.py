@@ -1,4 +1,4 @@
-"""Large logs: an audit agrees with the truth beside them, and with DuckDB over the same files."""
+"""Large logs: an audit agrees with the known truth, and with DuckDB over the same files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.spark.audits import audit
 
 FEW = 200_000
 MANY = int(os.environ.get("DECISIONS", "10000000"))
-"""How many decisions the proof judges; half as many are judged first."""
+"""How many decisions the proof judges, after half as many."""
 MEMORY = "1g"
-"""Of the driver's Java, which cannot take more."""
+"""The memory of the driver's Java."""
 
 COUNTED = """
     select principal, count(*) as asks,

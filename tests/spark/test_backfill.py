@@ -1,4 +1,4 @@
-"""The job `backfill`: what it says of buckets is what the oracle holds, and a lost store comes back by it."""
+"""The job `backfill`: its assertions are what the oracle holds, and restore a lost store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,36 +21,37 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.admission.plan import decided, matches_of, plan_of
+from app.admission.plan import decision_of, matches_of, plan_of
+from app.backfill.load import LoadCounts, QuotaResolver, call_batches
 from app.domain import sampled_rate, token_bucket
 from app.domain.assertion import MANIFEST, Assertion, identity_of
 from app.domain.digest import digest, fingerprint, spread
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.domain.oracle import IdsBucket, Oracle, RateBucket, TokensBucket
 from app.domain.quota import Defaults, Layers
-from app.run.backfill import Resolved, Tally, calls
 from app.store.loading import Loader
 from app.store.redis import RedisStore
 from tests import stores
 from tests.spark.backfills import made
-from tests.spark.logs import SECRET, START_MS, Logged, asks
+from tests.spark.logs import SECRET, START_MS, OracleLog, asks
 from workers.decision_log.fingerprints import with_secrets
 from workers.decision_log.schema import SCHEMA
 from workers.generate.traffic import Traffic
 from workers.generate.write_log import Order, write_log
-from workers.spark import assertions, backfill, log
+from workers.spark import assertions, backfill, log, session
+from workers.spark.__main__ import main
+from workers.spark.errors import JobError, JobUsageError
 from workers.spark.fingerprints import Fingerprints
 from workers.spark.log import Period
-from workers.spark.refused import Refused, WrongUse
 
 FORWARDS: Final = (0, 1, 7, 40, 90, 150, 400)
 PRINCIPALS: Final = ("a", "b", "c d", "*")
 MAX_IDS: Final = 1_000_000
 
 
-def logged(count: int = 700, seed: int = 1, gaps: Sequence[int] = FORWARDS) -> Logged:
+def logged(count: int = 700, seed: int = 1, gaps: Sequence[int] = FORWARDS) -> OracleLog:
     """A log of random asks, and the oracle that decided them."""
-    found = Logged(Oracle(SECRET))
+    found = OracleLog(Oracle(SECRET))
     found.run(asks(seed, PRINCIPALS), count, gaps, seed)
     return found
 
@@ -68,7 +70,7 @@ def of(found: Sequence[Assertion], bucket: str, quota: str, identity: str, kind:
 
 
 @pytest.mark.parametrize("gaps", [FORWARDS, (*FORWARDS, -30, -5_000, -90_000)])
-def test_it_says_what_the_oracle_holds(spark: SparkSession, tmp_path: Path, gaps: tuple[int, ...]):
+def test_assertions_are_what_the_oracle_holds(spark: SparkSession, tmp_path: Path, gaps: tuple[int, ...]):
     history = logged(500, gaps=gaps)
     history.now_ms = max(row["at_ms"] for row in history.rows)
     history.run(asks(2, PRINCIPALS), 200, FORWARDS)
@@ -84,7 +86,9 @@ def test_it_says_what_the_oracle_holds(spark: SparkSession, tmp_path: Path, gaps
             return of(found, str(bucket), str(key), identity_of(quota), kind)
 
         if isinstance(held, RateBucket):
-            live = sampled_rate.live(held.state, at_ms, sampled_rate.kept(quota.samples), quota.sample_ms)
+            live = sampled_rate.live_samples(
+                held.state, at_ms, sampled_rate.kept_samples(quota.samples), quota.sample_ms
+            )
             assert [(a.value, a.at_ms, a.last_ms) for a in named("sample")] == [tuple(s) for s in live]
             met["sample"] += len(live)
         elif isinstance(held, TokensBucket):
@@ -108,11 +112,11 @@ def test_it_says_what_the_oracle_holds(spark: SparkSession, tmp_path: Path, gaps
                 assert one.layer_ms <= one.at_ms < one.layer_ms + quota.layers.interval_ms
             met["id"] += len(ids)
             met["charge"] += len(charged)
-    assert len(found) == sum(met.values()), "nothing else is said"
+    assert len(found) == sum(met.values()), "there are no other assertions"
     assert min(met[kind] for kind in ("charge", "id", "sample")) > 20
 
 
-def test_a_log_of_denied_asks_tells_the_ids(spark: SparkSession, tmp_path: Path):
+def test_log_of_denied_asks_has_all_ids(spark: SparkSession, tmp_path: Path):
     history = logged()
     at_ms = max(row["at_ms"] for row in history.rows)
     whole = read(spark, history.write(tmp_path / "whole"))
@@ -129,7 +133,7 @@ def test_a_log_of_denied_asks_tells_the_ids(spark: SparkSession, tmp_path: Path)
 
 
 def denied(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What a node leaves of these with QUOTAGATE_LOG=denied."""
+    """The rows that a node with QUOTAGATE_LOG=denied would log."""
     for row in rows:
         if row["decision"] != "admit":
             yield row
@@ -140,7 +144,7 @@ def denied(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {**row, **dict.fromkeys(("decision", "ids")), **about, "kind": "ids", "verdicts": wrote}
 
 
-def test_a_reset_empties_a_bucket(spark: SparkSession, tmp_path: Path):
+def test_reset_empties_the_bucket(spark: SparkSession, tmp_path: Path):
     history = logged(200)
     after = history.order
     history.order += 128
@@ -172,8 +176,8 @@ def test_a_reset_empties_a_bucket(spark: SparkSession, tmp_path: Path):
     assert [(a.at_ms, a.value) for a in mine if a.kind == "charge"] == [(history.now_ms, 2)]
 
 
-def test_what_came_late_counts_and_what_tells_of_the_log_does_not(spark: SparkSession, tmp_path: Path):
-    """`late` is a decision of the store; `load` and `dropped` say of no charge, whatever time they have."""
+def test_late_decisions_count_but_loads_and_dropped_rows_do_not(spark: SparkSession, tmp_path: Path):
+    """`late` is a decision of the store; `load` and `dropped` have no charges, and no time that counts."""
     history = logged(300)
     plain = said(
         assertions.from_log(
@@ -193,8 +197,8 @@ def test_what_came_late_counts_and_what_tells_of_the_log_does_not(spark: SparkSe
     assert sorted((row for part in folder.read() for row in part), key=str) == plain
 
 
-def test_rows_may_lie_in_any_order(spark: SparkSession, tmp_path: Path):
-    """What counts is the store's order: that of rows and files is nothing, nor times that go back with it."""
+def test_order_of_rows_and_files_does_not_matter(spark: SparkSession, tmp_path: Path):
+    """Only the store's order counts, also where times go back."""
     history = logged(400, gaps=(*FORWARDS, -30, -90_000))
     at_ms = max(row["at_ms"] for row in history.rows)
     rows = read(spark, history.write(tmp_path / "straight"))
@@ -222,16 +226,18 @@ def footer_of(*secrets: str) -> Any:
         (None, [footer_of(OURS, THEIRS)], "file-0: .* than that of file-0"),
     ],
 )
-def test_a_log_of_another_secret_is_refused_by_its_file(deployment: str | None, files: list[Any], whose: str):
+def test_log_of_another_secret_is_refused_with_its_file_name(
+    deployment: str | None, files: list[Any], whose: str
+):
     found = Fingerprints(deployment)
     *before, last = [(f"file-{number}", file) for number, file in enumerate(files)]
     for each in before:
-        found.look(*each)
-    with pytest.raises(Refused, match=rf"{whose} .*set QUOTAGATE_HASH_SECRET"):
-        found.look(*last)
+        found.check(*each)
+    with pytest.raises(JobError, match=rf"{whose} .*set QUOTAGATE_HASH_SECRET"):
+        found.check(*last)
 
 
-def test_the_secret_of_a_log_is_its_own_and_else_the_deployment_s():
+def test_secret_of_log_is_its_own_or_the_deployments():
     for deployment, files, known in (
         (OURS, [footer_of(), footer_of(OURS)], OURS),
         (None, [footer_of(), footer_of(THEIRS), footer_of(THEIRS)], THEIRS),
@@ -240,45 +246,46 @@ def test_the_secret_of_a_log_is_its_own_and_else_the_deployment_s():
     ):
         found = Fingerprints(deployment)
         for file in files:
-            found.look("file", file)
+            found.check("file", file)
         assert found.known == known
 
 
-def test_the_folder_names_the_secret_of_the_log(
+def test_output_folder_names_the_secret_of_the_log(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """And a log whose secret was since changed ends in no folder at all."""
+    """A log of another secret leads to no folder."""
     traffic = Traffic(seed=2, events=100, rate=5.0, principals=9)
     write_log(Order(traffic, START_MS, bytes([1]) * 32, 1), tmp_path / "log", tmp_path / "truth")
     assert made(spark, tmp_path / "1", log=str(tmp_path / "log")).secret == OURS
     monkeypatch.setenv("QUOTAGATE_HASH_SECRET", "02" * 32)
     with pytest.raises(
-        Refused, match=r"generated-0\.parquet: metadata quotagate\.secrets: its ids were hashed"
+        JobError, match=r"generated-0\.parquet: metadata quotagate\.secrets: its ids were hashed"
     ):
         made(spark, tmp_path / "2", log=str(tmp_path / "log"))
     assert not (tmp_path / "2").exists()
 
 
-async def test_a_lost_store_comes_back(spark: SparkSession, tmp_path: Path):
-    """Decisions of a store that was filled from the log are those of one that was never lost."""
+async def test_lost_store_is_restored(spark: SparkSession, tmp_path: Path):
+    """A store that was filled from the log decides like one that was never lost."""
     history = logged(900)
     folder = made(spark, tmp_path / "assertions", log=str(history.write(tmp_path / "log")))
     assert folder.at_ms == history.now_ms
     with stores.running("valkey") as url:
         loader = Loader(url, folder.name, at_ms=folder.at_ms)
-        tally = Tally()
-        for loads, done in calls(folder.read(), 0, Resolved(lambda: history.quotas, Rules(), tally)):
+        counts = LoadCounts()
+        resolver = QuotaResolver(lambda: history.quotas, MatchingRules(), counts)
+        for loads, done in call_batches(folder.read(), 0, resolver):
             for loaded in await loader.load(loads, done):
-                tally.add(loaded)
+                counts.add(loaded)
         await loader.close()
-        assert (tally.skipped, tally.loaded.there, tally.loaded.no_room) == ({}, 0, 0)
+        assert (counts.skipped, counts.loaded.there, counts.loaded.no_room) == ({}, 0, 0)
         with redis.Redis.from_url(url) as keys:
             assert len(keys.keys("qg1:{*")) > 10
         await same_decisions(history, url)
 
 
-async def same_decisions(history: Logged, url: str, count: int = 400) -> None:
-    """What comes next is decided by the store as by the oracle that has seen everything."""
+async def same_decisions(history: OracleLog, url: str, count: int = 400) -> None:
+    """The store decides the next asks like the oracle, which has seen everything."""
     store = RedisStore(url, caller_clock=True)
     await store.connect()
     met = Counter[str]()
@@ -287,12 +294,12 @@ async def same_decisions(history: Logged, url: str, count: int = 400) -> None:
         timed = replace(ask, at_ms=history.now_ms)
         if ask.principal is None:
             timed = replace(timed, producer_ids=None)
-        plan = plan_of(timed, matches_of(timed, history.quotas, Rules()), SECRET)
+        plan = plan_of(timed, matches_of(timed, history.quotas, MatchingRules()), SECRET)
         if plan is None:
             continue
         (answer,) = await store.decide([plan])
-        got, _ = decided(timed, plan, answer, sequential=False)
-        assert got == history.oracle.decide(timed, history.quotas, Rules(), history.now_ms), timed
+        got, _ = decision_of(timed, plan, answer, sequential=False)
+        assert got == history.oracle.decide(timed, history.quotas, MatchingRules(), history.now_ms), timed
         met[got.decision] += 1
     await store.close()
     assert met["admit"] > 50
@@ -307,19 +314,19 @@ async def same_decisions(history: Logged, url: str, count: int = 400) -> None:
         ("layered", 10, "--window-ms: must be from 1000"),
     ],
 )
-def test_layers_that_cannot_be_are_wrong_use(layers: str, window_ms: int, why: str):
-    with pytest.raises(WrongUse, match=why.replace("/", "/")):
+def test_invalid_layers_are_wrong_use(layers: str, window_ms: int, why: str):
+    with pytest.raises(JobUsageError, match=why.replace("/", "/")):
         backfill.layers_of(layers, window_ms)
 
 
-def test_layers_are_named_or_numbers():
+def test_layers_are_a_policy_or_two_numbers():
     assert backfill.layers_of("layered", 60_000) == Layers.named("layered", 60_000)
     assert backfill.layers_of("100/400", 60_000) == Layers(100, 400)
     assert Defaults().layers in ("layered", "kip936", "timed")
 
 
 def command(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """The job as a program of its own, as somebody at a terminal runs it."""
+    """Run the job as a program, as at a terminal."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "workers.spark", "backfill", "--out", str(tmp_path / "out"), *options],
         cwd=tmp_path,
@@ -331,7 +338,10 @@ def command(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_leaves_a_whole_folder_or_none(tmp_path: Path):
+def test_command_leaves_a_complete_folder_or_none(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Once as a program; the failing runs are in this process, with the tests' own Spark session."""
     history = logged(50)
     folder = history.write(tmp_path / "log")
     done = command(tmp_path, "--log", str(folder))
@@ -342,15 +352,16 @@ def test_the_command_leaves_a_whole_folder_or_none(tmp_path: Path):
     held = (tmp_path / "out" / MANIFEST).read_text()
     (bad,) = (each for each in (tmp_path / "log").rglob("*.parquet"))
     bad.write_bytes(bad.read_bytes()[:2_000])
-    cut = command(tmp_path, "--log", str(folder), "--overwrite")
-    assert cut.returncode == 1
-    assert f"{bad}: cannot be read as Parquet" in cut.stderr
-    assert (tmp_path / "out" / MANIFEST).read_text() == held, "what was there stays"
+    monkeypatch.setattr(session, "spark_session", lambda *_: nullcontext(spark))
+    out = str(tmp_path / "out")
+    assert main(["backfill", "--out", out, "--log", str(folder), "--overwrite"]) == 1
+    assert f"{bad}: cannot be read as Parquet" in capsys.readouterr().err
+    assert (tmp_path / "out" / MANIFEST).read_text() == held, "the old folder stays"
     assert {each.name for each in tmp_path.iterdir()} == {"log", "out"}
-    assert command(tmp_path, "--history", str(bad), "--at", "soon").returncode == 2
+    assert main(["backfill", "--out", out, "--history", str(bad), "--at", "soon"]) == 2
 
 
-def test_200_000_decisions_are_said_as_the_truth_has_them(spark: SparkSession, tmp_path: Path):
+def test_assertions_of_200_000_decisions_equal_the_truth(spark: SparkSession, tmp_path: Path):
     traffic = Traffic(seed=11, events=200_000, rate=400.0)
     write_log(Order(traffic, START_MS, SECRET, 2), tmp_path / "log", tmp_path / "truth")
     rows = read(spark, tmp_path / "log")

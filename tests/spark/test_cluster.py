@@ -1,4 +1,4 @@
-"""Jobs on a real cluster, which has Spark and their packages, and gets their code from who starts them."""
+"""Jobs on a real cluster, which has Spark and their packages, and gets their code from the caller."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def run(command: list[str | Path], cluster: Cluster, cwd: Path) -> subprocess.Co
     )
 
 
-def test_the_executors_do_not_have_the_code(spark_cluster: Cluster, tmp_path: Path):
+def test_executors_do_not_have_the_code(spark_cluster: Cluster, tmp_path: Path):
     python = spark_cluster.environment["PYSPARK_PYTHON"]
     assert run([python, "-c", "import mmh3, pandas, pyarrow"], spark_cluster, tmp_path).returncode == 0
     found = run([python, "-c", "import workers"], spark_cluster, tmp_path)
     assert "No module named 'workers'" in found.stderr
 
 
-def test_a_job_ships_its_code(spark_cluster: Cluster, log: Path, tmp_path: Path):
+def test_job_ships_its_code(spark_cluster: Cluster, log: Path, tmp_path: Path):
     options = ("--master", spark_cluster.master, "--memory", "600m", f"--java={QUICK_START}")
     done = run(
         [sys.executable, "-m", "app.run.cli", "spark", "audit", "--log", log, "--out", "report", *options],
@@ -66,7 +66,7 @@ def test_a_job_ships_its_code(spark_cluster: Cluster, log: Path, tmp_path: Path)
 
 
 def test_spark_submit_starts_a_job(spark_cluster: Cluster, log: Path, tmp_path: Path):
-    """With the archive that the documentation makes."""
+    """With the archive from the documentation."""
     archive = packed(tmp_path)
     command: list[str | Path] = [
         cluster.HOME / "bin" / "spark-submit", "--master", spark_cluster.master, "--driver-memory", "600m",
@@ -79,7 +79,7 @@ def test_spark_submit_starts_a_job(spark_cluster: Cluster, log: Path, tmp_path: 
     assert (tmp_path / "report" / "report.html").is_file()
 
 
-def test_what_is_shipped_is_the_code_alone(tmp_path: Path):
+def test_archive_has_only_code(tmp_path: Path):
     with zipfile.ZipFile(packed(tmp_path)) as archive:
         names = archive.namelist()
     assert {"app/__init__.py", "app/domain/digest.py", "workers/spark/__main__.py"} < set(names)

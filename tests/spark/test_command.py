@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from app.domain.oracle import Oracle
 from tests.spark import faults
 from tests.spark.java import QUICK_START
-from tests.spark.logs import SECRET, Logged, asks
+from tests.spark.logs import SECRET, OracleLog, asks
 from workers.spark import session
 from workers.spark.__main__ import main
 
@@ -33,15 +33,15 @@ def quotagate(*arguments: str, cwd: Path, **settings: str) -> subprocess.Complet
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Logged:
-    made = Logged(Oracle(SECRET))
+def log(tmp_path: Path) -> OracleLog:
+    made = OracleLog(Oracle(SECRET))
     made.run(asks(1, ["a", "b"]), 50, (0, 10))
     made.write(tmp_path / "home" / "log")
     return made
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("audit", "--help")])
-def test_help_says_what_there_is(arguments: tuple[str, ...], tmp_path: Path):
+def test_help_lists_jobs_and_options(arguments: tuple[str, ...], tmp_path: Path):
     done = quotagate(*arguments, cwd=tmp_path)
     assert done.returncode == 0
     assert "audit" in done.stdout
@@ -73,7 +73,7 @@ def test_wrong_use(arguments: tuple[str, ...], says: str, tmp_path: Path):
         ("backfill", "HASH_SECRET", "abc", "QUOTAGATE_HASH_SECRET: must be 32 bytes, written as 64 "),
     ],
 )
-def test_what_spark_submit_finds_in_the_environment_is_looked_at(
+def test_settings_in_the_environment_are_checked(
     job: str,
     name: str,
     value: str,
@@ -81,7 +81,7 @@ def test_what_spark_submit_finds_in_the_environment_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    """`quotagate spark` has read the settings; a cluster's own programs have not."""
+    """`quotagate spark` checks the settings; spark-submit on a cluster does not."""
     monkeypatch.setenv(f"QUOTAGATE_{name}", value)
     try:
         code: object = main([job, "--log", "nowhere", "--out", "x"])
@@ -91,14 +91,14 @@ def test_what_spark_submit_finds_in_the_environment_is_looked_at(
     assert says in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_setting_that_cannot_be_is_refused_by_its_name(tmp_path: Path):
+def test_invalid_setting_is_refused_by_name(tmp_path: Path):
     done = quotagate("audit", "--out", "x", cwd=tmp_path, QUOTAGATE_LOG="some")
     assert done.returncode == 1
     assert "QUOTAGATE_LOG: " in done.stderr
 
 
-def test_not_all_held(tmp_path: Path):
-    made = Logged(faults.Faulty(SECRET, {"b": faults.impatient}))
+def test_audit_exits_1_and_names_the_principal_when_a_bound_is_broken(tmp_path: Path):
+    made = OracleLog(faults.FaultyOracle(SECRET, {"b": faults.impatient}))
     made.run(asks(1, ["a", "b"]), 400, (0, 1))
     made.write(tmp_path / "log")
     options = ("--out", "report", "--master", "local[2]", "--memory", "1g", f"--java={QUICK_START}")
@@ -107,11 +107,11 @@ def test_not_all_held(tmp_path: Path):
     assert "  b: verdicts that are not the exact ones" in done.stdout
     assert "  a: " not in done.stdout
     assert (tmp_path / "report" / "report.html").is_file()
-    assert not list(tmp_path.glob("_*")), "nothing is left of how it was made"
+    assert not list(tmp_path.glob("_*")), "no temporary folder is left"
 
 
 class Run:
-    """The program in this process, with the tests' own Spark."""
+    """Runs the program in this process, with the tests' own Spark session."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         self._capsys = capsys
@@ -130,11 +130,11 @@ def run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Run:
-    monkeypatch.setattr(session, "started", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(session, "spark_session", lambda *_: nullcontext(spark))
     return Run(capsys, tmp_path)
 
 
-def test_all_held(log: Logged, run: Run, tmp_path: Path):
+def test_audit_exits_0_when_all_bounds_hold(log: OracleLog, run: Run, tmp_path: Path):
     out = tmp_path / "report"
     code, said, complained = run("--out", str(out))
     assert (code, complained) == (0, "")
@@ -142,10 +142,10 @@ def test_all_held(log: Logged, run: Run, tmp_path: Path):
     assert (out / "report.html").is_file()
     code, said, complained = run("--out", str(out))
     assert (code, said) == (1, "")
-    assert f"{out}: is there already; --overwrite replaces it" in complained
+    assert f"{out}: exists already; --overwrite replaces it" in complained
 
 
-def test_a_log_of_what_was_denied_is_not_enough(log: Logged, run: Run, tmp_path: Path):
+def test_audit_refuses_log_of_denied_asks(log: OracleLog, run: Run, tmp_path: Path):
     denied = [row for row in log.rows if row["decision"] != "admit"]
     for row in log.rows:
         if row["decision"] == "admit" and row["order"] and any(v["charged_ids"] for v in row["verdicts"]):
@@ -159,7 +159,7 @@ def test_a_log_of_what_was_denied_is_not_enough(log: Logged, run: Run, tmp_path:
     assert not (tmp_path / "report").exists()
 
 
-def test_a_file_that_is_broken_within_leaves_nothing_behind(log: Logged, run: Run, tmp_path: Path):
+def test_corrupt_file_leaves_no_output(log: OracleLog, run: Run, tmp_path: Path):
     [file] = (tmp_path / "home" / "log").rglob("*.parquet")
     data = bytearray(file.read_bytes())
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
@@ -171,7 +171,7 @@ def test_a_file_that_is_broken_within_leaves_nothing_behind(log: Logged, run: Ru
     assert not list(tmp_path.glob("_*"))
 
 
-def test_a_period_without_a_decision(log: Logged, run: Run, tmp_path: Path):
+def test_audit_refuses_period_without_decisions(log: OracleLog, run: Run, tmp_path: Path):
     code, _, complained = run("--out", str(tmp_path / "report"), "--to", "2026-11-21T10:00:00Z")
     assert code == 1
     assert "no row in the period from the beginning to 2026-11-21 10:00" in complained

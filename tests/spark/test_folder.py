@@ -1,4 +1,4 @@
-"""Folders of results: whole under their name or not there, and on an object store with their marker last."""
+"""Output folders appear complete or not at all, and on an object store with their marker last."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from workers.spark.folder import Folder
-from workers.spark.refused import Refused
+from workers.spark.errors import JobError
+from workers.spark.folder import OutputFolder
 
 
 def held(folder: Path) -> set[str]:
@@ -18,10 +18,10 @@ def held(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_it_is_there_once_it_is_whole(spark: SparkSession, tmp_path: Path, *, at_once: bool):
-    """A store that copies file by file gets what says that it is whole only then."""
+def test_folder_appears_once_it_is_complete(spark: SparkSession, tmp_path: Path, *, at_once: bool):
+    """An object store, which copies file by file, gets the marker last."""
     out = tmp_path / "out"
-    with Folder(spark, str(out)) as folder:
+    with OutputFolder(spark, str(out)) as folder:
         assert folder.renames_at_once
         folder.renames_at_once = at_once
         folder.table("rows", spark.range(3))
@@ -32,18 +32,18 @@ def test_it_is_there_once_it_is_whole(spark: SparkSession, tmp_path: Path, *, at
     assert (out / "_marker.json").read_text() == "{}"
 
 
-def test_one_that_fails_leaves_what_was_there(spark: SparkSession, tmp_path: Path):
+def test_failure_keeps_the_old_folder(spark: SparkSession, tmp_path: Path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").touch()
-    (tmp_path / "_out.making").mkdir()  # of one that was killed
+    (tmp_path / "_out.making").mkdir()  # left by a killed job
     (tmp_path / "_out.making" / "half").touch()
-    with pytest.raises(Refused, match="is there already; --overwrite replaces it"):
-        Folder(spark, str(tmp_path / "out"))
-    with pytest.raises(RuntimeError), Folder(spark, str(tmp_path / "out"), overwrite=True) as folder:  # noqa: PT012
+    with pytest.raises(JobError, match="exists already; --overwrite replaces it"):
+        OutputFolder(spark, str(tmp_path / "out"))
+    with pytest.raises(RuntimeError), OutputFolder(spark, str(tmp_path / "out"), overwrite=True) as folder:  # noqa: PT012
         assert held(tmp_path / "_out.making") == set()
         folder.text("new", "")
         raise RuntimeError
     assert held(tmp_path) == {"out/old"}
-    with Folder(spark, str(tmp_path / "out"), overwrite=True) as folder:
+    with OutputFolder(spark, str(tmp_path / "out"), overwrite=True) as folder:
         folder.text("new", "")
     assert held(tmp_path) == {"out/new"}

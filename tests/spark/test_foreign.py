@@ -1,4 +1,4 @@
-"""A foreign history: what its rows are taken for, and what is refused by the name of file and field."""
+"""A foreign history: how its rows are read, and what is refused with the names of file and field."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from app.domain.quota import Layers
 from tests.spark.backfills import made
 from tests.spark.logs import SECRET, START_MS
 from workers.spark import assertions, foreign
+from workers.spark.errors import JobError
 from workers.spark.log import Period
-from workers.spark.refused import Refused
 
 MAX_IDS: Final = 1_000_000
 
 
-def test_exact_layers_say_which_uses_are_charges(spark: SparkSession):
-    """An id is a charge again once the layers have forgotten it, and never while it is in use."""
+def test_exact_layers_determine_which_uses_are_charged(spark: SparkSession):
+    """An id is charged again once the layers have forgotten it, and never while it is in use."""
     layers, window = Layers(100, 300), 250
     uses = [
         ("p", "7", 0),  # layer 0 to 300
@@ -69,7 +69,9 @@ USES: Final[list[dict[str, Any]]] = [
 ]
 
 
-def test_json_and_parquet_say_the_same(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_json_and_parquet_give_the_same_assertions(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Times as numbers, texts or timestamps, ids as numbers or their decimals, rows in any order."""
     monkeypatch.setenv("QUOTAGATE_HASH_SECRET", SECRET.hex())
     json_lines = tmp_path / "uses.json"
@@ -97,18 +99,18 @@ def test_json_and_parquet_say_the_same(spark: SparkSession, tmp_path: Path, monk
     assert sum(1 for part in early.read() for _ in part) == 4
 
 
-def test_a_bad_history_is_named(spark: SparkSession, tmp_path: Path):
+def test_invalid_history_is_refused_with_file_and_field(spark: SparkSession, tmp_path: Path):
     file = tmp_path / "uses.json"
-    columns = foreign.Columns()
+    columns = foreign.HistoryColumns()
 
     def refused(text: str, **changed: str) -> str:
         file.write_text(text)
-        with pytest.raises(Refused) as refusal:
-            foreign.read(spark, str(file), "json", foreign.Columns(**changed), Period())
+        with pytest.raises(JobError) as refusal:
+            foreign.read(spark, str(file), "json", foreign.HistoryColumns(**changed), Period())
         return str(refusal.value)
 
     good = json.dumps(USES[0]) + "\n"
-    assert "uses.json: a line is no JSON object; in {half" in refused(good + '{half: "a"\n')
+    assert "uses.json: a line is not a JSON object; in {half" in refused(good + '{half: "a"\n')
     assert "uses.json: field who: is missing or empty" in refused(good, principal="who")
     assert "field id: is missing" in refused(good + '{"principal": "a", "time": 5}\n')
     assert "field time: must be an instant such as" in refused(
@@ -116,13 +118,13 @@ def test_a_bad_history_is_named(spark: SparkSession, tmp_path: Path):
     )
     table = pa.Table.from_pylist([{"principal": "a", "id": 1.5, "time": 1}])
     pq.write_table(table, tmp_path / "uses.parquet")
-    with pytest.raises(Refused, match=r"column id: is double, must be string or bigint"):
+    with pytest.raises(JobError, match=r"column id: is double, must be string or bigint"):
         foreign.read(spark, str(tmp_path / "uses.parquet"), "parquet", columns, Period())
     with pytest.raises(
-        Refused, match=r"column pid: is missing; name it with --id-column \(there are: principal"
+        JobError, match=r"column pid: is missing; name it with --id-column \(there are: principal"
     ):
         foreign.read(spark, str(tmp_path / "uses.parquet"), "parquet", replace(columns, id="pid"), Period())
-    with pytest.raises(Refused, match="nowhere"):
+    with pytest.raises(JobError, match="nowhere"):
         foreign.read(spark, str(tmp_path / "nowhere"), "parquet", columns, Period())
 
 
@@ -144,38 +146,36 @@ GOOD: Final = {"principal": "a", "id": 4711, "time": START_MS}
     ],
     ids=str,
 )
-def test_a_value_that_would_be_taken_for_another_is_refused(
-    spark: SparkSession, tmp_path: Path, use: dict[str, Any], why: str
-):
+def test_ambiguous_value_is_refused(spark: SparkSession, tmp_path: Path, use: dict[str, Any], why: str):
     file = tmp_path / "uses.json"
     file.write_text("".join(json.dumps(each) + "\n" for each in (GOOD, GOOD | use)))
-    with pytest.raises(Refused) as refused:
-        foreign.read(spark, str(file), "json", foreign.Columns(), Period())
+    with pytest.raises(JobError) as refused:
+        foreign.read(spark, str(file), "json", foreign.HistoryColumns(), Period())
     assert f"uses.json: {why}" in str(refused.value)
 
 
-def test_a_parquet_file_of_seconds_is_refused(spark: SparkSession, tmp_path: Path):
+def test_parquet_time_in_seconds_is_refused(spark: SparkSession, tmp_path: Path):
     pq.write_table(pa.Table.from_pylist([GOOD | {"time": START_MS // 1_000}]), tmp_path / "uses.parquet")
-    with pytest.raises(Refused, match=r"uses\.parquet: field time: must lie in the years"):
-        foreign.read(spark, str(tmp_path / "uses.parquet"), "parquet", foreign.Columns(), Period())
+    with pytest.raises(JobError, match=r"uses\.parquet: field time: must lie in the years"):
+        foreign.read(spark, str(tmp_path / "uses.parquet"), "parquet", foreign.HistoryColumns(), Period())
 
 
-def test_ids_are_what_an_ask_has(spark: SparkSession, tmp_path: Path):
-    """Numbers and texts, as the wire takes them; blank lines and further fields are nothing."""
+def test_ids_are_numbers_or_texts_as_in_an_ask(spark: SparkSession, tmp_path: Path):
+    """Numbers and texts, as in an ask; blank lines and further fields are ignored."""
     ids = [4711, "4711.0", -(2**63), 2**63 - 1, "x y"]
     lines = [json.dumps(GOOD | {"id": id_, "more": {"id": 1}}) for id_ in ids]
     (tmp_path / "uses.json").write_text("\n\n".join(lines) + "\n  \n")
-    found = foreign.read(spark, str(tmp_path / "uses.json"), "json", foreign.Columns(), Period())
+    found = foreign.read(spark, str(tmp_path / "uses.json"), "json", foreign.HistoryColumns(), Period())
     assert sorted(row.id for row in found.collect()) == sorted(map(str, ids))
 
 
 @pytest.mark.parametrize("name", ["x[1].json", "y{2}*.json", "s p%20\\?.json"])
-def test_a_name_is_no_pattern_where_it_is_one(spark: SparkSession, tmp_path: Path, name: str):
+def test_existing_file_name_is_not_taken_as_a_pattern(spark: SparkSession, tmp_path: Path, name: str):
     (tmp_path / name).write_text(json.dumps(GOOD) + "\n")
     (tmp_path / "x1.json").write_text(json.dumps(GOOD | {"principal": "other"}) + "\n")
 
     def principals(history: str) -> list[str]:
-        found = foreign.read(spark, history, "json", foreign.Columns(), Period())
+        found = foreign.read(spark, history, "json", foreign.HistoryColumns(), Period())
         return sorted(row.principal for row in found.collect())
 
     assert principals(str(tmp_path / name)) == ["a"]

@@ -1,4 +1,4 @@
-"""Each bucket is judged as the oracle decides it, and what a store lost, gained or forgot is told apart."""
+"""Each bucket is judged as the oracle decides it; lost, unlogged and forgotten charges are distinguished."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from app.domain.oracle import IdsBucket, Oracle, RateBucket
 from app.domain.quota import Layers, Quota
 from tests.spark import faults
 from tests.spark.audits import Findings, judge
-from tests.spark.logs import SECRET, START_MS, Logged, asks
-from workers.spark.audit.held import improbable
-from workers.spark.audit.judge import Rules
+from tests.spark.logs import SECRET, START_MS, OracleLog, asks
+from workers.spark.audit.findings import improbable
+from workers.spark.audit.judge import AuditRules
 
 NAMES = ("a", "b", "c")
 QUICK = (0, 0, 1, 2, 5, 20)
@@ -27,31 +27,31 @@ BYTES = ("producer_byte_rate", "user=a", "a")
 IDS = ("producer_ids_rate", "user=a", "a")
 
 
-def logged(asks_: int = 0, gap_ms: tuple[int, ...] = QUICK, seed: int = 1, **oracle) -> Logged:
-    log = Logged(Oracle(SECRET, **oracle))
+def logged(asks_: int = 0, gap_ms: tuple[int, ...] = QUICK, seed: int = 1, **oracle) -> OracleLog:
+    log = OracleLog(Oracle(SECRET, **oracle))
     log.run(asks(seed, NAMES), asks_, gap_ms, seed)
     return log
 
 
-def send(log: Logged, count: int, gap_ms: int = 100, size: int = 1_000) -> None:
+def send(log: OracleLog, count: int, gap_ms: int = 100, size: int = 1_000) -> None:
     """Produce requests of one principal at a steady pace."""
     for _ in range(count):
         log.now_ms += gap_ms
         log.ask(Ask({"produce_bytes": size}, None, "a", detail=True))
 
 
-def bring(log: Logged, *ids: int, mode: str = "admit") -> None:
+def bring(log: OracleLog, *ids: int, mode: str = "admit") -> None:
     log.now_ms += 1
     log.ask(Ask({}, ids, "a", mode=mode, detail=True))  # type: ignore[arg-type]
 
 
-def ids_of(log: Logged) -> IdsBucket:
+def ids_of(log: OracleLog) -> IdsBucket:
     [bucket] = [each for key, each in log.oracle.buckets.items() if key[0] == "producer_ids_rate"]
     assert isinstance(bucket, IdsBucket)
     return bucket
 
 
-def wipe(log: Logged) -> None:
+def wipe(log: OracleLog) -> None:
     log.oracle.buckets.clear()
 
 
@@ -62,14 +62,14 @@ def clean(found: Findings) -> bool:
 
 @pytest.mark.parametrize("gap_ms", [QUICK, CLOCKS], ids=["quick", "clocks"])
 @pytest.mark.parametrize("seed", [1, 2, 3, 5])
-def test_what_the_oracle_decides_is_exact(seed: int, gap_ms: tuple[int, ...]):
+def test_decisions_of_the_oracle_are_exact(seed: int, gap_ms: tuple[int, ...]):
     log = logged(1_500, gap_ms, seed)
     found = judge(log.rows)
     wrong = [case for case in found.cases if case["case"] != "falsely_seen"]
     assert not wrong, wrong[:3]
-    assert found.total("over") == 0, "refunds and clocks that are set back are no excess"
+    assert found.total("over") == 0, "refunds and clocks that are set back lead to no excess"
     assert found.total("judged") + found.total("unjudged") == found.total("verdicts") > 2_000
-    # a peek that comes before the newest time of its ids is answered from a copy, and not judged
+    # a peek before the newest time of its ids is answered from a copy, and not judged
     assert found.total("unjudged") <= (0 if gap_ms is QUICK else found.total("corrections"))
     assert found.total("corrections") == sum(
         verdict["correction"] > 0 for row in log.rows for verdict in row["verdicts"]
@@ -77,20 +77,20 @@ def test_what_the_oracle_decides_is_exact(seed: int, gap_ms: tuple[int, ...]):
     assert (found.total("corrections") > 50) == (gap_ms is CLOCKS)
 
 
-def test_few_ids_remembered_at_most():
-    found = judge(logged(1_500, max_ids=60).rows, Rules(max_ids=60))
+def test_small_limit_of_remembered_ids():
+    found = judge(logged(1_500, max_ids=60).rows, AuditRules(max_ids=60))
     assert found.total("differs") == found.total("lost") == 0
     reasons = {row["reason"] for row in _ids_verdicts(logged(1_500, max_ids=60))}
     assert "capacity" in reasons
 
 
-def test_delays_that_are_summed_as_kip_124_has_it():
+def test_delays_summed_as_in_kip_124():
     log = logged(800, sequential=True)
-    assert judge(log.rows, Rules(sequential=True)).total("differs") == 0
-    assert judge(log.rows, Rules(sequential=False)).total("differs") > 0
+    assert judge(log.rows, AuditRules(sequential=True)).total("differs") == 0
+    assert judge(log.rows, AuditRules(sequential=False)).total("differs") > 0
 
 
-def test_a_quota_that_is_changed_is_judged_as_it_stood():
+def test_changed_quota_is_judged_by_the_quota_of_its_time():
     log = logged(300)
     user = Entity.parse("user=*")
     for key, changed in (
@@ -105,7 +105,7 @@ def test_a_quota_that_is_changed_is_judged_as_it_stood():
     assert not [case for case in found.cases if case["case"] != "falsely_seen"]
 
 
-def test_answers_given_again_and_without_the_store_charge_nothing():
+def test_replayed_answers_and_fallback_answers_charge_nothing():
     log = logged()
     send(log, 10)
     row = log.rows[-1]
@@ -115,17 +115,17 @@ def test_answers_given_again_and_without_the_store_charge_nothing():
     assert clean(judge(log.rows))
 
 
-def test_a_wiped_store_is_a_loss():
+def test_wiped_store_is_a_loss():
     log = logged()
     send(log, 20)
     wipe(log)
     send(log, 20)
     tally = judge(log.rows).tallies[BYTES]
     assert (tally["lost"], tally["lost_units"]) == (1, pytest.approx(20_000))
-    assert tally["differs"] == tally["unjudged"] == 0, "from then on it is judged from what was left"
+    assert tally["differs"] == tally["unjudged"] == 0, "from then on it is judged by what was left"
 
 
-def test_the_last_charge_of_a_failed_over_store_is_a_loss():
+def test_failover_that_loses_the_last_charge_is_a_loss():
     log = logged()
     send(log, 20)
     bucket = next(iter(log.oracle.buckets.values()))
@@ -139,7 +139,7 @@ def test_the_last_charge_of_a_failed_over_store_is_a_loss():
     assert tally["differs"] == tally["unjudged"] == 0
 
 
-def test_a_loss_that_nothing_explains_is_judged_again_once_it_is_known_what_is_left():
+def test_judging_resumes_after_unexplained_loss():
     log = logged()
     send(log, 40)
     bucket = next(iter(log.oracle.buckets.values()))
@@ -152,7 +152,7 @@ def test_a_loss_that_nothing_explains_is_judged_again_once_it_is_known_what_is_l
     assert 0 < tally["unjudged"] < 200
 
 
-def test_a_reset_is_no_loss():
+def test_reset_is_not_a_loss():
     log = logged()
     send(log, 20)
     bring(log, *range(10))
@@ -161,11 +161,11 @@ def test_a_reset_is_no_loss():
     bring(log, *range(10))
     send(log, 20)
     assert judge(log.rows).total("lost") > 0
-    found = judge(log.rows, Rules(resets={("user=a", key): [order] for key in (BYTES[0], IDS[0])}))
+    found = judge(log.rows, AuditRules(resets={("user=a", key): [order] for key in (BYTES[0], IDS[0])}))
     assert clean(found), found.cases
 
 
-def test_what_happened_before_the_log_began_is_not_held_against_anybody():
+def test_charges_from_before_the_log_are_no_finding():
     log = logged()
     bring(log, *range(20))
     send(log, 205)
@@ -174,11 +174,11 @@ def test_what_happened_before_the_log_began_is_not_held_against_anybody():
     bring(log, 3, 4, 100)
     send(log, 300)
     bring(log, 5, 101)
-    found = judge([*later, *log.rows], Rules(is_whole=False))
+    found = judge([*later, *log.rows], AuditRules(is_whole=False))
     assert not found.cases
     assert found.total("differs") == found.total("lost") == found.total("unlogged") == 0
     tally = found.tallies[BYTES]
-    assert tally["unjudged"] < tally["judged"], "after a window it is known how the bucket stands"
+    assert tally["unjudged"] < tally["judged"], "after a window the state of the bucket is known"
 
 
 def by(key: str, **said: Any) -> dict[str, dict[Entity, Quota]]:
@@ -186,14 +186,14 @@ def by(key: str, **said: Any) -> dict[str, dict[Entity, Quota]]:
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
-def test_ids_that_the_store_dropped_before_their_window_was_widened(*, is_dropped: bool):
-    """A key lasts as long as the settings have it under which it was written, and a minute."""
+def test_ids_dropped_before_their_window_was_widened(*, is_dropped: bool):
+    """A key lasts as long as the settings of its last write say, and a minute longer."""
 
     def limited(window_ms: int) -> dict[str, dict[Entity, Quota]]:
         layers = Layers.named("layered", window_ms)
         return by(IDS[0], limit=40, algorithm="producer_ids", window_ms=window_ms, layers=layers)
 
-    log = Logged(Oracle(SECRET), limited(600_000))
+    log = OracleLog(Oracle(SECRET), limited(600_000))
     bring(log, *range(10))
     log.now_ms += 865_000 if is_dropped else 800_000
     if is_dropped:
@@ -206,11 +206,11 @@ def test_ids_that_the_store_dropped_before_their_window_was_widened(*, is_droppe
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
-def test_tokens_that_the_store_dropped_before_their_burst_was_raised(*, is_dropped: bool):
+def test_tokens_dropped_before_their_burst_was_raised(*, is_dropped: bool):
     def limited(burst: float) -> dict[str, dict[Entity, Quota]]:
         return by("controller_mutation_rate", limit=1, algorithm="token_bucket", burst=burst)
 
-    log = Logged(Oracle(SECRET), limited(1_000))
+    log = OracleLog(Oracle(SECRET), limited(1_000))
     log.ask(Ask({"mutations": 10}, None, "a", detail=True))
     log.now_ms += 75_000 if is_dropped else 60_000
     if is_dropped:
@@ -221,37 +221,39 @@ def test_tokens_that_the_store_dropped_before_their_burst_was_raised(*, is_dropp
     assert clean(judge(log.rows))
 
 
-def test_debts_that_end_by_a_charge_a_refusal_and_a_refund():
+def test_debt_ends_by_charge_refusal_or_refund():
     def limited(limit: float) -> dict[str, dict[Entity, Quota]]:
         given = {"algorithm": "token_bucket", "burst": 9.0, "max_debt": limit * 60}
         return by("controller_mutation_rate", limit=limit, **given)
 
-    log = Logged(Oracle(SECRET), limited(10))
+    log = OracleLog(Oracle(SECRET), limited(10))
     history = [(10, "record", 2**53 - 1), (1, "admit", 1), (10, "record", 9_999), (1, "refund", 7)]
     for limit, mode, mutations in [*history, (10, "record", 3), (2, "record", 2), (2, "admit", 1)]:
         log.now_ms += 5_000
         log.quotas = limited(limit)
         log.ask(Ask({"mutations": mutations}, None, "a", mode=mode, detail=True))  # type: ignore[arg-type]
     shown = [row["verdicts"][0]["remaining"] for row in log.rows]
-    assert shown[:4] == [-600, -60, -600, -53], "to the deepest debt, and no deeper"
+    assert shown[:4] == [-600, -60, -600, -53], "no deeper than the deepest debt"
     assert clean(judge(log.rows))
     endless = copy.deepcopy(log.rows)
     for row in endless:
         row["verdicts"][0]["max_debt"] = None
-    assert not clean(judge(endless)), "the log has to say how deep a debt may be"
+    assert not clean(judge(endless)), "the log must have the deepest debt"
 
 
-def test_tokens_whose_first_row_gives_some_back():
-    log = Logged(Oracle(SECRET), by("controller_mutation_rate", limit=1, algorithm="token_bucket", burst=20))
+def test_token_bucket_whose_first_row_is_a_refund():
+    log = OracleLog(
+        Oracle(SECRET), by("controller_mutation_rate", limit=1, algorithm="token_bucket", burst=20)
+    )
     for mode, mutations in (("admit", 12), ("refund", 3), ("admit", 1), ("admit", 1)):
         log.now_ms += 100
         log.ask(Ask({"mutations": mutations}, None, "a", mode=mode, detail=True))  # type: ignore[arg-type]
-    assert clean(judge(log.rows[1:], Rules(is_whole=False)))
-    assert judge(log.rows[1:]).total("unlogged") == 1, "a bucket of a whole log held nothing before its rows"
+    assert clean(judge(log.rows[1:], AuditRules(is_whole=False)))
+    assert judge(log.rows[1:]).total("unlogged") == 1, "in a complete log, buckets begin empty"
 
 
 @pytest.mark.parametrize("size", [1_000, 0])
-def test_a_call_without_an_answer_that_was_ahead_of_a_clock_which_then_went_back(size: int):
+def test_unanswered_call_ahead_of_a_clock_that_is_set_back(size: int):
     log = logged()
     send(log, 2)
     log.now_ms += 20_000
@@ -264,7 +266,7 @@ def test_a_call_without_an_answer_that_was_ahead_of_a_clock_which_then_went_back
     assert found.total("unjudged") >= 1
 
 
-def test_ids_of_a_bucket_that_rested_are_judged_again():
+def test_ids_are_judged_again_once_the_bucket_expired():
     log = logged()
     bring(log, 1, 2, 3)
     log.rows = []
@@ -272,14 +274,14 @@ def test_ids_of_a_bucket_that_rested_are_judged_again():
     log.now_ms += 100_000
     bring(log, 2, 7)
     row = copy.deepcopy(log.rows[-1])
-    later = Rules(is_whole=False)
+    later = AuditRules(is_whole=False)
     assert clean(judge(log.rows, later))
     row["verdicts"][0]["charged_ids"] = row["verdicts"][0]["charged_ids"][:1]
     row["verdicts"][0]["observed"] = 1.0
     assert judge([log.rows[0], row], later).total("falsely_seen") == 1
 
 
-def test_charges_that_no_row_tells_of_are_nobodys_fault():
+def test_unlogged_charges_are_counted_and_make_no_verdict_differ():
     log = logged()
     send(log, 20)
     late = log.rows.pop(10)
@@ -290,14 +292,14 @@ def test_charges_that_no_row_tells_of_are_nobodys_fault():
     found = judge(log.rows)
     assert late["decision"] == "admit"
     assert found.tallies[BYTES]["unlogged"] == found.tallies[IDS]["unlogged"] == 1
-    assert judge(log.rows, Rules(is_whole=False)).tallies[IDS]["unlogged"] == 0, (
-        "it may be older than the log"
+    assert judge(log.rows, AuditRules(is_whole=False)).tallies[IDS]["unlogged"] == 0, (
+        "the charge may be older than the log"
     )
     assert found.total("falsely_seen") == 0
     assert found.total("differs") == found.total("lost") == 0
 
 
-def test_an_id_that_is_charged_again_was_lost():
+def test_id_charged_again_was_lost():
     log = logged()
     bring(log, 1, 2, 3)
     ids_of(log).state.segments.clear()
@@ -308,7 +310,7 @@ def test_an_id_that_is_charged_again_was_lost():
     assert found.tallies[IDS]["charged_again"] == 1
 
 
-def test_every_id_taken_as_seen_is_named():
+def test_falsely_seen_id_is_named():
     log = logged()
     bring(log, 1, 2, 3)
     bring(log, 4, 5)
@@ -326,7 +328,7 @@ def test_every_id_taken_as_seen_is_named():
     assert found.tallies[IDS]["lookups"] == 5
 
 
-def test_a_refusal_that_an_id_taken_as_seen_explains():
+def test_refusal_explained_by_falsely_seen_id():
     log = logged()
     bring(log, 1)
     log.now_ms += 1_000
@@ -336,27 +338,27 @@ def test_a_refusal_that_an_id_taken_as_seen_explains():
     verdict = row["verdicts"][0]
     assert row["decision"] == "throttle"
     assert clean(judge(log.rows))
-    verdict["throttle_ms"] -= 1_001  # as if one of the three had been seen, and only one charge had to leave
+    verdict["throttle_ms"] -= 1_001  # as if one of the three had been seen, and only one charge had to expire
     found = judge(log.rows)
     assert (found.total("falsely_seen"), found.total("differs")) == (1, 0)
     verdict["throttle_ms"] -= 1
-    assert judge(log.rows).total("differs") == 1, "no number of seen ids explains this one"
+    assert judge(log.rows).total("differs") == 1, "no number of seen ids explains this wait"
 
 
-def test_more_than_a_limit_of_ids_is_above_the_bound():
+def test_more_ids_than_the_limit_are_above_the_bound():
     log = logged()
     bring(log, *range(40))
     log.ask(Ask({}, (100, 101), "a", mode="record", detail=True))
     row = log.rows[-1]
-    assert judge(log.rows).tallies[IDS]["over"] == 0, "work that was done already is apart"
+    assert judge(log.rows).tallies[IDS]["over"] == 0, "recorded work does not count"
     row["mode"] = "admit"
     tally = judge(log.rows).tallies[IDS]
     assert (tally["over"], tally["worst"], tally["bound"]) == (1, 42 / 40, 1.0)
 
 
 @pytest.mark.parametrize("fault", [faults.double, faults.grasping])
-def test_each_charge_that_no_row_tells_of_is_counted(fault):
-    log = Logged(faults.Faulty(SECRET, {"a": fault}))
+def test_each_unlogged_charge_is_counted(fault):
+    log = OracleLog(faults.FaultyOracle(SECRET, {"a": fault}))
     log.run(asks(1, ["a"]), 1_000, QUICK)
     found = judge(log.rows)
     for quota in ("producer_byte_rate", "request_rate", "controller_mutation_rate"):
@@ -375,7 +377,7 @@ def test_each_charge_that_no_row_tells_of_is_counted(fault):
     assert found.total("falsely_seen") == found.total("charged_again") == 0
 
 
-def test_after_one_dropped_row_a_busy_rate_is_judged_on():
+def test_busy_rate_is_judged_again_after_one_dropped_row():
     log = logged()
     send(log, 1_000, gap_ms=40, size=2_000)
     log.rows.pop(300)
@@ -384,7 +386,7 @@ def test_after_one_dropped_row_a_busy_rate_is_judged_on():
     assert tally["unjudged"] < 50
 
 
-def test_a_dropped_row_that_began_the_window_is_no_loss():
+def test_dropped_row_that_began_the_window_is_not_a_loss():
     log = logged()
     send(log, 30, gap_ms=500)
     log.now_ms += 30_000
@@ -398,8 +400,8 @@ def test_a_dropped_row_that_began_the_window_is_no_loss():
 @pytest.mark.parametrize("gap_ms", [QUICK, (0, 5, 100, 1_000, 3_000)], ids=["quick", "slow"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("share", [0.02, 0.4])
-def test_rows_cut_out_of_an_honest_log_are_no_fault(seed: int, share: float, gap_ms: tuple[int, ...]):
-    """But for refunds, which look like a loss; and charges of nothing, which only move when samples begin."""
+def test_rows_cut_from_honest_log_are_no_finding(seed: int, share: float, gap_ms: tuple[int, ...]):
+    """Except refunds, which look like losses, and charges of 0, which only move when samples begin."""
     log, dice = logged(1_500, gap_ms, seed), random.Random(seed)
     may, rows = Counter[tuple[str, str]](), []
     for row in log.rows:
@@ -420,17 +422,17 @@ def test_rows_cut_out_of_an_honest_log_are_no_fault(seed: int, share: float, gap
 
 
 @pytest.mark.parametrize("gap_ms", [(0, 5, 100, 1_000, 3_000), CLOCKS], ids=["slow", "clocks"])
-def test_a_log_whose_beginning_was_removed(gap_ms: tuple[int, ...]):
+def test_log_without_its_beginning(gap_ms: tuple[int, ...]):
     log = logged(1_500, gap_ms, 2)
-    found = judge(log.rows[500:], Rules(is_whole=False))
+    found = judge(log.rows[500:], AuditRules(is_whole=False))
     for count in ("lost", "differs", "over", "charged_again"):
         assert found.total(count) == 0, count
     assert not improbable(found.total("falsely_seen"), found.total("lookups"))
     assert found.total("judged") > 3 * found.total("unjudged")
 
 
-def in_use(log: Logged, fault: str | None = None) -> None:
-    """Three ids that are always asked for, and now and then a new one."""
+def in_use(log: OracleLog, fault: str | None = None) -> None:
+    """Ask for the same three ids all the time, and sometimes for a new one."""
     for turn in range(2_000):
         log.now_ms += 99
         ids = [1, 2, 3] if turn % 20 else [1, 2, 3, 1_000 + turn]
@@ -443,9 +445,9 @@ def in_use(log: Logged, fault: str | None = None) -> None:
             ids_of(log).state.segments.clear()
 
 
-def test_ids_of_a_busy_bucket_are_judged_once_the_log_covers_a_layers_life():
+def test_ids_of_busy_bucket_are_judged_once_the_log_covers_the_life_of_a_layer():
     from_ms = START_MS + 100_000
-    later = Rules(is_whole=False, judge_from_ms=from_ms, log_from_ms=START_MS)
+    later = AuditRules(is_whole=False, judge_from_ms=from_ms, log_from_ms=START_MS)
     found = {}
     for fault in (None, "takes for seen", "forgets"):
         log = logged()
@@ -460,7 +462,7 @@ def test_ids_of_a_busy_bucket_are_judged_once_the_log_covers_a_layers_life():
     assert found["forgets"].total("charged_again") >= 4 * 3
 
 
-def test_a_bucket_that_is_older_than_the_log_knows_ids_that_no_row_tells_of():
+def test_bucket_older_than_the_log_may_know_unlogged_ids():
     log = logged()
     bring(log, 1, 2, 3)
     for _ in range(100):
@@ -469,11 +471,11 @@ def test_a_bucket_that_is_older_than_the_log_knows_ids_that_no_row_tells_of():
     log.rows = []
     bring(log, 50)
     bring(log, 1, 2, 3)
-    assert clean(judge(log.rows, Rules(is_whole=False)))
+    assert clean(judge(log.rows, AuditRules(is_whole=False)))
     assert judge(log.rows).total("falsely_seen") == 3, "of a log that is said to be whole"
 
 
-def test_what_a_late_call_charged_is_not_taken_for_seen():
+def test_ids_charged_by_a_late_call_are_not_falsely_seen():
     log = logged()
     bring(log, 1, 2)
     bring(log, *range(10, 20))
@@ -484,7 +486,7 @@ def test_what_a_late_call_charged_is_not_taken_for_seen():
     assert (tally["unlogged"], tally["falsely_seen"], tally["differs"], tally["lost"]) == (1, 0, 0, 0)
 
 
-def test_what_came_late_is_replayed():
+def test_late_rows_are_replayed():
     log = logged()
     send(log, 5)
     bring(log, 1, 2)
@@ -497,26 +499,26 @@ def test_what_came_late_is_replayed():
     assert found.total("judged") == 12
 
 
-def test_what_is_loaded_is_nobodys_fault():
+def test_loaded_charges_are_no_finding():
     log = logged()
     bring(log, 1, 2)
     send(log, 20)
     order = log.order - 1
-    told = len(log.rows)
+    logged_rows = len(log.rows)
     bring(log, *range(10, 20))
     send(log, 5)
-    del log.rows[told:]
+    del log.rows[logged_rows:]
     bring(log, *range(10, 20), 30)
     send(log, 400)
     loads = {("user=a", key): [order] for key in (BYTES[0], IDS[0])}
-    found = judge(log.rows, Rules(loads=loads))
+    found = judge(log.rows, AuditRules(loads=loads))
     wrong = ("differs", "lost", "unlogged", "falsely_seen", "over")
     assert [found.total(count) for count in wrong] == [0] * len(wrong), found.cases
     assert found.tallies[BYTES]["unjudged"] < 200
-    assert judge(log.rows).total("unlogged") == 2, "but for the loads"
+    assert judge(log.rows).total("unlogged") == 2, "without the loads"
 
 
-def test_what_is_given_back_may_be_admitted_again():
+def test_refunded_amount_may_be_admitted_again():
     log = logged()
     for _ in range(6):
         for mode in ("admit", "refund"):
@@ -526,7 +528,7 @@ def test_what_is_given_back_may_be_admitted_again():
     assert (tally["over"], tally["worst"]) == (0, 1.0)
 
 
-def test_after_a_failover_only_losses_are_found():
+def test_failover_leads_only_to_losses():
     log = logged()
     bring(log, *range(40))
     wipe(log)
@@ -537,7 +539,7 @@ def test_after_a_failover_only_losses_are_found():
     assert (tally["lost"], tally["lost_units"], tally["differs"], tally["over"]) == (2, 41, 0, 0)
 
 
-def _ids_verdicts(log: Logged):
+def _ids_verdicts(log: OracleLog):
     return [
         verdict for row in log.rows for verdict in row["verdicts"] if verdict["quota"] == "producer_ids_rate"
     ]

@@ -1,4 +1,4 @@
-"""Reading the log: the files of a period alone, each row once; a file that is wrong is named."""
+"""Reading the log: only the files of a period, each row once; an invalid file is named."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pyspark.sql import SparkSession
 
 from app.domain.oracle import Oracle
 from tests.spark.audits import asked_of
-from tests.spark.logs import SECRET, START_MS, Logged, asks
+from tests.spark.logs import SECRET, START_MS, OracleLog, asks
 from workers.decision_log.schema import HOUR_MS, OLDEST, SCHEMA, VERSION, VERSION_KEY
 from workers.spark import log
-from workers.spark.__main__ import explained
-from workers.spark.buckets import asked, by_bucket
+from workers.spark.__main__ import explain
+from workers.spark.buckets import bucket_rows, by_bucket
+from workers.spark.errors import JobError, JobUsageError
 from workers.spark.log import Period
-from workers.spark.refused import Refused, WrongUse
 
 
 @pytest.fixture(scope="module")
-def logged() -> Logged:
-    made = Logged(Oracle(SECRET))
+def logged() -> OracleLog:
+    made = OracleLog(Oracle(SECRET))
     for hour in range(3):
         made.now_ms = START_MS + hour * HOUR_MS
         made.run(asks(hour, ("a", "b")), 60, (0, 10, 1_000), hour)
@@ -31,7 +31,7 @@ def logged() -> Logged:
 
 
 @pytest.fixture(scope="module")
-def good(logged: Logged, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(logged: OracleLog, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return logged.write(tmp_path_factory.mktemp("good") / "log")
 
 
@@ -44,7 +44,7 @@ def file_of(folder: Path, hour: int) -> Path:
     return folder / f"date=2026-11-21/hour={10 + hour}/part.parquet"
 
 
-def test_a_period_is_read_from_its_own_files(spark: SparkSession, folder: Path):
+def test_period_is_read_from_its_own_files_only(spark: SparkSession, folder: Path):
     file_of(folder, 0).write_bytes(b"this hour is not looked at")
     half = START_MS + HOUR_MS + 20_000
     rows = log.read(spark, str(folder), Period(half, START_MS + 2 * HOUR_MS + 1)).collect()
@@ -54,47 +54,47 @@ def test_a_period_is_read_from_its_own_files(spark: SparkSession, folder: Path):
     assert len(rows) < 61
 
 
-def test_rows_that_stand_twice_count_once(spark: SparkSession, folder: Path, logged: Logged):
+def test_repeated_rows_count_once(spark: SparkSession, folder: Path, logged: OracleLog):
     logged.write(folder, logged.rows[30:90], "again")
-    assert log.rows(spark, str(folder), Period()).count() == 240
+    assert log.read_all(spark, str(folder), Period()).count() == 240
     rows = log.read(spark, str(folder), Period()).select("batch", "place").collect()
     assert len(rows) == len(set(rows)) == 180
 
 
-def test_many_batches_that_stand_twice(
-    spark: SparkSession, folder: Path, logged: Logged, monkeypatch: pytest.MonkeyPatch
+def test_many_repeated_batches(
+    spark: SparkSession, folder: Path, logged: OracleLog, monkeypatch: pytest.MonkeyPatch
 ):
     logged.write(folder, name="again")
     monkeypatch.setattr(log, "MANY_BATCHES", 0)
     assert log.read(spark, str(folder), Period()).count() == 180
 
 
-def test_a_log_by_bucket_is_what_its_rows_say(spark: SparkSession, good: Path, logged: Logged):
+def test_rows_by_bucket_equal_the_rows_of_the_log(spark: SparkSession, good: Path, logged: OracleLog):
     rows = log.read(spark, str(good), Period())
-    found = list(asked(by_bucket(rows, 3).toArrow().to_batches()))
+    found = list(bucket_rows(by_bucket(rows).toArrow().to_batches()))
     assert sorted(found, key=lambda one: (one.key, one.order)) == asked_of(logged.rows)
     keys = [one.key for one in found]
     begun = [key for place, key in enumerate(keys) if place == 0 or keys[place - 1] != key]
-    assert len(begun) == len(set(begun)), "a bucket's rows stand together"
+    assert len(begun) == len(set(begun)), "the rows of a bucket are together"
     orders: dict[str, list[int]] = {}
     for one in found:
         orders.setdefault(one.key, []).append(one.order)
     assert all(order == sorted(order) for order in orders.values())
 
 
-def test_an_empty_period(spark: SparkSession, good: Path):
+def test_empty_period_is_refused(spark: SparkSession, good: Path):
     with pytest.raises(
-        Refused, match=r"no row in the period from 2026-11-22 .*holds hours 2026-11-21 10 to 2026"
+        JobError, match=r"no row in the period from 2026-11-22 .*the log has hours 2026-11-21 10 to 2026"
     ):
         log.read(spark, str(good), Period.of("2026-11-22T00:00:00Z", None))
 
 
-def test_a_folder_that_holds_no_log(spark: SparkSession, tmp_path: Path):
-    with pytest.raises(Refused, match="holds no decision log"):
+def test_folder_without_a_log_is_refused(spark: SparkSession, tmp_path: Path):
+    with pytest.raises(JobError, match="has no decision log"):
         log.read(spark, str(tmp_path), Period())
-    with pytest.raises(Refused, match="nowhere: cannot be listed"):
+    with pytest.raises(JobError, match="nowhere: cannot be listed"):
         log.read(spark, str(tmp_path / "nowhere"), Period())
-    with pytest.raises(Refused, match="nowhere://"):
+    with pytest.raises(JobError, match="nowhere://"):
         log.read(spark, "nowhere://bucket/log", Period())
 
 
@@ -126,28 +126,30 @@ def of_version(table: pa.Table, version: int | None) -> pa.Table:
     ],
     ids=["column", "verdicts", "field of a struct", "newer", "older", "no version"],
 )
-def test_a_file_of_other_columns_is_named(spark: SparkSession, folder: Path, change, field: str):
+def test_file_with_wrong_columns_is_named(spark: SparkSession, folder: Path, change, field: str):
     file = file_of(folder, 1)
     pq.write_table(change(pq.read_table(file, partitioning=None)), file)
-    with pytest.raises(Refused, match=field) as refused:
+    with pytest.raises(JobError, match=field) as refused:
         log.read(spark, str(folder), Period())
     assert str(refused.value).startswith(str(file))
 
 
-def test_a_time_outside_its_folder_s_hour_is_named(spark: SparkSession, folder: Path, logged: Logged):
-    """A period is read from the files of its hours, so it would leave such a row out, and say nothing."""
+def test_time_outside_the_hour_of_its_folder_is_named(spark: SparkSession, folder: Path, logged: OracleLog):
+    """A period is read from the files of its hours, so it would miss such a row silently."""
     file = file_of(folder, 1)
     row = next(row for row in logged.rows if row["at_ms"] >= START_MS + HOUR_MS)
     stray = START_MS + 3 * HOUR_MS
     rows = pa.Table.from_pylist([row, row | {"at_ms": stray}], schema=SCHEMA)
     pq.write_table(rows, file)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(JobError) as refused:
         log.read(spark, str(folder), Period(START_MS + HOUR_MS, START_MS + 2 * HOUR_MS))
-    assert str(refused.value) == f"{file}: column at_ms: has {stray}, whose place is date=2026-11-21/hour=13"
+    assert (
+        str(refused.value) == f"{file}: column at_ms: has {stray}, which belongs in date=2026-11-21/hour=13"
+    )
 
 
 @pytest.mark.parametrize("name", ["a[b] c%20#d", "x{y}z*", "back\\slash?"])
-def test_a_folder_s_name_is_no_pattern(spark: SparkSession, good: Path, tmp_path: Path, name: str):
+def test_folder_name_is_not_taken_as_a_pattern(spark: SparkSession, good: Path, tmp_path: Path, name: str):
     folder = shutil.copytree(good, tmp_path / name)
     assert log.read(spark, str(folder), Period()).count() == 180
 
@@ -168,49 +170,49 @@ def test_a_folder_s_name_is_no_pattern(spark: SparkSession, good: Path, tmp_path
         ),
     ],
 )
-def test_a_listed_file_is_what_hadoop_calls_it(url: str, listed: str, spark_s: str):
-    assert log._for_spark(url, listed) == spark_s
+def test_listed_file_gets_its_hadoop_url(url: str, listed: str, spark_s: str):
+    assert log._spark_path(url, listed) == spark_s
 
 
 @pytest.mark.parametrize(
     ("url", "says"),
     [
         ("ftp://me:secret@host/log", r"ftp://\.\.\.: must be a path, or begin with one of file://, "),
-        ("s3://[me:secret@host/log", r"s3://\.\.\.: is no URL; "),
+        ("s3://[me:secret@host/log", r"s3://\.\.\.: is not a valid URL; "),
         ("s3://me:secret/@host/log", r"s3://\.\.\.: "),
     ],
 )
-def test_a_url_that_is_refused_keeps_its_secret(spark: SparkSession, url: str, says: str):
-    with pytest.raises(Refused, match=f"^{says}") as refused:
+def test_refused_url_does_not_show_its_secret(spark: SparkSession, url: str, says: str):
+    with pytest.raises(JobError, match=f"^{says}") as refused:
         log.read(spark, url, Period())
     assert "secret" not in str(refused.value)
 
 
-def test_an_azure_url_without_an_account_is_refused():
-    with pytest.raises(Refused, match=r"abfs://\.\.\.: Spark takes CONTAINER@ACCOUNT"):
-        log._for_spark("abfs://box/log", "box/log/a.parquet")
+def test_azure_url_without_account_is_refused():
+    with pytest.raises(JobError, match=r"abfs://\.\.\.: must be CONTAINER@ACCOUNT"):
+        log._spark_path("abfs://box/log", "box/log/a.parquet")
 
 
-def test_a_half_written_file_is_named(spark: SparkSession, folder: Path):
+def test_truncated_file_is_named(spark: SparkSession, folder: Path):
     file = file_of(folder, 1)
     file.write_bytes(file.read_bytes()[:-500])
-    with pytest.raises(Refused, match=f"{file}: cannot be read as Parquet"):
+    with pytest.raises(JobError, match=f"{file}: cannot be read as Parquet"):
         log.read(spark, str(folder), Period())
 
 
-def test_a_file_that_is_being_written_is_no_part_of_the_log(spark: SparkSession, folder: Path):
+def test_file_being_written_is_ignored(spark: SparkSession, folder: Path):
     (folder / "date=2026-11-21/hour=10/_next.parquet").write_bytes(b"PAR1 half of")
     assert log.read(spark, str(folder), Period()).count() == 180
 
 
-def test_a_file_that_is_broken_within_is_named(spark: SparkSession, folder: Path):
+def test_corrupt_file_is_named(spark: SparkSession, folder: Path):
     file = file_of(folder, 1)
     data = bytearray(file.read_bytes())
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
     file.write_bytes(data)
     with pytest.raises(Exception, match="FAILED_READ_FILE") as failed:
         log.read(spark, str(folder), Period()).toArrow()
-    said = explained(str(failed.value))
+    said = explain(str(failed.value))
     assert said.startswith(f"{file}: "), said
     assert len(said.splitlines()) == 1
 
@@ -223,17 +225,17 @@ def test_a_file_that_is_broken_within_is_named(spark: SparkSession, folder: Path
         ("2026-11-21T11:00:00Z", "2026-11-21T12:00:00+01:00", "is not after"),
     ],
 )
-def test_periods_that_are_none(from_: str | None, to: str | None, says: str):
-    with pytest.raises(WrongUse, match=says):
+def test_invalid_periods_are_wrong_use(from_: str | None, to: str | None, says: str):
+    with pytest.raises(JobUsageError, match=says):
         Period.of(from_, to)
 
 
-def test_a_period_that_begins_earlier():
-    assert Period(9_000_000, 9_500_000).begun_earlier(1.5) == Period(3_600_000, 9_500_000)
-    assert Period(None, 5).begun_earlier(1.5) == Period(None, 5)
+def test_lead_in_begins_earlier():
+    assert Period(9_000_000, 9_500_000).with_lead_in(1.5) == Period(3_600_000, 9_500_000)
+    assert Period(None, 5).with_lead_in(1.5) == Period(None, 5)
 
 
-def test_an_instant_without_an_offset_is_utc():
+def test_instant_without_offset_is_utc():
     assert Period.of("2026-11-21T10:00:00", "2026-11-21T12:00:00.5+01:00") == Period(
         START_MS, START_MS + HOUR_MS + 500
     )

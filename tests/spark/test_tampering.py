@@ -1,6 +1,6 @@
-"""What is done to a log is found and called what it is, kind by kind; of an honest log nothing is said.
+"""Each kind of tampering with a log is found and named; an honest log gives no finding.
 
-Most kinds are looked for by the rules themselves, without a Spark; once the job is given all of them.
+The rules find most kinds without Spark; one test runs the job over all of them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.audits import Audited, audit, judge
+from tests.spark.audits import AuditResult, audit, judge
 from tests.spark.logs import Row
 from tests.spark.tampering import KINDS, Kind, Rows, traffic
 from workers.decision_log.schema import SCHEMA
-from workers.spark.audit import decisions, held
-from workers.spark.audit.batches import Seen, content_of, lacks
-from workers.spark.audit.contradictions import contradictions, rows_of
-from workers.spark.audit.judge import Rules
+from workers.spark.audit import findings
+from workers.spark.audit.batches import BatchSummary, content_of, fault_of
+from workers.spark.audit.contradictions import contradictions, decision_rows, wrong_decision
+from workers.spark.audit.judge import AuditRules
 
 NAMES = tuple(f"t{number:02d}" for number in range(len(KINDS)))
 
@@ -34,7 +34,7 @@ def one() -> Rows:
 
 
 def look(rows: Rows) -> dict[str, Any]:
-    """What the rules say of rows, without Spark: each by its name, with an example."""
+    """The findings of the rules, without Spark: by name, each with an example."""
     found: dict[str, Any] = {}
     contents: dict[tuple[str, int], set[str]] = {}
     each_once: dict[tuple[str, int], Row] = {}
@@ -42,61 +42,40 @@ def look(rows: Rows) -> dict[str, Any]:
         contents.setdefault((row["batch"], row["place"]), set()).add(content_of(row))
         each_once.setdefault((row["batch"], row["place"]), row)
     if twice := [which for which, all_ in contents.items() if len(all_) > 1]:
-        found[held.TWICE] = twice
+        found[findings.TWICE] = twice
     batches: dict[str, Rows] = {}
     for row in each_once.values():
         batches.setdefault(row["batch"], []).append(row)
     for name, its in batches.items():
-        wrong = lacks(seen_of(name, its))
-        found |= {held.GAPS: wrong} if wrong.missing else {}
-        found |= {held.ADDED: wrong} if wrong.added else {}
+        wrong = fault_of(summary_of(name, its))
+        found |= {findings.GAPS: wrong} if wrong.missing else {}
+        found |= {findings.ADDED: wrong} if wrong.added else {}
     table = pa.Table.from_pylist(list(each_once.values()), schema=SCHEMA)
-    for looked_at in rows_of(table.to_batches()):
-        for each in contradictions(looked_at):
-            found[held.CLOCK if each.field == "clock" else held.CONTRADICTS] = each
-    return found | of_decisions(list(each_once.values())) | of_buckets(list(each_once.values()))
+    for decided in decision_rows(table.to_batches()):
+        for each in contradictions(decided):
+            found[findings.CLOCK if each.field == "clock" else findings.CONTRADICTS] = each
+        if difference := wrong_decision(decided, sequential=False):
+            found.setdefault(findings.DIFFERS, difference)
+    return found | of_buckets(list(each_once.values()))
 
 
-def seen_of(name: str, its: Rows) -> Seen:
+def summary_of(name: str, its: Rows) -> BatchSummary:
     says = [row["batch_rows"] for row in its]
     beyond = sum(row["place"] >= row["batch_rows"] for row in its)
     places = [row["place"] for row in its]
-    return Seen(
+    return BatchSummary(
         name, len(places), beyond, max(places), min(says), max(says), min(row["at_ms"] for row in its)
     )
 
 
-def of_decisions(rows: Rows) -> dict[str, Any]:
-    """Decisions that their verdicts do not make."""
-    asked = [
-        row
-        | {
-            f"by_{name}": (row["limited_by"] or {}).get(name)
-            for name in ("quota", "bucket", "entity", "reason")
-        }
-        for row in rows
-        if row["kind"] in {"decision", "late"}
-        and row["order"]
-        and row["source"] == "store"
-        and not row["replayed"]
-    ]
-    names = ("principal", "at_ms", "order", "decision", "throttle_ms", "verdicts")
-    taken = [
-        {name: row[name] for name in (*names, *(k for k in row if k.startswith("by_")))} for row in asked
-    ]
-    cases = decisions.combining(sequential=False)(pa.Table.from_pylist(taken).to_batches())
-    wrong = [case for batch in cases for case in batch.to_pylist()]
-    return {held.DIFFERS: wrong[0]} if wrong else {}
-
-
 def of_buckets(rows: Rows) -> dict[str, Any]:
-    """What the judges of the buckets find; what asks without the store may have done is no finding."""
+    """The findings of the judges of the buckets, except what asks without the store may have caused."""
     resets: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         if row["kind"] == "reset":
             for quota in json.loads(row["change"]["before"])["quotas"]:
                 resets.setdefault((row["change"]["what"], quota), []).append(row["order"])
-    said = judge(rows, Rules(resets=resets))
+    said = judge(rows, AuditRules(resets=resets))
     may: Counter[tuple[str, str]] = Counter()
     named = set()
     for row in rows:
@@ -109,23 +88,27 @@ def of_buckets(rows: Rows) -> dict[str, Any]:
         unlogged[quota, bucket] += tally["unlogged"]
     cases: dict[str, Any] = {
         name: [case for case in said.cases if case["case"] == kind]
-        for name, kind in ((held.DIFFERS, "differs"), (held.LOST, "lost"), (held.ALTERED, "altered"))
+        for name, kind in (
+            (findings.DIFFERS, "differs"),
+            (findings.LOST, "lost"),
+            (findings.ALTERED, "altered"),
+        )
     }
-    cases[held.SAME_ORDER] = [case for case in said.cases if case["case"] == "same_order"]
-    cases[held.UNTOLD] = [which for which, times in unlogged.items() if times > may[which]]
+    cases[findings.SAME_ORDER] = [case for case in said.cases if case["case"] == "same_order"]
+    cases[findings.UNTOLD] = [which for which, times in unlogged.items() if times > may[which]]
     strangers: Counter[int] = Counter()
     among = {}
     for case in said.cases:
         if case["case"] == "falsely_seen" and (case["principal"], case["digest"]) not in named:
             strangers[case["order"]] += int(case["amount"])
             among[case["order"]] = case["among"]
-    cases[held.UNLIKELY] = [
-        order for order, times in strangers.items() if held.unlikely(times, among[order], len(rows))
+    cases[findings.UNLIKELY] = [
+        order for order, times in strangers.items() if findings.unlikely(times, among[order], len(rows))
     ]
     return {name: what for name, what in cases.items() if what}
 
 
-def test_of_an_honest_log_nothing_is_said(one: Rows):
+def test_honest_log_has_no_findings(one: Rows):
     kinds = Counter((row["kind"], row["source"], row["mode"], row["replayed"]) for row in one)
     for wanted in (
         ("late", "store", "admit", False),
@@ -143,12 +126,12 @@ def test_of_an_honest_log_nothing_is_said(one: Rows):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.by_spark], ids=lambda kind: kind.name)
-def test_it_is_found_by_its_name(one: Rows, kind: Kind):
+def test_rules_find_tampering_by_its_name(one: Rows, kind: Kind):
     found = look(kind.does(copy.deepcopy(one)))
     assert kind.named in found, found
 
 
-def test_the_document_has_every_kind():
+def test_document_lists_every_kind_of_tampering():
     text = (Path(__file__).parents[2] / "docs/pipeline.md").read_text(encoding="utf-8")
     table = [f"| {kind.name} | {kind.named}{' *' if kind.by_spark else ''} |" for kind in KINDS]
     assert "\n".join(table) in text
@@ -156,7 +139,7 @@ def test_the_document_has_every_kind():
 
 
 @pytest.fixture(scope="module")
-def tampered(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audited:
+def tampered(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> AuditResult:
     """One log in which each traffic was tampered with in a way of its own, and one was not."""
     made, parts = traffic([*NAMES, "honest"])
     for name, kind in zip(NAMES, KINDS, strict=True):
@@ -169,18 +152,18 @@ def tampered(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> A
 @pytest.mark.parametrize(
     ("name", "kind"), list(zip(NAMES, KINDS, strict=True)), ids=[kind.name for kind in KINDS]
 )
-def test_the_job_finds_it_where_it_was_done(tampered: Audited, name: str, kind: Kind):
+def test_job_finds_tampering_where_it_was_done(tampered: AuditResult, name: str, kind: Kind):
     report = tampered.report
     where = "last" if kind.of else name
-    if kind.named == held.GAPS:
+    if kind.named == findings.GAPS:
         assert any(batch.batch.startswith(where) and batch.missing for batch in report["inside"])
-    elif kind.named == held.ADDED:
+    elif kind.named == findings.ADDED:
         assert any(batch.batch.startswith(where) and batch.added for batch in report["inside"])
-    elif kind.named == held.TWICE:
+    elif kind.named == findings.TWICE:
         assert any(batch.startswith(where) for batch, _ in report["twice"])
-    elif kind.named == held.ABSENT:
+    elif kind.named == findings.ABSENT:
         assert report["absent"] == (f"{where}-2",)
-    elif kind.named == held.MISSING:
+    elif kind.named == findings.MISSING:
         assert any(node.node.startswith(where) for node in report["lacking"])
     else:
         mine = {
@@ -194,14 +177,14 @@ def test_the_job_finds_it_where_it_was_done(tampered: Audited, name: str, kind: 
     assert kind.named in tampered.overall["not_held"]
 
 
-def test_the_job_says_nothing_of_who_was_not_tampered_with(tampered: Audited):
+def test_job_finds_nothing_in_untouched_traffic(tampered: AuditResult):
     assert not any((who or "").startswith("honest") for who in tampered.not_held)
     report = tampered.report
     named = [batch.batch for batch in report["inside"]] + [node.node for node in report["lacking"]]
     assert not any(each.startswith("honest") for each in [*named, *report["absent"]])
 
 
-def test_the_job_holds_an_honest_log(spark: SparkSession, tmp_path: Path):
+def test_job_passes_an_honest_log(spark: SparkSession, tmp_path: Path):
     made, parts = traffic(["one", "two"])
     found = audit(spark, made.write(tmp_path / "log", [row for part in parts.values() for row in part]))
     assert found.held, (found.not_held, found.overall["not_held"], found.cases)

@@ -1,4 +1,4 @@
-"""Keys on real nodes: every route of the OpenAPI document with every kind of key, bounds, and revocation."""
+"""API keys on real nodes: every route of the OpenAPI document with every kind of key, bounds, revocation."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ import httpx
 import pytest
 
 from app.domain.grant import PERMISSIONS
+from tests.heartbeat import Heartbeat
 from tests.said import say
 from tests.service import Service, eventually, running, slowest_but_one
 
 CLOSED = {"QUOTAGATE_OPEN_TO": ""}
 OPEN_PATHS = {"/health/live", "/health/ready"}
-"""Those of section 5 of the wire that stand in the document; /metrics is open to open networks, here none."""
+"""Open paths of the OpenAPI document; /metrics is open to open networks, which these nodes lack."""
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
 HARDLY_REFILLED = {"algorithm": "token_bucket", "limit": 0.001, "burst": 1_000, "enforcement": "deny"}
 ASK = {"principal": "alice", "usage": {"requests": 1}}
 ASKS = {"/v1/decisions": ASK, "/v1/decisions:batch": {"asks": [ASK]}}
-"""What decides whether a key with the scope account may ask stands in the body."""
+"""Whether a key with the scope account may ask depends on these bodies."""
 
 
 Calling = Callable[..., "Caller"]
 
 
 def created(node: Service, name: str, *scopes: str, **more: Any) -> str:
-    """A new key."""
+    """Create a key, and return its secret."""
     answer = node.http.post("/v1/keys", json={"name": name, "scopes": scopes, **more})
     assert answer.status_code == 201, answer.text
     key: str = answer.json()["key"]
@@ -36,7 +37,7 @@ def created(node: Service, name: str, *scopes: str, **more: Any) -> str:
 
 
 class Caller:
-    """Sends one key, or none."""
+    """A client that sends one key, or no key."""
 
     def __init__(self, http: httpx.Client) -> None:
         self.http = http
@@ -50,7 +51,7 @@ class Caller:
 
 @pytest.fixture
 def calling() -> Iterator[Calling]:
-    """Makes callers; with an address of their own, wrong keys of others do not slow them down."""
+    """Makes callers. A caller with its own address is not delayed because of other callers' wrong keys."""
     with ExitStack() as stack:
 
         def call(node: Service, key: str | None, address: str = "127.0.0.1") -> Caller:
@@ -67,14 +68,14 @@ def calling() -> Iterator[Calling]:
 
 @pytest.fixture(scope="module")
 def closed() -> Iterator[Service]:
-    """A node that no network may ask without a key."""
+    """A node without open networks: each request needs a key."""
     with running(environment=CLOSED) as node:
         yield node
 
 
 @pytest.fixture(scope="module")
 def operations(closed: Service) -> list[tuple[str, str, set[str]]]:
-    """Method, path and scopes of every operation that the node's own document has."""
+    """Method, path and scopes of all operations in the node's own OpenAPI document."""
     document = closed.http.get("/openapi.json").json()
     found = []
     for template, item in document["paths"].items():
@@ -89,7 +90,7 @@ def operations(closed: Service) -> list[tuple[str, str, set[str]]]:
     return found
 
 
-def test_without_a_valid_key_each_route_but_the_open_ones_is_401(
+def test_each_route_but_the_open_ones_is_401_without_a_valid_key(
     closed: Service, operations: list[tuple[str, str, set[str]]], calling: Calling
 ):
     everything = [*PERMISSIONS]
@@ -118,7 +119,7 @@ def test_without_a_valid_key_each_route_but_the_open_ones_is_401(
                 assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
-def test_a_key_with_another_scope_is_403_and_with_the_right_one_passes(
+def test_key_with_another_scope_is_403_and_with_the_right_one_passes(
     closed: Service, operations: list[tuple[str, str, set[str]]], calling: Calling
 ):
     callers = {scope: calling(closed, created(closed, f"only-{scope}", scope)) for scope in PERMISSIONS}
@@ -131,7 +132,7 @@ def test_a_key_with_another_scope_is_403_and_with_the_right_one_passes(
                 assert status == 403, f"{method} {path} with the scope {scope}: {status}"
 
 
-def test_a_bound_key_is_403_everywhere_but_for_its_own_entities(
+def test_bound_key_is_403_except_for_its_own_entities(
     closed: Service, operations: list[tuple[str, str, set[str]]], calling: Calling
 ):
     caller = calling(closed, created(closed, "bound", "decide", "account", bound_to=["user=acme"]))
@@ -141,7 +142,7 @@ def test_a_bound_key_is_403_everywhere_but_for_its_own_entities(
     assert caller.status("POST", "/v1/decisions", {**ASK, "principal": "acme"}) == 200
 
 
-def test_a_bound_caller_that_asks_for_another_tenant_is_403_and_nothing_is_charged(
+def test_bound_caller_that_asks_for_another_tenant_is_403_and_charges_nothing(
     closed: Service, calling: Calling
 ):
     for user in ("acme", "other"):
@@ -165,7 +166,7 @@ def test_a_bound_caller_that_asks_for_another_tenant_is_403_and_nothing_is_charg
         assert caller.decision("/v1/decisions", ask).status_code == 403, ask
     for headers in ({"X-Quotagate-Principal": "other"}, {}, {"X-Quotagate-Client-Id": "acme"}):
         assert caller.http.get("/v1/check", headers=headers).status_code == 403, headers
-    assert caller.decision("/v1/decisions", {**other, "usage": {}}).status_code == 422, "first it is decoded"
+    assert caller.decision("/v1/decisions", {**other, "usage": {}}).status_code == 422, "it is decoded first"
     assert (_used(closed, "acme"), _used(closed, "other")) == (0, 0)
 
     assert caller.decision("/v1/decisions", acme).json()["decision"] == "admit"
@@ -176,7 +177,7 @@ def test_a_bound_caller_that_asks_for_another_tenant_is_403_and_nothing_is_charg
     assert (_used(closed, "acme"), _used(closed, "other")) == (5, 0)
 
 
-def test_a_bound_key_gives_back_and_records_for_its_own_entities_alone(closed: Service, calling: Calling):
+def test_bound_key_refunds_and_records_for_its_own_entities_only(closed: Service, calling: Calling):
     closed.put("user=own", request_rate=HARDLY_REFILLED)
     closed.put("ip=10.8.8.8", connection_creation_rate={"limit": 5})
     closed.put("client-id=everybodys", request_rate={**HARDLY_REFILLED, "enforcement": "delay"})
@@ -200,7 +201,7 @@ def test_a_bound_key_gives_back_and_records_for_its_own_entities_alone(closed: S
     assert _used(closed, "own") == 0
 
 
-def test_a_bound_key_puts_nobody_else_into_debt(closed: Service, calling: Calling):
+def test_bound_key_puts_no_other_principal_into_debt(closed: Service, calling: Calling):
     closed.put("client-id=all", request_rate={**HARDLY_REFILLED, "enforcement": "delay"})
     caller = calling(closed, created(closed, "no-debts", "decide", bound_to=["user=no-debts"]))
     ask = {"principal": "no-debts", "client_id": "all", "detail": True}
@@ -209,12 +210,14 @@ def test_a_bound_key_puts_nobody_else_into_debt(closed: Service, calling: Callin
         decision = caller.decision("/v1/decisions", everything).json()
         assert (decision["decision"], decision["limited_by"]["bucket"]) == ("reject", "client-id=all")
         assert decision["quotas"][0]["enforcement"] == "deny"
-    assert closed.ask(client_id="all", usage={"requests": 1_000})["decision"] == "admit", "all is there yet"
+    assert closed.ask(client_id="all", usage={"requests": 1_000})["decision"] == "admit", (
+        "nothing was charged"
+    )
     free = calling(closed, created(closed, "unbound", "decide"))
     assert free.decision("/v1/decisions", {**ask, "usage": {"requests": 1}}).json()["decision"] == "delay"
 
 
-def test_a_kept_answer_is_its_keys_own_and_its_contents(closed: Service, calling: Calling):
+def test_kept_answer_is_bound_to_its_key_and_content(closed: Service, calling: Calling):
     closed.put("client-id=kept", controller_mutation_rate={"limit": 0.001, "burst": 1_000})
     callers = [calling(closed, created(closed, f"keeper-{n}", "decide")) for n in range(2)]
     ask = {"client_id": "kept", "usage": {"mutations": 1}, "id": "once", "detail": True}
@@ -244,7 +247,7 @@ def test_record_and_refund_need_the_scope_account(closed: Service, calling: Call
         assert accounting.status("POST", "/v1/decisions", ASK) == (200 if name == "both" else 403)
 
 
-def test_a_wrong_key_is_refused_where_none_is_needed_and_slowed_and_a_valid_one_beside_it_is_not(
+def test_wrong_key_is_refused_and_delayed_on_an_open_node_but_valid_key_is_not(
     calling: Calling,
 ):
     with running() as node:
@@ -257,31 +260,32 @@ def test_a_wrong_key_is_refused_where_none_is_needed_and_slowed_and_a_valid_one_
             began = time.monotonic()
             assert wrong.status("POST", "/v1/decisions", ASK) == 401
             slow += time.monotonic() - began
-        assert slow > 1, "65 wrong keys, of which 20 are free and 10 a second more"
+        assert slow > 1, "of 65 wrong keys, 20 are answered at once, then 10 a second"
         assert valid.status("POST", "/v1/decisions", ASK) == 200
         metrics = node.http.get("/metrics").text
         assert 'quotagate_access_failures_total{reason="unknown"} 65.0' in metrics
 
 
-def test_no_secret_is_logged_or_told(closed: Service, calling: Calling):
+def test_no_secret_is_logged_or_shown(closed: Service, calling: Calling):
     key = created(closed, "secret", "decide")
     mistyped = key[:-1]
     caller = calling(closed, mistyped)
     assert mistyped not in caller.http.get("/v1/quotas").text
     assert key not in closed.http.get("/v1/keys").text
     assert key not in closed.http.get("/metrics").text
-    said = closed.said()
-    assert '"key": "secret"' in said, "that it was made is logged"
-    assert mistyped not in said
-    assert closed.admin_key not in said
+    output = closed.said()
+    assert '"key": "secret"' in output, "the creation of the key is logged"
+    assert mistyped not in output
+    assert closed.admin_key not in output
 
 
-def test_keys_travel_to_another_node_within_a_second(calling: Calling):
+def test_keys_reach_another_node_within_a_second(calling: Calling):
     with ExitStack() as stack:
         one = stack.enter_context(running(environment=CLOSED))
         other = stack.enter_context(
             running(environment=CLOSED, store_url=one.store_url, database_url=one.database_url)
         )
+        machine = stack.enter_context(Heartbeat())
         waits: dict[str, list[float]] = {"made": [], "rotated": [], "revoked": []}
         for turn in range(5):
             key = created(one, f"key-{turn}", "decide")
@@ -294,7 +298,7 @@ def test_keys_travel_to_another_node_within_a_second(calling: Calling):
             assert one.http.delete(f"/v1/keys/key-{turn}").status_code == 204
             waits["revoked"].append(_seconds_until(renewed, 401))
         say(f"keys on another node, slowest of 5: { {what: max(each) for what, each in waits.items()} }")
-        assert max(map(slowest_but_one, waits.values())) < 1
+        assert max(map(slowest_but_one, waits.values())) < 1 + machine.slack_s
 
 
 def _seconds_until(caller: Caller, status: int) -> float:
@@ -304,12 +308,12 @@ def _seconds_until(caller: Caller, status: int) -> float:
 
 
 def _soon() -> int:
-    """An instant that is still in the future when a request arrives, also on a slow machine."""
+    """A time that is still in the future when a request arrives, even on a slow machine."""
     return time.time_ns() // 1_000_000 + 2_000
 
 
 def _used(node: Service, user: str) -> int:
-    """How many requests of its bucket's 1,000 were charged."""
+    """The number of requests charged to its bucket of 1,000."""
     ask = {"principal": user, "usage": {"requests": 0}, "mode": "peek", "detail": True}
     (quota,) = node.ask(**ask)["quotas"]
     return round(1_000 - float(quota["remaining"]))

@@ -1,4 +1,4 @@
-"""Traffic through two nodes, its log audited; a store lost and rebuilt; a script that forgets charges."""
+"""The audit of two nodes under traffic, the rebuild of a lost store, and a script that forgets charges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def logged(tmp_path: Path) -> Iterator[Logged]:
         yield found
 
 
-def test_what_was_decided_is_audited_and_a_lost_store_comes_back(logged, tmp_path):
+def test_decisions_are_audited_and_a_lost_store_is_rebuilt(logged, tmp_path):
     totals = logged.drive(TRAFFIC, tmp_path / "truth")
     logged.until_written(TRAFFIC.events)
 
@@ -51,18 +51,18 @@ def test_what_was_decided_is_audited_and_a_lost_store_comes_back(logged, tmp_pat
     load = logged.run("backfill", "load", str(tmp_path / "assertions"))
     assert load.returncode == 0, load.stdout + load.stderr
     print(backfill.stdout + load.stdout)
-    assert remembered(logged, charged) == known, "every id that was in use is known again, and charged once"
+    assert remembered(logged, charged) == known, "each id in use is known again, and was charged once"
 
     logged.drive(TRAFFIC, tmp_path / "again")
     rows = logged.until_written(2 * TRAFFIC.events)[TRAFFIC.events :]
     twice = {name: ids & charged.get(name, set()) for name, ids in charged_by(rows).items()}
     assert not any(twice.values()), "the same traffic again charges none of them"
     full = {name for name, ids in charged.items() if len(ids) == LIMIT}
-    assert full, "somebody had come to the limit"
-    assert not full & {name for name, ids in charged_by(rows).items() if ids}, "and is at it still"
+    assert full, "some principals had reached the limit"
+    assert not full & {name for name, ids in charged_by(rows).items() if ids}, "and are still at it"
 
 
-def test_a_script_that_forgets_a_charge_now_and_then_fails_the_audit(tmp_path):
+def test_script_that_sometimes_forgets_a_charge_fails_the_audit(tmp_path):
     with two_nodes(tmp_path / "log", program="tests.forgetful") as logged, workers(logged):
         logged.drive(TRAFFIC, tmp_path / "truth")
         logged.until_written(TRAFFIC.events)
@@ -77,11 +77,11 @@ def test_a_script_that_forgets_a_charge_now_and_then_fails_the_audit(tmp_path):
     table = ds.dataset(tmp_path / "report" / "principals").to_table().to_pylist()
     named = {row["principal"] for row in table if row["not_held"]}
     assert named == wronged
-    assert sum(name in audit.stdout for name in named) >= min(len(named), 10), "they stand on the terminal"
+    assert sum(name in audit.stdout for name in named) >= min(len(named), 10), "the terminal shows them"
 
 
 def agrees(report: Path, totals: dict[str, Any], charged: Ids, falsely_seen: Ids) -> None:
-    """The audit's counts are those of the truth, but for ids falsely taken as seen."""
+    """Check that the audit's counts equal the truth, except for ids falsely taken as seen."""
     table = ds.dataset(report / "principals").to_table().to_pylist()
     by_name = {row["principal"]: row for row in table}
     truth = {None: totals["connections"], **totals["principals"]}
@@ -114,7 +114,7 @@ def charged_in(truth: Path) -> Ids:
 
 
 def charged_by(rows: list[dict[str, Any]]) -> Ids:
-    """The ids that rows of the log say were charged; none of them twice."""
+    """The charged ids according to the log; fails if one was charged twice."""
     found: Counter[tuple[str, int]] = Counter()
     for row in rows:
         for verdict in row["verdicts"]:
@@ -127,7 +127,7 @@ def charged_by(rows: list[dict[str, Any]]) -> Ids:
 
 
 def named_as_seen(report: Path) -> Ids:
-    """The ids that the audit names as taken for seen although they were new."""
+    """The new ids that were taken as seen, according to the audit."""
     cases = ds.dataset(report / "cases").to_table().to_pylist()
     found: Ids = defaultdict(set)
     for case in cases:
@@ -137,7 +137,7 @@ def named_as_seen(report: Path) -> Ids:
 
 
 def remembered(logged: Logged, charged: Ids) -> dict[str, int]:
-    """How many ids the store has charged each principal for, in the window; as many are remembered."""
+    """The number of ids the store has charged to each principal in the window, which it also remembers."""
     found = {}
     for name in charged:
         asked = {"bucket": f"user={name}", "quota": "producer_ids_rate"}

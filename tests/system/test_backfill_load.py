@@ -1,4 +1,4 @@
-"""`quotagate backfill load` into the store of a running node: a warm start, live traffic beside it, kills."""
+"""`quotagate backfill load` into the store of a running node: a warm start, live traffic, kills."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ import redis
 from msgspec import msgpack
 from pyarrow import parquet as pq
 
+from app.backfill import load as backfill
+from app.backfill.assertions import AssertionFolder
+from app.backfill.log import LoadLog
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.catalog.sql import Origin
+from app.decision_log.batch import STREAM, Batch, Row
+from app.decision_log.stream import MAX_BATCHES, LogStream
 from app.domain.assertion import MANIFEST, Assertion
 from app.domain.digest import digest, fingerprint
 from app.domain.entity import Entity
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults
-from app.run import backfill
-from app.run.assertions import Folder
-from app.run.errors import CannotRun
-from app.run.load_log import LoadLog
-from app.store.decision_log import STREAM, Batch, Row
+from app.node.errors import CommandError
 from app.store.encoding import ORDER_STEP
 from app.store.keys import ORDER_KEY
 from app.store.loading import Loader
-from app.store.log_stream import MAX_BATCHES, LogStream
 from tests import assertions, stores
 from tests.service import Service, running
 
@@ -46,7 +46,7 @@ LAYER: Final = HOUR // 3
 
 
 class Loading:
-    """The command as a program of its own, against a store and a catalog."""
+    """Runs the command as a program with a store and a catalog."""
 
     def __init__(self, store_url: str, database_url: str, home: Path) -> None:
         self.environment = {
@@ -98,7 +98,7 @@ def charges(principal: str, at_ms: int, ids: int) -> Assertion:
 
 
 def history(principal: str, ids: Sequence[int], at_ms: int) -> list[Assertion]:
-    """Ids charged one by one in the last half hour, in two layers."""
+    """Ids that were charged one by one in the last half hour, in two layers."""
     times = [at_ms - HOUR // 2 + place * 1_000 for place in range(len(ids))]
     layers = [times[0] if time - times[0] < LAYER else times[0] + LAYER for time in times]
     return [
@@ -108,12 +108,12 @@ def history(principal: str, ids: Sequence[int], at_ms: int) -> list[Assertion]:
 
 
 def dumps(url: str) -> dict[bytes, bytes]:
-    """Every bucket of a store, byte for byte."""
+    """The bytes of all buckets in a store."""
     with redis.Redis.from_url(url) as store:
         return {key: store.dump(key) or b"" for key in sorted(store.keys("qg1:{*"))}
 
 
-def test_a_quota_starts_warm(tmp_path: Path):
+def test_loaded_quota_starts_warm(tmp_path: Path):
     with running(environment=NODE) as node, redis.Redis.from_url(node.store_url) as store:
         node.put("user=*", producer_ids_rate=20, controller_mutation_rate={"limit": 1, "burst": 50})
         node.put("user=alice", consumer_byte_rate={"limit": 1_000, "sample_ms": 600_000})
@@ -181,8 +181,8 @@ def test_a_quota_starts_warm(tmp_path: Path):
         assert forgotten["decision"] == "admit"
 
 
-def test_live_traffic_goes_on_and_all_is_counted_once(tmp_path: Path):
-    """What live traffic charges and what is loaded add up; ids of the history that came first stay free."""
+def test_live_traffic_continues_and_everything_is_counted_once(tmp_path: Path):
+    """Live and loaded charges add up, and ids of the history that were loaded first stay free."""
     with running(environment=NODE) as node, redis.Redis.from_url(node.store_url) as store:
         node.put("user=*", producer_ids_rate=400_000)
         at = now_ms(store)
@@ -193,8 +193,8 @@ def test_live_traffic_goes_on_and_all_is_counted_once(tmp_path: Path):
         def live() -> None:
             number = 10_000
             while not stop.is_set():
-                said = node.ask(principal="alice", usage={"producer_ids": [1, 2, number, number + 1]})
-                assert (said["decision"], said["source"]) == ("admit", "store")
+                decision = node.ask(principal="alice", usage={"producer_ids": [1, 2, number, number + 1]})
+                assert (decision["decision"], decision["source"]) == ("admit", "store")
                 number += 2
                 charged[0] += 2
 
@@ -213,7 +213,7 @@ def test_live_traffic_goes_on_and_all_is_counted_once(tmp_path: Path):
         assert known["quotas"][0]["observed"] == charged[0] + 1_000, "an id of the history was charged again"
 
 
-def test_killed_and_begun_again_it_ends_in_the_same_state(tmp_path: Path):
+def test_killed_and_restarted_load_ends_in_the_same_state(tmp_path: Path):
     database = f"sqlite:///{tmp_path / 'catalog.db'}"
     schema.upgrade(database)
     with running(database_url=database, environment=NODE) as node, stores.running("valkey") as other:
@@ -231,7 +231,7 @@ def test_killed_and_begun_again_it_ends_in_the_same_state(tmp_path: Path):
                 upto = int(store.get(progress) or 0) + random.randint(1, 600)
                 with load.start(folder, "--rate", "1500") as program:
                     while int(store.get(progress) or 0) < upto and program.poll() is None:
-                        pass  # until it has come so far
+                        pass  # until it has progressed this far
                     program.kill()
                 assert 0 < int(store.get(progress) or 0) < len(rows), "it was killed in the middle"
             assert dumps(other) != dumps(node.store_url)
@@ -241,8 +241,8 @@ def test_killed_and_begun_again_it_ends_in_the_same_state(tmp_path: Path):
         assert dumps(other) == dumps(node.store_url)
 
 
-def told(url: str) -> list[Row]:
-    """The rows of loads in the decision log, in the order in which they were left."""
+def loads_in_log(url: str) -> list[Row]:
+    """The rows of loads in the decision log, in the order in which they were sent."""
     with redis.Redis.from_url(url) as store:
         batches = [msgpack.decode(entry[b"batch"], type=Batch) for _, entry in store.xrange(STREAM)]
     loads = [batch for batch in batches if batch.rows[0].kind == "load"]
@@ -253,7 +253,7 @@ def told(url: str) -> list[Row]:
     return [row for batch in loads for row in batch.rows]
 
 
-def test_the_decision_log_tells_of_a_load(tmp_path: Path):
+def test_load_is_in_the_decision_log(tmp_path: Path):
     with running(environment=NODE) as node, redis.Redis.from_url(node.store_url) as store:
         node.put("user=*", producer_ids_rate=400, controller_mutation_rate={"limit": 1, "burst": 50})
         at = now_ms(store)
@@ -263,11 +263,11 @@ def test_the_decision_log_tells_of_a_load(tmp_path: Path):
         load = loading(node, tmp_path)
         load.environment["QUOTAGATE_LOG"] = "off"
         load.run(folder)
-        assert told(node.store_url) == [], "nothing is logged"
+        assert loads_in_log(node.store_url) == [], "nothing is logged"
         del load.environment["QUOTAGATE_LOG"]
         before = int(store.get(ORDER_KEY) or 0)
         assert load.run(folder)["added"] == 0
-        found = told(node.store_url)
+        found = loads_in_log(node.store_url)
         assert {row.what for row in found} == {"user=alice", "user=bob"}
         assert len(found) == 4, "one for each bucket of a call, and a call has at most 200 assertions"
         quotas = {key for row in found for key in json.loads(row.after or "")["quotas"]}
@@ -279,18 +279,16 @@ def test_the_decision_log_tells_of_a_load(tmp_path: Path):
         node.ask(principal="alice", usage={"producer_ids": [1]})
         assert int(store.get(ORDER_KEY) or 0) * ORDER_STEP > orders[-1]
         load.run(folder)
-        assert [row.what for row in told(node.store_url)] == [row.what for row in found] * 2
+        assert [row.what for row in loads_in_log(node.store_url)] == [row.what for row in found] * 2
 
 
-def test_nothing_is_loaded_that_the_log_has_no_room_to_tell_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_nothing_is_loaded_while_the_log_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(backfill, "PAUSES_S", (0.01,))
     with stores.running("valkey") as url, redis.Redis.from_url(url) as store:
         database = f"sqlite:///{tmp_path / 'catalog.db'}"
         schema.upgrade(database)
 
-        async def load() -> backfill.Tally:
+        async def load() -> backfill.LoadCounts:
             catalog = Catalog(database, Defaults(), SECRET)
             loader, stream = Loader(url, "a"), LogStream.at(url)
             await catalog.open()
@@ -301,10 +299,10 @@ def test_nothing_is_loaded_that_the_log_has_no_room_to_tell_of(
                 at = await loader.now_ms()
                 folder = assertions.write(tmp_path / f"a{at}", history("alice", range(5), at), at)
                 return await backfill.load(
-                    Folder.open(str(folder)),
+                    AssertionFolder.open(str(folder)),
                     catalog,
                     loader,
-                    Rules(),
+                    MatchingRules(),
                     rate=1_000,
                     progress=lambda _: None,
                     log=LoadLog(stream, loader),
@@ -318,15 +316,15 @@ def test_nothing_is_loaded_that_the_log_has_no_room_to_tell_of(
             for _ in range(MAX_BATCHES):
                 many.xadd(STREAM, {"rows": 1, "batch": b""})
             many.execute()
-        with pytest.raises(CannotRun, match=r"the decision log is full, .*goes on where it was"):
+        with pytest.raises(CommandError, match=r"the decision log is full, .*run the same command again"):
             asyncio.run(load())
         assert dumps(url) == {}
         store.delete(STREAM)
         assert asyncio.run(load()).loaded.added == 10
-        assert [row.what for row in told(url)] == ["user=alice"]
+        assert [row.what for row in loads_in_log(url)] == ["user=alice"]
 
 
-def test_what_is_no_folder_of_assertions_is_refused_whole(tmp_path: Path):
+def test_invalid_folder_of_assertions_is_refused_as_a_whole(tmp_path: Path):
     at = 1_000_000
     good = [*history("a", range(5), at), *history("b", range(5), at)]
     with stores.running("valkey") as url, redis.Redis.from_url(url) as store:
@@ -334,13 +332,13 @@ def test_what_is_no_folder_of_assertions_is_refused_whole(tmp_path: Path):
         schema.upgrade(database)
         load = Loading(url, database, tmp_path)
 
-        def refused(name: str, **said: Any) -> str:
-            return load.refused(assertions.write(tmp_path / name, good, at, **said))
+        def refused(name: str, **fields: Any) -> str:
+            return load.refused(assertions.write(tmp_path / name, good, at, **fields))
 
         (tmp_path / "empty").mkdir()
         assert f"empty/{MANIFEST}: is missing" in load.refused(tmp_path / "empty")
         assert f"{MANIFEST}: version: 2 is newer" in refused("newer", version=2)
-        assert "another secret" in refused("secret", secret=fingerprint(b"x" * 32))
+        assert "not this deployment's" in refused("secret", secret=fingerprint(b"x" * 32))
         assert f"{MANIFEST}: KeyError('rows')" in refused("manifest", files=[{"name": "a"}])
         ahead = assertions.write(tmp_path / "ahead", [], now_ms(store) + 60_000)
         assert "ahead of the store's clock" in load.refused(ahead)
@@ -354,17 +352,17 @@ def test_what_is_no_folder_of_assertions_is_refused_whole(tmp_path: Path):
         half = assertions.write(tmp_path / "half", good, at)
         table = pq.read_table(half / "part-00000.parquet")
         pq.write_table(table.slice(0, 3), half / "part-00000.parquet")
-        assert f"part-00000.parquet: holds 3 rows, and {MANIFEST} says 20" in load.refused(half)
+        assert f"part-00000.parquet: holds 3 rows, but {MANIFEST} says 20" in load.refused(half)
         pq.write_table(table.drop_columns(["digest"]), half / "part-00000.parquet")
         assert "part-00000.parquet: column digest: is missing" in load.refused(half)
         pq.write_table(table.set_column(4, "at_ms", pa.array(["soon"] * 20)), half / "part-00000.parquet")
         assert "part-00000.parquet: column at_ms: is string, must be int64" in load.refused(half)
         wrong = [*good, good[-1]._replace(digest=None)]
-        assert "column digest: is null, and needed by kind id" in load.refused(
+        assert "column digest: is null, but kind id needs it" in load.refused(
             assertions.write(tmp_path / "null", wrong, at)
         )
         late = [*good, good[-1]._replace(at_ms=at + 1)]
-        assert "column at_ms: is after the moment" in load.refused(
+        assert "column at_ms: is later than at_ms in" in load.refused(
             assertions.write(tmp_path / "late", late, at)
         )
         strange = [*good, good[-1]._replace(kind="ids")]  # type: ignore[arg-type]
@@ -374,7 +372,7 @@ def test_what_is_no_folder_of_assertions_is_refused_whole(tmp_path: Path):
         assert store.dbsize() == 0, "nothing was loaded"
 
 
-def test_without_a_store_it_says_which_there_could_be(tmp_path: Path):
+def test_missing_store_setting_is_explained(tmp_path: Path):
     load = Loading("unix:///nowhere", f"sqlite:///{tmp_path / 'c.db'}", tmp_path)
     del load.environment["QUOTAGATE_REDIS_URL"]
     folder = assertions.write(tmp_path / "a", [], 1)

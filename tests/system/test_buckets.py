@@ -1,4 +1,4 @@
-"""Buckets of running nodes: what is shown of each kind, that looking changes nothing, and resets."""
+"""Buckets of running nodes: each kind as shown by the API, reads change nothing, and resets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def by_the_caller() -> Iterator[Node]:
         yield Node(node)
 
 
-# What is shown
+# Buckets as shown
 
 
 def test_producer_ids(by_the_caller: Node):
@@ -84,8 +84,8 @@ def test_producer_ids(by_the_caller: Node):
     assert node.one("user=ids", at_ms=2_500)["fill"] == 2 / 32
     assert ask(2_600, 5, 6) == "throttle"  # remembers neither
     assert seen(2_600) == [4, 1, 4, 2]
-    assert seen(4_000) == [1, 4, 4, 2]  # the first three charges have left the window
-    assert seen(5_000) == [1, 4, 2, 1]  # 1 and 2 died with the first layer
+    assert seen(4_000) == [1, 4, 4, 2]  # the first three charges are outside the window
+    assert seen(5_000) == [1, 4, 2, 1]  # 1 and 2 expired with the first layer
     assert seen(6_500) == [0, 5, 0, 0]
     assert node.one("user=ids", at_ms=6_500)["fill"] == 0
 
@@ -110,8 +110,8 @@ def test_rates_and_buckets_of_pairs_clients_and_users(by_the_caller: Node):
     assert node.show(pair, quota="producer_ids_rate", at_ms=1_000) == []
     assert node.show("client-id=", at_ms=1_000) == [shown("client-id=", "request_rate", 2, 80)]
     assert node.show("user=alone", at_ms=1_000) == [shown("user=alone", "request_rate", 2, 30)]
-    assert node.show("user=a", at_ms=1_000) == []  # no quota charges this one
-    # with a quota of her own, she has that bucket with any client too
+    assert node.show("user=a", at_ms=1_000) == []  # no quota charges this bucket
+    # a user with a quota has that bucket with any client too
     assert [one["quota"] for one in node.show("user=alone,client-id=etl")] == ["producer_byte_rate"]
 
 
@@ -139,7 +139,7 @@ def test_addresses_and_networks(by_the_caller: Node):
     assert seen("ip=2001:db8::/64") == [("ip=2001%3Adb8%3A%3A%2F64", 2)]
     assert seen("ip=2001:db8:0::7/64") == seen("ip=2001%3Adb8%3A%3A%2F64") == seen("ip=2001:db8::/64")
     assert seen("ip=2001:db8::") == [("ip=2001%3Adb8%3A%3A", 1)]  # has a quota of its own
-    assert seen("ip=2001:db8::1") == []  # shares its network's
+    assert seen("ip=2001:db8::1") == []  # shares the bucket of its network
 
 
 def test_brokers_and_listeners(by_the_caller: Node):
@@ -163,18 +163,18 @@ def test_brokers_and_listeners(by_the_caller: Node):
     assert seen("listener=EXTERNAL;broker=2") == seen("broker=1,listener=EXTERNAL") == []
 
 
-def test_without_at_ms_it_is_the_newest_time_seen(by_the_caller: Node):
+def test_bucket_is_shown_at_the_newest_time_seen_without_at_ms(by_the_caller: Node):
     node = by_the_caller
     node.service.put("user=late", controller_mutation_rate={"limit": 1, "burst": 100})
     node.ask(principal="late", usage={"mutations": 50}, at_ms=1_000_000)
     assert node.one("user=late")["tokens"] == 50
     assert node.one("user=late", at_ms=1_010_000)["tokens"] == 60
-    assert node.one("user=late")["tokens"] == 50  # who looks does not move the clock
+    assert node.one("user=late")["tokens"] == 50  # reading does not move the clock
     node.ask(principal="another", usage={"mutations": 1}, at_ms=1_020_000)
     assert node.one("user=late")["tokens"] == 70
 
 
-def test_what_is_shown_is_the_detail_of_a_peek(nodes: tuple[Node, Node]):
+def test_shown_bucket_equals_the_detail_of_a_peek(nodes: tuple[Node, Node]):
     node, other = nodes
     node.service.put("user=peeked", request_rate=50, producer_ids_rate=9, controller_mutation_rate=4)
     usage = {"requests": 30, "producer_ids": [1, 2, 3], "mutations": 40}
@@ -191,16 +191,16 @@ def test_what_is_shown_is_the_detail_of_a_peek(nodes: tuple[Node, Node]):
     eventually(follows)
     before, shown, after = peeked(), other.show("user=peeked"), peeked()
     assert [one["quota"] for one in shown] == list(before)
-    for one in shown:  # time passes between the three, and all that the numbers do meanwhile is to recover
+    for one in shown:  # time passes between the three calls, in which the numbers can only recover
         (most, least), (fewest, highest) = before[one["quota"]], after[one["quota"]]
         assert fewest <= one["observed"] <= most
         assert least <= one["remaining"] <= highest
 
 
-# Looking changes nothing
+# Reading changes nothing
 
 
-def test_looking_changes_nothing(nodes: tuple[Node, Node]):
+def test_reading_changes_nothing(nodes: tuple[Node, Node]):
     node, _ = nodes
     quotas = {"request_rate": 50, "producer_ids_rate": 9, "controller_mutation_rate": 4}
     node.service.put("user=watched", **quotas)
@@ -228,7 +228,7 @@ def test_looking_changes_nothing(nodes: tuple[Node, Node]):
 # Resets
 
 
-def test_after_a_reset_the_other_node_admits_at_once(nodes: tuple[Node, Node]):
+def test_other_node_admits_at_once_after_a_reset(nodes: tuple[Node, Node]):
     one, other = nodes
     one.service.put(
         "user=reset",
@@ -248,14 +248,14 @@ def test_after_a_reset_the_other_node_admits_at_once(nodes: tuple[Node, Node]):
     assert {name: found["observed"] for name, found in shown.items()} == dict.fromkeys(shown, 0)
     assert shown["controller_mutation_rate"]["tokens"] == 5
     assert [shown["producer_ids_rate"][name] for name in ("layers", "fill", "remembered_ids")] == [0, 0, 0]
-    # the ids seen before are unseen: with two new ones they are too many
+    # the ids seen before are unseen again, and too many together with two new ones
     assert (
         other.ask(principal="reset", usage={"producer_ids": [1, 3, 4]}, mode="peek")["decision"] == "reject"
     )
     assert other.ask(principal="reset", usage=more)["decision"] == "admit"
 
 
-def test_one_quota_of_a_bucket_is_reset_and_no_other_bucket(nodes: tuple[Node, Node]):
+def test_reset_of_one_quota_affects_no_other_bucket(nodes: tuple[Node, Node]):
     one, _ = nodes
     for principal in ("first", "second"):
         limits = {"producer_ids_rate": 2, "controller_mutation_rate": {"limit": 0.001, "burst": 5}}
@@ -266,13 +266,13 @@ def test_one_quota_of_a_bucket_is_reset_and_no_other_bucket(nodes: tuple[Node, N
     ids, mutations = one.show("user=second")
     assert ids["remaining"] == 0
     assert mutations["tokens"] < 1
-    said = [json.loads(line) for line in one.service.said().splitlines() if "a bucket was reset" in line]
-    assert (said[-1]["bucket"], said[-1]["quotas"]) == ("user=first", ["controller_mutation_rate"])
-    assert said[-1]["who"] == "admin"
+    logged = [json.loads(line) for line in one.service.said().splitlines() if "a bucket was reset" in line]
+    assert (logged[-1]["bucket"], logged[-1]["quotas"]) == ("user=first", ["controller_mutation_rate"])
+    assert logged[-1]["who"] == "admin"
     assert ADMIN_KEY not in one.service.said()
 
 
-def test_what_has_no_state_is_reset_all_the_same(nodes: tuple[Node, Node]):
+def test_bucket_without_state_can_be_reset(nodes: tuple[Node, Node]):
     one, _ = nodes
     one.service.put("user=quiet", request_rate=5)
     one.reset(bucket="user=quiet")
@@ -280,7 +280,7 @@ def test_what_has_no_state_is_reset_all_the_same(nodes: tuple[Node, Node]):
     one.reset(bucket="listener=NOWHERE;broker=9")
 
 
-def test_answers_kept_for_retries_stay(nodes: tuple[Node, Node]):
+def test_answers_kept_for_retries_survive_a_reset(nodes: tuple[Node, Node]):
     one, _ = nodes
     one.service.put("user=retrying", controller_mutation_rate={"limit": 0.001, "burst": 5})
     ask = {"principal": "retrying", "usage": {"mutations": 5}, "id": "first"}
@@ -297,11 +297,11 @@ def test_a_key_is_needed(nodes: tuple[Node, Node]):
     assert httpx.post(f"{url}/v1/buckets:reset", json=body).status_code == 401
 
 
-# The store away
+# The store is away
 
 
 @pytest.mark.parametrize("hung", [False, True], ids=["killed", "hung"])
-def test_while_the_store_is_away_nothing_is_shown_and_nothing_reset(hung: bool):
+def test_nothing_is_shown_or_reset_while_the_store_is_away(hung: bool):
     with server("valkey", "--appendonly", "yes") as store, running(store_url=store.url) as service:
         node = Node(service)
         node.service.put(
@@ -313,15 +313,13 @@ def test_while_the_store_is_away_nothing_is_shown_and_nothing_reset(hung: bool):
             store.hold()
         else:
             store.kill()
-        show = service.http.get("/v1/buckets?bucket=user=kept")  # of the hung store it waits for the answer
-        reset = service.http.post(
-            "/v1/buckets:reset", json={"bucket": "user=kept"}
-        )  # which this one does not
+        show = service.http.get("/v1/buckets?bucket=user=kept")  # this waits for a hung store
+        reset = service.http.post("/v1/buckets:reset", json={"bucket": "user=kept"})  # this does not wait
         for answer in (show, reset):
             assert answer.status_code == 503, answer.text
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.headers["retry-after"] == "1"
-            assert "The store gives no answer (" in answer.json()["detail"]
+            assert "The store does not answer (" in answer.json()["detail"]
         wrong = service.http.get("/v1/buckets?bucket=user=*")
         assert wrong.status_code == 422
         if hung:

@@ -1,4 +1,4 @@
-"""The catalog's database gone: decisions go on as if nothing were, administration waits and comes back."""
+"""While the catalog's database is away, decisions continue, and administration is refused."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.service import ADMIN_KEY, Service, running, slowest_but_one
 CALLERS: Final = 20
 BURST: Final = 200
 TOKENS: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"}
-"""None comes back within a day: of all that is asked in one name, exactly the burst is admitted."""
+"""No token is refilled within a day: of all asks of one principal, exactly the burst is admitted."""
 BETWEEN_S: Final = 0.005
-"""Between two asks of a caller, and between two looks at what is waited for."""
+"""The pause between two asks of a caller, and between two checks of a condition."""
 SLACK_S: Final = 10.0
-"""What a busy machine may add to a bound."""
+"""The time that a busy machine may add to a bound."""
 WRITES: Final[dict[str, Any]] = {
     "PUT": {"json": {"request_rate": 6}},
     "PATCH": {"json": {"request_rate": 7}},
@@ -39,11 +39,11 @@ WRITES: Final[dict[str, Any]] = {
 
 @dataclass
 class Callers:
-    """Callers that ask a node without end, in the name of the present phase; what each phase was told."""
+    """Callers that ask a node continuously as a principal named after the phase, and the answers by phase."""
 
     node: Service
     phase: str = "before"
-    told: defaultdict[str, Counter[tuple[int, str, str]]] = field(
+    answers: defaultdict[str, Counter[tuple[int, str, str]]] = field(
         default_factory=lambda: defaultdict(Counter)
     )
 
@@ -56,24 +56,24 @@ class Callers:
                 task.cancel()
 
     async def exact(self, phase: str) -> None:
-        """From now on in this phase's name, until it is clear that no more is admitted than was to be."""
+        """Begin a phase, and wait until enough asks show that exactly the burst is admitted."""
         self.phase = phase
-        told = self.told[phase]
-        await becomes(lambda: sum(told.values()) >= 2 * BURST, within_s=60)
-        assert told[200, "admit", "store"] == BURST
-        assert told.keys() == {(200, "admit", "store"), (200, "throttle", "store")}
+        answers = self.answers[phase]
+        await becomes(lambda: sum(answers.values()) >= 2 * BURST, within_s=60)
+        assert answers[200, "admit", "store"] == BURST
+        assert answers.keys() == {(200, "admit", "store"), (200, "throttle", "store")}
 
     async def _call(self) -> None:
         async with line(self.node.address) as own:
             while True:
                 phase = self.phase
-                status, said = await own.ask({"principal": phase, "usage": {"mutations": 1}})
-                self.told[phase][status, said.get("decision", "none"), said.get("source", "none")] += 1
+                status, body = await own.ask({"principal": phase, "usage": {"mutations": 1}})
+                self.answers[phase][status, body.get("decision", "none"), body.get("source", "none")] += 1
                 await asyncio.sleep(BETWEEN_S)
 
 
 async def becomes(true: Callable[[], object], within_s: float = 60.0) -> float:
-    """Wait until something is true; the seconds it took."""
+    """Wait until a condition is true; return the seconds it took."""
     began = time.monotonic()
     async with asyncio.timeout(within_s):
         while not true():  # noqa: ASYNC110 - the truth is elsewhere
@@ -89,13 +89,13 @@ async def administration(node: Service) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def health(http: httpx.AsyncClient) -> tuple[int, str]:
-    """The status of readiness, and how it finds the catalog."""
+    """The HTTP status of readiness, and the state of the catalog in it."""
     answer = await http.get("/health/ready")
     return answer.status_code, answer.json()["catalog"]
 
 
 async def healthy(http: httpx.AsyncClient, catalog: str, within_s: float = 60.0) -> float:
-    """Wait until readiness says so of the catalog; it is 200 all the time. The seconds it took."""
+    """Wait until readiness, always 200, shows this state of the catalog; return the seconds it took."""
     began = time.monotonic()
     async with asyncio.timeout(within_s):
         while (found := await health(http)) != (200, catalog):
@@ -105,7 +105,7 @@ async def healthy(http: httpx.AsyncClient, catalog: str, within_s: float = 60.0)
 
 
 async def refused(http: httpx.AsyncClient, *methods: str) -> dict[str, float]:
-    """Several kinds of administration at once, each answered 503 and when to ask again; seconds each took."""
+    """Send requests at once, each of which must get 503 with Retry-After; return the seconds of each."""
 
     async def one(method: str) -> float:
         began = time.monotonic()
@@ -121,7 +121,7 @@ async def refused(http: httpx.AsyncClient, *methods: str) -> dict[str, float]:
 
 
 async def changed(by: httpx.AsyncClient, seen_by: httpx.AsyncClient, limit: int) -> float:
-    """A change made at one node is in force at another; the seconds from its answer until then."""
+    """Change a quota at one node; return the seconds from the answer until it is in force at the other."""
     answer = await by.put("/v1/quotas/user=moved", json={"request_rate": limit})
     assert answer.is_success, answer.text
     began = time.monotonic()
@@ -136,23 +136,23 @@ async def changed(by: httpx.AsyncClient, seen_by: httpx.AsyncClient, limit: int)
 
 @pytest.fixture
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL of its own, to be killed."""
+    """A PostgreSQL server for one test, which may kill it."""
     server = started()
     yield server
     server.remove()
 
 
-async def test_decisions_do_not_notice_that_postgresql_hangs_or_is_killed(postgres: Postgres):
-    """Two nodes, and all the time callers at one of them."""
+async def test_decisions_continue_while_postgresql_hangs_or_is_killed(postgres: Postgres):
+    """Two nodes, with callers at one of them throughout."""
     url = postgres.database()
     with (
         running(database_url=url) as node,
-        running(database_url=url, store_url=node.store_url) as beside,
+        running(database_url=url, store_url=node.store_url) as second,
     ):
         node.put("user=*", controller_mutation_rate=TOKENS)
         async with (
             administration(node) as http,
-            administration(beside) as other,
+            administration(second) as other,
             Callers(node).calling() as callers,
         ):
             for client in (http, other):
@@ -186,7 +186,7 @@ async def test_decisions_do_not_notice_that_postgresql_hangs_or_is_killed(postgr
         assert "Traceback" not in node.said()
     say(f"hangs: {shown(hung)}; killed: {shown(killed)}; follows after {max(followed):.2f} s;")
     say(f"back after {thawed:.2f} and {back:.2f} s")
-    assert late.status_code == 404, "what was refused was not done later"
+    assert late.status_code == 404, "refused changes are not made later"
     assert max(hung.values()) < ANSWER_S + SLACK_S
     assert slowest_but_one(followed) < 1
 
@@ -195,7 +195,7 @@ def shown(seconds: dict[str, float]) -> str:
     return ", ".join(f"{method} 503 in {took:.2f} s" for method, took in seconds.items())
 
 
-async def test_a_locked_sqlite_file_is_waited_for_so_long_and_no_longer():
+async def test_locked_sqlite_file_is_waited_for_at_most_a_bounded_time():
     with running() as node:
         node.put("user=*", controller_mutation_rate=TOKENS)
         async with administration(node) as http, Callers(node).calling() as callers:
@@ -204,7 +204,7 @@ async def test_a_locked_sqlite_file_is_waited_for_so_long_and_no_longer():
             with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as locking:
                 locking.execute("BEGIN EXCLUSIVE")
                 locked = await refused(http, *WRITES)
-                assert (await http.get("/v1/quotas/user=*")).status_code == 200, "a reader is in no one's way"
+                assert (await http.get("/v1/quotas/user=*")).status_code == 200, "reads are possible"
                 await callers.exact("locked")
                 locking.execute("ROLLBACK")
             await healthy(http, "ok")

@@ -1,4 +1,4 @@
-"""The check of a real node with a real store: what a gateway is told, to the number."""
+"""/v1/check of a real node with a real store: the exact answers that a gateway gets."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ PRINCIPAL, CLIENT, IP = "X-Quotagate-Principal", "X-Quotagate-Client-Id", "X-Quo
 
 @pytest.fixture(scope="module")
 def timed() -> Iterator[Service]:
-    """A node under the caller's clock, so that every number can be told beforehand."""
+    """A node under the caller's clock, so that all numbers are predictable."""
     with running(environment={"QUOTAGATE_CLOCK": "caller"}) as node:
         yield node
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Service]:
-    """A node as it is by default."""
+    """A node with default settings."""
     with running() as node:
         yield node
 
 
 def check(node: Service, query: str = "", *headers: tuple[str, str], key: bool = False) -> httpx.Response:
-    """What a gateway on this machine is answered."""
+    """The answer to a gateway on this machine."""
     sent = [*headers, ("Authorization", f"Bearer {node.admin_key}")] if key else list(headers)
     with httpx.Client(trust_env=False, timeout=60) as http:
         return http.get(f"{node.url}/v1/check{query}", headers=sent)
 
 
 def at(node: Service, at_ms: int, principal: str, query: str = "", **headers: str) -> httpx.Response:
-    """The same of a principal at a moment."""
+    """The answer for a principal at a given time."""
     named = [(name.replace("_", "-"), value) for name, value in headers.items()]
     return check(node, f"?at_ms={at_ms}{query}", (PRINCIPAL, principal), *named)
 
@@ -53,7 +53,7 @@ def admitted(answer: httpx.Response) -> httpx.Response:
 
 
 def throttled(answer: httpx.Response, status: int = 429) -> int:
-    """The wait in ms of a throttled request, which its headers tell too."""
+    """The wait in ms of a throttled request, which must agree with its headers."""
     assert (answer.status_code, answer.json()["decision"]) == (status, "throttle"), answer.text
     wait: int = answer.json()["throttle_ms"]
     assert wait >= 1
@@ -63,7 +63,7 @@ def throttled(answer: httpx.Response, status: int = 429) -> int:
 
 
 def rejected(answer: httpx.Response, status: int = 429) -> dict[str, Any]:
-    """Which quota rejected a request for good."""
+    """The quota that rejected a request."""
     assert (answer.status_code, answer.json()["decision"]) == (status, "reject"), answer.text
     assert answer.headers["X-Throttle-Ms"] == "0"
     assert "Retry-After" not in answer.headers
@@ -74,8 +74,8 @@ def rejected(answer: httpx.Response, status: int = 429) -> dict[str, Any]:
 # The numbers
 
 
-def test_a_rate_is_counted_down_refused_and_free_again_when_it_said(timed: Service):
-    """5 a second over 10 samples of a second: 50 requests, and not one more before the wait is over."""
+def test_rate_is_counted_down_then_refused_and_free_after_the_stated_wait(timed: Service):
+    """5 a second over 10 samples of a second: 50 requests, and no more until the wait is over."""
     timed.put("user=rate", request_rate=5)
     policy = '"request_rate";q=50;w=10'
     assert limits(admitted(at(timed, 0, "rate"))) == (policy, '"request_rate";r=49;t=10')
@@ -96,7 +96,7 @@ def test_a_rate_is_counted_down_refused_and_free_again_when_it_said(timed: Servi
     admitted(at(timed, 1 + wait, "rate"))
 
 
-def test_a_refusal_may_be_403_for_the_sake_of_nginx(timed: Service):
+def test_refusal_can_be_403_for_nginx(timed: Service):
     timed.put("user=nginx", request_rate=1)
     admitted(at(timed, 0, "nginx", "&requests=10&deny_status=403"))
     throttled(at(timed, 0, "nginx", "&deny_status=403"), 403)
@@ -104,7 +104,7 @@ def test_a_refusal_may_be_403_for_the_sake_of_nginx(timed: Service):
     assert rejected(at(timed, 0, "nginx", "&requests=11&deny_status=403"), 403)["reason"] == "too_large"
 
 
-def test_what_no_bucket_can_hold_is_rejected(timed: Service):
+def test_usage_above_the_bucket_size_is_rejected(timed: Service):
     timed.put("user=large", request_rate=5)
     refused = at(timed, 0, "large", "&requests=51")
     assert rejected(refused) == {
@@ -144,12 +144,12 @@ def test_each_usage_has_its_quota_and_its_unit(timed: Service):
         '"controller_mutation_rate";r=17;t=40',
     ]
     refused = at(timed, 0, "units", "&mutations=18")
-    assert throttled(refused) == 2_000  # one is missing, and two seconds make one
+    assert throttled(refused) == 2_000  # one token is missing, and two seconds refill one
     assert limits(refused)[1] == '"controller_mutation_rate";r=17;t=2'
     admitted(at(timed, 2_000, "units", "&mutations=18"))
 
 
-def test_quotas_that_delay_are_decided_as_deny_and_one_sample_as_two(timed: Service):
+def test_delaying_quotas_are_decided_as_deny_and_one_sample_as_two(timed: Service):
     timed.put("user=one", request_rate={"limit": 3, "samples": 1, "sample_ms": 2_000})
     assert timed.ask(at_ms=0, principal="one", usage={"requests": 0})["decision"] == "admit"
     assert limits(admitted(at(timed, 0, "one", "&requests=6")))[0] == '"request_rate";q=6;w=2'
@@ -157,20 +157,20 @@ def test_quotas_that_delay_are_decided_as_deny_and_one_sample_as_two(timed: Serv
     assert timed.ask(at_ms=0, principal="one", usage={"requests": 1})["decision"] == "delay"
 
 
-def test_a_shadow_quota_is_shown_and_refuses_nothing(timed: Service):
+def test_shadow_quota_is_shown_but_refuses_nothing(timed: Service):
     timed.put("user=shadow", request_rate={"limit": 1, "shadow": True})
     for left in (5, 0, 0):
         _, limit = limits(admitted(at(timed, 0, "shadow", "&requests=5")))
         assert limit == f'"request_rate";r={left};t=10'
 
 
-def test_whom_no_quota_names_is_admitted_without_a_limit(timed: Service):
+def test_principal_without_a_quota_is_admitted_without_a_limit(timed: Service):
     answer = admitted(at(timed, 0, "nobody"))
     assert limits(answer) == (None, None)
     assert (answer.json()["applied"], answer.json()["source"]) == (0, "local")
 
 
-def test_without_at_ms_it_is_the_newest_time_this_node_has_seen(timed: Service):
+def test_newest_time_seen_by_the_node_applies_without_at_ms(timed: Service):
     timed.put("user=late", request_rate=1)
     newest = 10**9
     admitted(at(timed, newest, "late", "&requests=10"))
@@ -179,10 +179,10 @@ def test_without_at_ms_it_is_the_newest_time_this_node_has_seen(timed: Service):
     admitted(check(timed, "", (PRINCIPAL, "late")))
 
 
-# Who shares what
+# Shared buckets
 
 
-def test_two_principals_are_apart_and_the_clients_of_one_share(timed: Service):
+def test_principals_have_separate_buckets_and_clients_of_one_share(timed: Service):
     timed.put("user=*", request_rate=1)
     admitted(at(timed, 0, "anna", "&requests=10"))
     admitted(at(timed, 0, "bert", "&requests=10"))
@@ -194,7 +194,7 @@ def test_two_principals_are_apart_and_the_clients_of_one_share(timed: Service):
     assert timed.http.delete("/v1/quotas/user=*").status_code == 204
 
 
-def test_addresses_are_apart_and_those_of_one_ipv6_network_share(timed: Service):
+def test_addresses_have_separate_buckets_and_those_of_one_ipv6_network_share(timed: Service):
     timed.put("ip=*", request_rate=1)
     for first, same, other in (
         ("192.0.2.1", "::ffff:192.0.2.1", "192.0.2.2"),
@@ -230,14 +230,14 @@ def test_connections_are_counted_for_broker_listener_and_address(timed: Service)
     ]
 
 
-# Who may ask, and who asks
+# Access, and the principal of a request
 
 
-def test_an_attacker_cannot_say_who_it_is_twice(node: Service):
+def test_duplicate_principal_headers_are_refused(node: Service):
     for header in (PRINCIPAL, CLIENT, IP):
         answer = check(node, "", (header, "192.0.2.1"), (header.lower(), "192.0.2.1"))
         assert (answer.status_code, answer.headers["X-Throttle-Ms"]) == (400, "0")
-        assert answer.json()["errors"] == [{"field": f"/{header}", "message": "stands twice"}]
+        assert answer.json()["errors"] == [{"field": f"/{header}", "message": "is duplicated"}]
     forwarded = check(node, "", ("X-Forwarded-For", "6.6.6.6"), ("X-Forwarded-For", "not read"))
     assert forwarded.status_code == 200
 
@@ -251,7 +251,7 @@ def test_by_the_stores_clock_it_throttles_too(node: Service):
     assert check(node, "?at_ms=1").json()["errors"] == [{"field": "/at_ms", "message": "is unknown"}]
 
 
-def test_outside_open_networks_a_key_is_needed():
+def test_key_is_needed_outside_open_networks():
     with running(environment={"QUOTAGATE_OPEN_TO": "10.0.0.0/8"}) as node:
         forged = ("X-Forwarded-For", "10.0.0.1"), ("X-Real-IP", "10.0.0.1"), (IP, "10.0.0.1")
         refused = check(node, "", *forged)
@@ -261,7 +261,7 @@ def test_outside_open_networks_a_key_is_needed():
         assert check(node, "", ("Authorization", "Bearer wrong")).status_code == 401
 
 
-def test_behind_trusted_proxies_the_address_is_the_rightmost_untrusted_one():
+def test_address_behind_trusted_proxies_is_the_rightmost_untrusted_one():
     environment = {
         "QUOTAGATE_TRUSTED_PROXIES": "10.0.0.0/8, 2001:db8:ffff::/48",
         "QUOTAGATE_CHECK_PRINCIPAL_HEADER": "X-User",
@@ -288,7 +288,7 @@ def test_behind_trusted_proxies_the_address_is_the_rightmost_untrusted_one():
 # Without the store
 
 
-def test_without_the_store_each_quota_answers_by_its_policy(tmp_path):
+def test_each_quota_answers_by_its_policy_without_the_store(tmp_path):
     store = stores.Server("valkey", tmp_path)
     store.start()
     store.until_it_answers()

@@ -1,4 +1,4 @@
-"""Every command against a real node, and the catalog as a file: exported, planned, applied, killed."""
+"""All commands with a real node, and the catalog as a file: export, plan, apply, and a killed apply."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def node(running_node: Service) -> Service:
 
 
 def listed(node: Service) -> dict[str, Any]:
-    """What is set, by entity."""
+    """The quotas of the catalog, by entity."""
     found: dict[str, Any] = {}
     cursor = None
     while True:
@@ -71,7 +71,7 @@ def listed(node: Service) -> dict[str, Any]:
 
 
 def rows(ran: Ran) -> list[list[str]]:
-    """A table as words; columns are two blanks apart or more."""
+    """The cells of a table, whose columns are separated by two spaces or more."""
     assert ran.code == 0, ran.err
     return [re.split(r"\s{2,}", line.strip()) for line in ran.out.splitlines()]
 
@@ -106,7 +106,7 @@ def test_set_get_list_delete(ask: Command):
     assert ask("quotas", "list").out == "ENTITY  QUOTA  LIMIT  SETTINGS\n"
 
 
-def test_a_lost_update_is_refused(ask: Command):
+def test_lost_update_is_refused(ask: Command):
     version = json.loads(ask("quotas", "set", "user=a", "request_rate=1", "-o", "json").out)["version"]
     assert ask("quotas", "set", "user=a", "request_rate=2", "--if-match", str(version)).code == 0
     for change in (["set", "user=a", "request_rate=3"], ["delete", "user=a"]):
@@ -114,7 +114,7 @@ def test_a_lost_update_is_refused(ask: Command):
         assert (late.code, late.err.startswith("quotagate: 412 ")) == (1, True)
 
 
-def test_faults_are_named_by_field(ask: Command):
+def test_errors_name_the_field(ask: Command):
     ran = ask("quotas", "set", "user=a", "producer_ids_rate=5.5", "request_rate=limit=1,bust=2")
     assert (ran.code, ran.out) == (1, "")
     assert "\n  /producer_ids_rate: must be an integer" in ran.err
@@ -131,7 +131,7 @@ def test_history_has_the_reason(ask: Command):
     assert [change["after"] for change in changes] == [None]
 
 
-def test_effective_says_whose_limit_holds(ask: Command):
+def test_effective_names_the_entity_of_each_limit(ask: Command):
     ask("quotas", "set", "user=*", "request_rate=50")
     ask("quotas", "set", "user=alice", "request_rate=5")
     shown = rows(ask("quotas", "effective", "--principal", "alice", "--client-id", "etl"))
@@ -144,7 +144,7 @@ def test_effective_says_whose_limit_holds(ask: Command):
     assert (nothing.code, nothing.err) == (0, "No quota applies: nothing is limited.\n")
 
 
-def test_buckets_are_shown_and_emptied(ask: Command):
+def test_buckets_are_shown_and_reset(ask: Command):
     ask("quotas", "set", "user=*", "producer_ids_rate=2")
     asking = ("decide", "--principal", "carol", "--producer-id", "1", "--producer-id", "2")
     assert rows(ask(*asking))[0] == ["decision", "admit"]
@@ -160,7 +160,7 @@ def test_buckets_are_shown_and_emptied(ask: Command):
     assert ask("buckets", "show", "nobody").code == 1
 
 
-def test_keys_are_made_shown_once_rotated_and_revoked(ask: Command):
+def test_keys_are_created_shown_once_rotated_and_revoked(ask: Command):
     made = ask("keys", "create", "reader", "--scope", "read", "--expires", "30d")
     key = made.out.strip()
     assert made.err == "This is the key reader. It is not shown again.\n"
@@ -179,7 +179,7 @@ def test_keys_are_made_shown_once_rotated_and_revoked(ask: Command):
     assert (again.code, again.err.startswith("quotagate: 404 ")) == (1, True)
 
 
-def test_kafkas_spelling_reaches_the_catalog(ask: Command, node: Service):
+def test_quotas_in_kafkas_spelling_reach_the_catalog(ask: Command, node: Service):
     rate = "max.connection.creation.rate"
     alter = ("quotas", "--alter", "--add-config")
     pair = (
@@ -218,7 +218,7 @@ def test_kafkas_spelling_reaches_the_catalog(ask: Command, node: Service):
 def test_export_plan_edit_apply(ask: Command, node: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "quotas.yaml"
     file.write_text(START)
-    applied = ask("quotas", "apply", "-f", str(file), "--reason", "start")  # nobody is there to be asked
+    applied = ask("quotas", "apply", "-f", str(file), "--reason", "start")  # no terminal, no question
     assert applied.out.splitlines()[-2].startswith(
         "Plan: 6 added, 0 changed, 0 removed; every bucket is kept."
     )
@@ -253,7 +253,7 @@ def test_export_plan_edit_apply(ask: Command, node: Service, tmp_path: Path, mon
 
 
 def export(ask: Command, file: Path) -> str:
-    """The catalog as a file, which is good."""
+    """Export the catalog to a file, which must be valid."""
     exported = ask("quotas", "export")
     assert (exported.code, exported.err) == (0, "")
     file.write_text(exported.out)
@@ -266,7 +266,7 @@ def body_of(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
 
 
-def test_only_what_is_named_changes_if_wanted(ask: Command, node: Service, tmp_path: Path):
+def test_only_named_entities_change_on_request(ask: Command, node: Service, tmp_path: Path):
     node.put("user=other", request_rate=1)
     node.put("user=alice", request_rate=1, producer_ids_rate=2)
     file = tmp_path / "team.yaml"
@@ -293,10 +293,10 @@ def test_apply_is_refused_after_another_change(ask: Command, node: Service, tmp_
     assert listed(node).keys() == {"user=other"}
 
 
-def test_a_change_between_plan_and_confirmation_is_refused(
+def test_apply_is_refused_if_the_catalog_changes_before_the_confirmation(
     ask: Command, node: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """At a terminal: while the question stands, somebody else changes the catalog."""
+    """At a terminal: another client changes the catalog before the user confirms."""
     file = tmp_path / "quotas.yaml"
     file.write_text(START)
     questions = []
@@ -314,7 +314,7 @@ def test_a_change_between_plan_and_confirmation_is_refused(
     assert listed(node).keys() == {"user=other"}
 
 
-def test_a_faulty_file_is_not_sent(ask: Command, node: Service, tmp_path: Path):
+def test_invalid_file_is_not_sent(ask: Command, node: Service, tmp_path: Path):
     file = tmp_path / "quotas.yaml"
     file.write_text("quotas:\n  user=alice: {request_rate: 010}\n")
     for command in (["plan"], ["apply", "--yes"]):
@@ -324,7 +324,7 @@ def test_a_faulty_file_is_not_sent(ask: Command, node: Service, tmp_path: Path):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0], ids=["before its body", "within it", "after it"])
-def test_a_killed_apply_leaves_the_old_catalog_or_the_new_one(node: Service, tmp_path: Path, part: float):
+def test_killed_apply_leaves_the_old_catalog_or_the_new_one(node: Service, tmp_path: Path, part: float):
     node.put("user=old", request_rate=1)
     new = {f"user={number:05}": {"request_rate": {"limit": 1}} for number in range(MANY)}
     file = tmp_path / "quotas.yaml"
@@ -345,9 +345,9 @@ def test_a_killed_apply_leaves_the_old_catalog_or_the_new_one(node: Service, tmp
             client.wait()
 
     def whole() -> bool:
-        stands = listed(node)
-        assert stands.keys() in ({"user=old"}, new.keys()), f"a mixture of {len(stands)}"
-        return stands.keys() == new.keys()
+        catalog = listed(node)
+        assert catalog.keys() in ({"user=old"}, new.keys()), f"a mixture of {len(catalog)}"
+        return catalog.keys() == new.keys()
 
     if part == 1.0:
         eventually(whole)
@@ -358,24 +358,24 @@ def test_a_killed_apply_leaves_the_old_catalog_or_the_new_one(node: Service, tmp
 def kill_in_apply(
     client: subprocess.Popen[bytes], listener: socket.socket, node: tuple[str, int], part: float
 ) -> None:
-    """Stand between a client and its node; kill the client when so much of its last request has passed."""
+    """Relay between a client and its node; kill the client after this part of its last request."""
     listener.settimeout(60)
     with listener.accept()[0] as near, socket.create_connection(node) as far:
         near.settimeout(60)
         silent = threading.Event()
 
         def back() -> None:
-            while said := far.recv(65536):
+            while received := far.recv(65536):
                 if not silent.is_set():
-                    near.sendall(said)
+                    near.sendall(received)
 
         answers = threading.Thread(target=back)
         answers.start()
         stream, passed, until = b"", 0, None
         while until is None or passed < until:
-            said = near.recv(65536)
-            assert said, f"the client ended with {client.wait()}"
-            stream += said
+            received = near.recv(65536)
+            assert received, f"the client ended with {client.wait()}"
+            stream += received
             start = [found.start() for found in re.finditer(rb"POST /v1/quotas:apply", stream)]
             head = stream.find(b"\r\n\r\n", start[1]) if len(start) == 2 else -1
             if head >= 0:
@@ -384,7 +384,7 @@ def kill_in_apply(
                 until = head + 4 + int(int(length[1]) * part)
                 silent.set()
             elif len(start) == 2:
-                continue  # the rest of its head comes first
+                continue  # the rest of its head is still to come
             far.sendall(stream[passed:until])
             passed = len(stream[:until])
         client.kill()
@@ -393,10 +393,10 @@ def kill_in_apply(
         answers.join()
 
 
-def test_a_node_that_asks_for_certificates(
+def test_node_that_requires_client_certificates(
     quotagate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The configuration file says whom to trust and what to show; without it nobody is asked."""
+    """The configuration file names the CA and the client's certificate; without either, requests fail."""
     authority = Authority(tmp_path)
     server = authority.certify("server", san="IP:127.0.0.1")
     own = authority.certify("operator")

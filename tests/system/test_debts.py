@@ -1,4 +1,4 @@
-"""Debts of token buckets end, on real nodes, and all nodes of a deployment agree on when."""
+"""The debt of a token bucket is limited, and all nodes of a deployment use the same limit."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ README: Final = {"limit": 0.1, "algorithm": "token_bucket", "burst": 3, "enforce
 
 @pytest.fixture(scope="module")
 def timed() -> Iterator[Service]:
-    """A node whose time is the callers'."""
+    """A node under the caller's clock."""
     with running(environment={"QUOTAGATE_CLOCK": "caller"}) as node:
         yield node
 
 
 def ask(node: Service, at_ms: int, user: str, mutations: int, **more: Any) -> dict[str, Any]:
-    """Of mutations a delay has no bound of its own."""
+    """Ask for mutations, whose delay has no limit of its own."""
     return node.ask(at_ms=at_ms, principal=user, usage={"mutations": mutations}, detail=True, **more)
 
 
@@ -37,7 +37,7 @@ def forgiven(node: Service) -> float:
     return float(line.split()[1])
 
 
-def test_one_ask_of_everything_locks_nobody_out_for_longer_than_an_hour(timed: Service):
+def test_largest_ask_locks_out_for_at_most_an_hour(timed: Service):
     timed.put("user=carol", controller_mutation_rate=README)
     before = forgiven(timed)
     spent = ask(timed, 0, "carol", MAX_EXACT)
@@ -48,16 +48,16 @@ def test_one_ask_of_everything_locks_nobody_out_for_longer_than_an_hour(timed: S
     assert ask(timed, HOUR_MS, "carol", 0)["decision"] == "admit"
 
 
-def test_a_check_after_it_says_the_same(timed: Service):
+def test_check_reports_the_same_debt(timed: Service):
     timed.put("user=frank", request_rate=README)
     usage, headers = {"requests": MAX_EXACT}, {"X-Quotagate-Principal": "frank"}
     assert timed.ask(at_ms=0, principal="frank", usage=usage)["decision"] == "delay"
     refused = timed.http.get("/v1/check?at_ms=0", headers=headers)
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "3610"), "the debt, and one token"
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "3610"), "the debt and one token"
     assert timed.http.get(f"/v1/check?at_ms={HOUR_MS + 10_000}", headers=headers).status_code == 200
 
 
-def test_record_and_refund_keep_within_the_deepest_debt(timed: Service):
+def test_record_and_refund_stay_within_the_maximum_debt(timed: Service):
     timed.put("user=erin", controller_mutation_rate={**README, "limit": 10, "burst": 20})
     assert ask(timed, 0, "erin", MAX_EXACT, mode="record")["throttle_ms"] == HOUR_MS
     assert ask(timed, 0, "erin", MAX_EXACT, mode="record")["throttle_ms"] == HOUR_MS
@@ -65,7 +65,7 @@ def test_record_and_refund_keep_within_the_deepest_debt(timed: Service):
     assert given_back["quotas"][0]["remaining"] == 1_000 - 36_000
 
 
-def test_a_raised_limit_shortens_a_debt_and_under_a_lowered_one_it_is_no_longer_either(timed: Service):
+def test_raised_limit_shortens_a_debt_and_lowered_limit_keeps_its_maximum(timed: Service):
     timed.put("user=dave", controller_mutation_rate=README)
     ask(timed, 0, "dave", MAX_EXACT)
     timed.put("user=dave", controller_mutation_rate={**README, "limit": 1})
@@ -79,7 +79,7 @@ def test_a_raised_limit_shortens_a_debt_and_under_a_lowered_one_it_is_no_longer_
     assert ask(timed, HOUR_MS + 10_000, "dave", 1, enforcement="deny")["decision"] == "admit"
 
 
-def test_a_node_with_another_longest_debt_is_refused_until_the_deployment_has_it():
+def test_node_with_another_maximum_debt_does_not_start_until_the_deployment_is_migrated():
     with running(environment={"QUOTAGATE_MAX_DEBT": "PT10M"}) as node:
         node.put("user=carol", controller_mutation_rate=README)
         assert node.ask(principal="carol", usage={"mutations": MAX_EXACT})["throttle_ms"] == 600_000
@@ -93,7 +93,7 @@ def test_a_node_with_another_longest_debt_is_refused_until_the_deployment_has_it
 
 
 def environment_of(node: Service, **more: str) -> dict[str, str]:
-    """Of another node of the same deployment, which says nothing of the longest debt."""
+    """Return the environment of another node of the deployment, without a maximum debt."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
     own = {
         "QUOTAGATE_REDIS_URL": node.store_url,
@@ -104,7 +104,7 @@ def environment_of(node: Service, **more: str) -> dict[str, str]:
 
 
 def refusal(node: Service, **more: str) -> str:
-    """What another node of the same deployment says when it does not start."""
+    """Return the output of another node of the deployment, which must not start."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ended = subprocess.run(
             [sys.executable, "-m", "app.run.cli", "serve", "--fd", str(listener.fileno())],

@@ -1,4 +1,4 @@
-"""`make demo` as a newcomer runs it: what it says is so, and its end leaves nothing behind."""
+"""`make demo` as a newcomer runs it: what it prints is true, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ STORY: Final = (
 
 
 class Playing:
-    """One demo, printing into a file or, with a keyboard, on a terminal; its family as it was at its best."""
+    """One demo, which prints to a file or, with a keyboard, to a terminal; and all processes it started."""
 
     def __init__(self, folder: Path, *options: str, on_terminal: bool = False) -> None:
         need("nginx")
@@ -79,7 +79,7 @@ class Playing:
         self._copying.start()
 
     def _copy(self) -> None:
-        """What comes on the terminal, into the file, until nobody has it open any more."""
+        """Copy the terminal's output to the file, until no process has the terminal open."""
         with suppress(OSError), self._file.open("ab", buffering=0) as file:
             while some := os.read(self.keyboard, 65_536):
                 file.write(some)
@@ -93,14 +93,14 @@ class Playing:
         self.family |= descendants(self.process.pid)
 
     def ended(self) -> int:
-        """Its exit code, after which nothing of it is left."""
+        """Wait for the end; return the exit code. No process of the demo may be left."""
         code = self.process.wait(WITHIN_S)
         for program in ("quotagate", "valkey-server", "serve", "nginx"):
             assert any(program in line for line in self.family.values()), self.family
         assert alive(self.family) == {}
         assert list(self.temporary.iterdir()) == []
         assert "Traceback" not in self.printed()
-        assert "killed" not in self.printed(), "everything finished in time by itself"
+        assert "killed" not in self.printed(), "all processes ended in time by themselves"
         return code
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Playing:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Every program that descends from one, by pid, with its command line."""
+    """All descendants of a process: their command lines by pid."""
     parents = {one: parent for one, (parent, _) in programs().items()}
     family = {pid}
     while more := {one for one, parent in parents.items() if parent in family} - family:
@@ -122,7 +122,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short name: a socket's path in it must not be too long."""
+    """A folder with a short name, because a socket's path must not be too long."""
     with tempfile.TemporaryDirectory(prefix="qg-") as name:
         yield Path(name)
 
@@ -146,8 +146,8 @@ def test_make_demo_runs_it():
     assert make.stdout.splitlines()[-1].endswith(".venv/bin/python -m examples.demo")
 
 
-def test_the_whole_story_without_a_terminal(play):
-    """Somebody is admitted and somebody throttled, the raise takes effect, the fallback comes and goes."""
+def test_whole_demo_runs_without_a_terminal(play):
+    """Some asks are admitted, some throttled; the raised limit takes effect; the fallback begins and ends."""
     demo = play("--seconds", "12")
     demo.until_it_prints(FIRST)
     assert demo.ended() == 0
@@ -176,27 +176,27 @@ def test_the_whole_story_without_a_terminal(play):
     assert 0 < by_fallback < admitted + throttled
 
 
-def test_the_screen_in_a_terminal_and_the_key_q(play):
+def test_terminal_shows_the_screen_until_q_is_pressed(play):
     demo = play("--forever", on_terminal=True)
     demo.until_it_prints(FIRST)
     os.write(demo.keyboard, b"xq")
     assert demo.ended() == 0
     for heading in ("quotas in force", "who", "asks/s", "admitted", "throttled", "last answer", "mallory"):
         assert heading in demo.printed()
-    assert "\x1b[?25h" in demo.printed().rpartition("\x1b[?25l")[2], "the cursor is there again"
+    assert "\x1b[?25h" in demo.printed().rpartition("\x1b[?25l")[2], "the cursor is visible again"
     assert "What to try next" in demo.printed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_in_the_middle_ends_it(play, number):
-    """While the store hangs, too."""
+def test_signal_in_the_middle_ends_the_demo(play, number):
+    """Also while the store hangs."""
     demo = play("--seconds", "8")
     demo.until_it_prints("the store hangs")
     demo.process.send_signal(number)
     assert demo.ended() == 0
 
 
-def test_a_signal_while_it_starts(play):
+def test_signal_during_the_start_ends_the_demo(play):
     demo = play()
     eventually(
         lambda: any("valkey-server" in line for line in descendants(demo.process.pid).values()),
@@ -209,7 +209,7 @@ def test_a_signal_while_it_starts(play):
     assert list(demo.temporary.iterdir()) == []
 
 
-async def test_without_nginx_people_ask_the_check(folder, monkeypatch):
+async def test_demo_without_nginx_calls_the_check_directly(folder, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     async with AsyncExitStack() as stack:
         there = await arrange(stack, folder)
@@ -229,8 +229,8 @@ async def test_without_nginx_people_ask_the_check(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 30), (80, 24)])
-def test_a_frame_fits_a_terminal(width, height):
-    """Whole: nothing is cut, nothing wraps, and its height is the same from the first to the last."""
+def test_frame_fits_a_terminal(width, height):
+    """Nothing is cut off, no line wraps, and all frames have the same height."""
     console = Console(width=width, height=height, file=io.StringIO())
     screen = Screen(console)
     there = Arrangement("http://127.0.0.1:31999", Path(), "http://127.0.0.1:31998", "")

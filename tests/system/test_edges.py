@@ -1,4 +1,4 @@
-"""A real node at its edges: too many connections, answers that nobody reads, scrapes, and large bodies."""
+"""A real node at its limits: too many connections, unread answers, concurrent scrapes, large bodies."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
 import pytest
 
 from app.http.problems import MAX_ERRORS
-from app.run import open_files
+from app.node import open_files
 from tests import few_files
-from tests.service import Service, eventually, running
+from tests.heartbeat import Heartbeat
+from tests.service import Service, eventually, running, slowest_but_one
 
 ASK = {"principal": "alice", "usage": {"requests": 1}}
 SMALL = {"QUOTAGATE_MAX_CONNECTIONS": "40", "QUOTAGATE_MAX_CONNECTIONS_PER_ADDRESS": "10"}
@@ -35,7 +37,7 @@ def connected(node: Service, source: str = "127.0.0.1") -> socket.socket:
 
 
 def is_closed(one: socket.socket) -> bool:
-    """Whether the other end has closed it without a word; waits a little for it to do so."""
+    """Whether the other end closes the connection without sending anything, within a short wait."""
     one.settimeout(0.3)
     try:
         return one.recv(1) == b""
@@ -53,7 +55,7 @@ def shed(node: Service, cause: str) -> float:
     return 0
 
 
-def test_connections_are_bounded_and_what_is_too_much_is_closed_and_counted():
+def test_connections_above_the_limit_are_closed_and_counted():
     with running(environment=SMALL) as node, ExitStack() as stack:
         mine = [stack.enter_context(connected(node, "127.0.0.2")) for _ in range(12)]
         eventually(lambda: shed(node, "connections_per_address") == 2)
@@ -61,34 +63,34 @@ def test_connections_are_bounded_and_what_is_too_much_is_closed_and_counted():
         many = [stack.enter_context(connected(node, f"127.0.1.{n}")) for n in range(1, 41)]
         eventually(lambda: shed(node, "connections") >= 10)
         assert is_closed(many[-1])
-        assert node.ask(**ASK)["decision"] == "admit", "who was there before is served"
+        assert node.ask(**ASK)["decision"] == "admit", "earlier connections are served"
         for one in (*mine, *many):
             one.close()
         eventually(lambda: httpx.get(f"{node.url}/health/live", trust_env=False).is_success)
 
 
-def test_under_a_small_limit_of_open_files_idle_sockets_take_nothing_from_others():
+def test_idle_sockets_take_nothing_from_others_under_a_small_limit_of_open_files():
     with running(program="tests.few_files") as node, ExitStack() as stack:
         for _ in range(400):
             stack.enter_context(connected(node, "127.0.0.2"))
         eventually(lambda: shed(node, "connections_per_address") > 300)
-        for _ in range(20):  # each over a connection of its own
+        for _ in range(20):  # each over its own connection
             answer = httpx.post(f"{node.url}/v1/decisions", json=ASK, trust_env=False)
             assert answer.json()["source"] == "local"
-        (said,) = [json.loads(line) for line in node.said().splitlines() if "limit of open files" in line]
-        assert said["connections"] == few_files.LIMIT // 2
-        assert said["connections_per_address"] == few_files.LIMIT // 8
-        assert said["limit_for_all"] == 8_192 + open_files.RESERVE
+        (logged,) = [json.loads(line) for line in node.said().splitlines() if "limit of open files" in line]
+        assert logged["connections"] == few_files.LIMIT // 2
+        assert logged["connections_per_address"] == few_files.LIMIT // 8
+        assert logged["limit_for_all"] == 8_192 + open_files.RESERVE
 
 
-def test_the_limit_of_open_files_is_raised_to_fit(node: Service):
+def test_limit_of_open_files_is_raised_as_needed(node: Service):
     limit, _ = resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE)
     assert limit >= 8_192 + open_files.RESERVE
     assert "limit of open files" not in node.said()
 
 
-def test_answers_that_nobody_reads_hold_neither_others_nor_memory(node: Service):
-    """Before, 100 such connections held 382 MiB of the kernel's memory, and a decision took 10 s."""
+def test_unread_answers_neither_delay_others_nor_hold_memory(node: Service):
+    """Once, 100 such connections held 382 MiB of the kernel's memory, and a decision took 10 s."""
     before = kernel_memory()
     with ExitStack() as stack:
         lazy = [stack.enter_context(connected(node, "127.0.0.2")) for _ in range(100)]
@@ -97,39 +99,40 @@ def test_answers_that_nobody_reads_hold_neither_others_nor_memory(node: Service)
             one.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
         began = time.monotonic()
         waits = []
-        while time.monotonic() < began + 3:
-            asked = time.monotonic()
-            node.ask(**ASK)
-            waits.append(time.monotonic() - asked)
-        assert sorted(waits)[len(waits) // 2] < 0.1
+        with Heartbeat() as machine:
+            while time.monotonic() < began + 3:
+                asked = time.monotonic()
+                node.ask(**ASK)
+                waits.append(time.monotonic() - asked)
+        assert median(waits) < 0.1 + machine.slack_s
         assert kernel_memory() - before < 64 * 2**20
-        # Those of which nothing is read for ten seconds are closed, by the loop or by the kernel.
+        # Connections on which nothing is read for ten seconds are closed, by the loop or by the kernel.
         eventually(lambda: established(node) < 10)
         assert time.monotonic() < began + 30
 
 
 def kernel_memory() -> int:
-    """Bytes that the kernel holds for TCP."""
+    """The number of bytes that the kernel holds for TCP."""
     lines = Path("/proc/net/sockstat").read_text().splitlines()
     line = next(line.split() for line in lines if line.startswith("TCP:"))
     return int(line[line.index("mem") + 1]) * resource.getpagesize()
 
 
 def established(node: Service) -> int:
-    """The node's connections that stand."""
+    """The number of the node's established connections."""
     port = f":{node.address[1]:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
     return sum(1 for row in rows if row[1].endswith(port) and row[3] == "01")
 
 
-def test_scrapes_at_once_do_not_hold_decisions(node: Service):
-    """Before, a decision beside 30 of them took 3.7 s."""
+def test_concurrent_scrapes_do_not_delay_decisions(node: Service):
+    """Once, a decision during 30 scrapes took 3.7 s."""
     asks = [{"principal": f"name-{n}", "usage": {"requests": 1}} for n in range(3_000)]
     node.put("user=*", request_rate=1_000_000)
     for first in range(0, len(asks), 1_000):
         node.batch(asks[first : first + 1_000])
     scrape = lambda _: httpx.get(f"{node.url}/metrics", trust_env=False, timeout=60)  # noqa: E731
-    with ThreadPoolExecutor(30) as threads:
+    with ThreadPoolExecutor(30) as threads, Heartbeat() as machine:
         pages = threads.map(scrape, range(30))
         waits = []
         for _ in range(50):
@@ -137,7 +140,7 @@ def test_scrapes_at_once_do_not_hold_decisions(node: Service):
             node.ask(principal="name-1", usage={"requests": 1})
             waits.append(time.monotonic() - asked)
         assert all("quotagate_rate" in page.text for page in pages)
-    assert sorted(waits)[-2] < 1
+    assert slowest_but_one(waits) < 1 + machine.slack_s
 
 
 UNKNOWN = {f"k{n}": 1 for n in range(90_000)}
@@ -160,15 +163,15 @@ UNKNOWN = {f"k{n}": 1 for n in range(90_000)}
         ("POST", "/v1/keys", {"name": "x", "scopes": ["x" * 10] * 60_000}),
     ],
 )
-def test_a_refusal_is_much_smaller_than_a_large_body(node: Service, method: str, path: str, body: Any):
-    """Before, 16.5 MB answered one of a megabyte."""
+def test_refusal_is_much_smaller_than_a_large_body(node: Service, method: str, path: str, body: Any):
+    """Once, a body of 1 MB got an answer of 16.5 MB."""
     answer = node.http.request(method, path, json=body)
     assert answer.status_code == 422, answer.text[:500]
     assert len(answer.content) < 150_000
     assert 1 <= len(answer.json()["errors"]) <= MAX_ERRORS
 
 
-def test_a_name_that_is_set_may_be_asked_by_over_loopback():
+def test_configured_host_name_is_accepted_over_loopback():
     with running(environment={"QUOTAGATE_ALLOWED_HOSTS": "localhost, quotagate.internal"}) as node:
         for host, status in (("quotagate.internal:8080", 200), ("localhost", 200), ("evil.example", 403)):
             answer = httpx.post(f"{node.url}/v1/decisions", json=ASK, headers={"Host": host}, trust_env=False)
@@ -177,12 +180,12 @@ def test_a_name_that_is_set_may_be_asked_by_over_loopback():
         assert failures in node.http.get("/metrics").text
 
 
-def test_a_refused_key_is_in_the_log_by_its_fingerprint_alone(node: Service):
+def test_log_has_only_the_fingerprint_of_a_refused_key(node: Service):
     key = "qg_nobody-has-this-key-0123456789"
     answer = httpx.get(f"{node.url}/v1/quotas", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
     assert answer.status_code == 401
-    (said,) = eventually(
+    (logged,) = eventually(
         lambda: [json.loads(line) for line in node.said().splitlines() if "a key was refused" in line]
     )
-    assert (said["reason"], said["address"], len(said["fingerprint"])) == ("unknown", "127.0.0.1", 8)
+    assert (logged["reason"], logged["address"], len(logged["fingerprint"])) == ("unknown", "127.0.0.1", 8)
     assert key not in node.said()

@@ -14,6 +14,7 @@ import pytest
 
 from app.catalog import schema
 from tests import stores
+from tests.heartbeat import Heartbeat
 from tests.postgres import Postgres, started
 from tests.service import Service, eventually, running
 
@@ -44,7 +45,7 @@ def nodes(
 
 @contextmanager
 def load(nodes: list[Service]) -> Iterator[None]:
-    """Somebody else asks every node, one question after the other, until the end."""
+    """Ask every node continuously until the end, one request after the other."""
     over = threading.Event()
     failed: list[object] = []
 
@@ -71,13 +72,13 @@ def load(nodes: list[Service]) -> Iterator[None]:
 
 
 def limit_at(node: Service) -> object:
-    """The limit that a decision of this node is held to."""
+    """The limit that applies to a decision of this node."""
     quotas = node.ask(principal="alice", usage={"requests": 0}, mode="peek", detail=True)["quotas"]
     return quotas[0]["limit"] if quotas else None
 
 
 def seconds_until_all_decide_by(nodes: list[Service], limit: int) -> float:
-    """How long after the answer to a change the last node decides by it; each is looked at on its own."""
+    """The seconds from the answer to a change until the last node decides by it, each watched on its own."""
     nodes[0].put("user=alice", request_rate=limit)
     began = time.monotonic()
     took: list[float] = []
@@ -95,18 +96,18 @@ def seconds_until_all_decide_by(nodes: list[Service], limit: int) -> float:
     return max(took)
 
 
-def test_a_change_is_in_effect_on_four_nodes_under_load_within_a_second(nodes: list[Service]):
+def test_change_is_in_effect_on_four_nodes_under_load_within_a_second(nodes: list[Service]):
     nodes[0].put("user=*", request_rate=10**9, producer_byte_rate=10**9)
-    with load(nodes):
+    with load(nodes), Heartbeat() as machine:
         seconds_until_all_decide_by(nodes, 1)
         took = [seconds_until_all_decide_by(nodes, 2 + number) for number in range(ROUNDS)]
         nodes[1].put("user=alice", request_rate=77)
-        assert limit_at(nodes[1]) == 77, "whoever takes a change decides by it before the answer"
+        assert limit_at(nodes[1]) == 77, "the node that takes a change decides by it before it answers"
     print(f"in effect on {NODES} nodes after {', '.join(f'{s * 1000:.0f}' for s in sorted(took))} ms")
-    assert sorted(took)[-2] < 1, took  # one of ten may meet a machine that is busy with something else
+    assert sorted(took)[-2] < 1 + machine.slack_s, took  # one of ten may hit a stall of the machine
 
 
-def test_a_node_that_missed_polls_follows(nodes: list[Service]):
+def test_node_that_missed_polls_follows(nodes: list[Service]):
     held, other = nodes[3], nodes[0]
     os.kill(held.pid, signal.SIGSTOP)
     try:
@@ -114,7 +115,7 @@ def test_a_node_that_missed_polls_follows(nodes: list[Service]):
         other.put("user=alice", request_rate=2)
         other.put("user=bob", request_rate=3)
         assert other.http.delete("/v1/quotas/user=bob").status_code == 204
-        for node in nodes[1:3]:  # whose polls brought the change, and were missed by the one that is held
+        for node in nodes[1:3]:  # their polls found the change; the paused node missed these polls
             eventually(lambda node=node: limit_at(node) == 2)  # type: ignore[misc]
     finally:
         os.kill(held.pid, signal.SIGCONT)

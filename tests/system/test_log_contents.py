@@ -1,4 +1,4 @@
-"""What a real node and the worker leave in files: charges without admissions, changes, no id as it was."""
+"""The log files of a real node and worker: charges without admissions, changes, and no plain ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.logged import SECRET, logged_id
 from tests.service import eventually, running
 from workers.decision_log.read import read
 
-ID, TEXT_ID = 8_675_309_425_113, "an id that must not be told"
+ID, TEXT_ID = 8_675_309_425_113, "an id that must not be shown"
 RATE = "request_rate"
 
 
@@ -25,7 +25,7 @@ def settings(folder: Path, **more: str) -> dict[str, str]:
 
 
 def until(folder: Path, found: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-    """Wait until the log holds what is looked for; its rows in the order of batches."""
+    """Wait until the log meets a condition; return its rows in the order of batches."""
 
     def look() -> list[dict[str, Any]]:
         rows = read(folder).to_pylist() if folder.exists() else []
@@ -38,7 +38,7 @@ def kinds(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(row["kind"] for row in rows)
 
 
-def test_changes_of_quotas_and_of_the_factor_and_resets_are_in_the_same_files(tmp_path: Path):
+def test_log_has_changes_of_quotas_and_of_the_factor_and_resets(tmp_path: Path):
     folder = tmp_path / "log"
     source = {"QUOTAGATE_VOLUME_SOURCE": "push", "QUOTAGATE_VOLUME_MIN_AVAILABLE_BYTES": "1000"}
     with running(environment=settings(folder, QUOTAGATE_LOG="all", **source)) as node:
@@ -64,9 +64,9 @@ def test_changes_of_quotas_and_of_the_factor_and_resets_are_in_the_same_files(tm
     assert factor["change"]["what"] == "throttle_factor"
 
 
-def test_charges_are_logged_where_admissions_are_not_and_ids_only_as_digests(tmp_path: Path):
+def test_charges_are_logged_without_admissions_and_ids_only_as_digests(tmp_path: Path):
     folder = tmp_path / "log"
-    with running(environment=settings(folder)) as node:  # `denied`, as it comes
+    with running(environment=settings(folder)) as node:  # `denied` is the default
         node.put("user=*", producer_ids_rate={"limit": 2}, request_rate={"limit": 1, "shadow": True})
         ask = {"principal": "alice", "usage": {"requests": 1_000, "producer_ids": [ID, TEXT_ID]}}
         first, again = node.ask(**ask), node.ask(**ask)

@@ -1,4 +1,4 @@
-"""The decision log under load while its worker dies, its stream is full, its disk is full or is away."""
+"""The decision log under load while its worker dies, or its stream or disk is full, or the disk is away."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import redis
 
-from app.store.decision_log import STREAM
-from app.store.decision_log_standing import KEY
-from app.store.log_stream import MAX_BATCHES
+from app.decision_log.batch import STREAM
+from app.decision_log.status import STATUS_KEY
+from app.decision_log.stream import MAX_BATCHES
 from tests import object_store
 from tests.decision_log import worker
 from tests.decision_log.batches import Node
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(600)
 KILLS = 3
 EVENTS = 800
 QUICK: dict[str, Any] = {"limits": {"age_s": 0.2}, "times": {"lease": 1.0}}
-"""Files every fifth of a second, and another leader a second after one died."""
+"""Files are written every fifth of a second, and a new leader follows a second after one died."""
 
 WITHIN_S = 120.0
 DROPPED = "quotagate_log_dropped_total"
@@ -51,9 +51,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
 
 @pytest.fixture
 def logged(nodes: Logged, tmp_path: Path) -> Logged:
-    """The nodes, whose log goes to a place of the test's own; nothing of an earlier one waits."""
+    """The nodes, with a log folder for this test only, and no batches of earlier tests."""
     with redis.Redis.from_url(nodes.nodes[0].store_url) as store:
-        store.delete(STREAM, KEY)
+        store.delete(STREAM, STATUS_KEY)
     eventually(lambda: nodes.metric(LAG) == nodes.metric(FAILURES) == 0)
     return replace(nodes, folder=tmp_path / "log")
 
@@ -63,7 +63,7 @@ def decided(rows: list[dict[str, Any]]) -> Counter[tuple[str | None, str]]:
 
 
 def truly(*runs: dict[str, Any]) -> Counter[tuple[str | None, str]]:
-    """The decisions of runs of traffic, as their truth has them."""
+    """The decisions of runs of traffic, from their truth."""
     found: Counter[tuple[str | None, str]] = Counter()
     for totals in runs:
         for name, sums in {**totals["principals"], None: totals["connections"]}.items():
@@ -78,7 +78,7 @@ def until_it_writes(logged: Logged) -> None:
 
 @contextmanager
 def loaded(logged: Logged, truths: Path) -> Iterator[list[dict[str, Any]]]:
-    """Traffic through both nodes, run after run until the end; what the truth of each says."""
+    """Send run after run of traffic through both nodes until the end; yields the truth of each."""
     over = threading.Event()
     runs: list[dict[str, Any]] = []
 
@@ -96,36 +96,36 @@ def loaded(logged: Logged, truths: Path) -> Iterator[list[dict[str, Any]]]:
             loading.result()
 
 
-def test_a_worker_killed_at_random_moments_loses_nothing_and_repeats_nothing(logged, tmp_path):
-    """The load goes on through both nodes; every decision that was answered is in the log, once."""
+def test_worker_killed_at_random_moments_loses_and_repeats_nothing(logged, tmp_path):
+    """The load continues through both nodes; each decision that was answered is in the log once."""
     chance = random.Random(7)
     url, dropped = logged.nodes[0].store_url, logged.metric(DROPPED)
     with loaded(logged, tmp_path / "truths") as runs:
         for _ in range(KILLS):
-            with worker.running(url, logged.folder, tmp_path / "said", **QUICK) as program:
+            with worker.running(url, logged.folder, tmp_path / "output", **QUICK) as program:
                 until_it_writes(logged)
                 with pytest.raises(subprocess.TimeoutExpired):
                     program.wait(chance.uniform(0.0, 0.5))
                 program.kill()
-    with worker.running(url, logged.folder, tmp_path / "said", **QUICK):
+    with worker.running(url, logged.folder, tmp_path / "output", **QUICK):
         rows = logged.until_written(EVENTS * len(runs))
     assert decided(rows) == truly(*runs)
     assert logged.metric(DROPPED) == dropped
 
 
-def test_a_full_stream_is_counted_and_holds_nothing_up(logged, tmp_path):
-    """What finds no room is dropped and counted; once the stream is read again, all is logged again."""
-    standing = list(Node().batches(MAX_BATCHES, rows=1))
-    unread = sum(row.kind == "decision" for batch in standing for row in batch.rows)
+def test_full_stream_is_counted_and_delays_nothing(logged, tmp_path):
+    """Batches without room are dropped and counted; once the stream is read again, all are logged again."""
+    waiting = list(Node().batches(MAX_BATCHES, rows=1))
+    unread = sum(row.kind == "decision" for batch in waiting for row in batch.rows)
     with redis.Redis.from_url(logged.nodes[0].store_url) as client:
-        leave(client, standing)
+        leave(client, waiting)
         full, before = client.xlen(STREAM), logged.metric(DROPPED)
         traffic = Traffic(seed=22, events=600)
         logged.drive(traffic, tmp_path / "unheard")
         eventually(lambda: logged.metric(DROPPED) - before >= traffic.events)
         dropped = logged.metric(DROPPED) - before
-        assert dropped - traffic.events <= len(definitions()), "changes of quotas may be among them"
-        assert client.xlen(STREAM) == full, "nothing was added, and nothing pushed out"
+        assert dropped - traffic.events <= len(definitions()), "some may be changes of quotas"
+        assert client.xlen(STREAM) == full, "nothing was added or removed"
         eventually(lambda: logged.metric(WAITING) >= MAX_BATCHES)
         assert logged.metric(LAG) > 0
         with worker.inside(logged.nodes[0].store_url, logged.folder, **QUICK):
@@ -140,7 +140,7 @@ def test_a_full_stream_is_counted_and_holds_nothing_up(logged, tmp_path):
 
 @contextmanager
 def full_disk(folder: Path) -> Iterator[None]:
-    """A disk on which the log finds no room, until the end."""
+    """A disk without room for the log until the end."""
     with (folder / "ballast").open("wb") as ballast:
         while True:
             try:
@@ -156,7 +156,7 @@ def full_disk(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def away(folder: Path) -> Iterator[None]:
-    """A place that is not there: somebody put a file where the way to it was, until the end."""
+    """A missing place: until the end, a file is in the way of its folder."""
     aside = folder.with_name("aside")
     folder.rename(aside)
     folder.write_text("not here")
@@ -168,7 +168,7 @@ def away(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("trouble", [full_disk, away])
-def test_a_place_that_takes_nothing_is_counted_and_taken_to_again(logged, tmp_path, trouble):
+def test_unwritable_place_is_counted_and_writing_resumes(logged, tmp_path, trouble):
     dropped = logged.metric(DROPPED)
     with ExitStack() as stack:
         disk = tmp_path / "disk"
@@ -178,7 +178,7 @@ def test_a_place_that_takes_nothing_is_counted_and_taken_to_again(logged, tmp_pa
             disk.mkdir()
         logged = replace(logged, folder=disk / "log")
         stack.enter_context(
-            worker.running(logged.nodes[0].store_url, logged.folder, tmp_path / "said", **QUICK)
+            worker.running(logged.nodes[0].store_url, logged.folder, tmp_path / "output", **QUICK)
         )
         before = logged.drive(Traffic(seed=24, events=300), tmp_path / "before")
         logged.until_written(300)
@@ -193,12 +193,12 @@ def test_a_place_that_takes_nothing_is_counted_and_taken_to_again(logged, tmp_pa
         eventually(lambda: logged.metric(LAG) == 0)
         after = logged.drive(Traffic(seed=26, events=300), tmp_path / "after")
         assert decided(logged.until_written(1_500)) == truly(before, meanwhile, after)
-    said = (tmp_path / "said").read_text()
-    assert said.count("the decision log cannot be written; its batches wait in the store") == 1
-    assert "the decision log is written again" in said
+    output = (tmp_path / "output").read_text()
+    assert output.count("the decision log cannot be written; its batches wait in the store") == 1
+    assert "the decision log is written again" in output
 
 
-def test_an_object_store_that_is_away_is_counted_and_taken_to_again(logged, tmp_path, monkeypatch):
+def test_unreachable_object_store_is_counted_and_writing_resumes(logged, tmp_path, monkeypatch):
     dropped = logged.metric(DROPPED)
     for name, value in object_store.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -208,7 +208,7 @@ def test_an_object_store_that_is_away_is_counted_and_taken_to_again(logged, tmp_
         def rows() -> list[dict[str, Any]]:
             return [row for row in read(url).to_pylist() if row["kind"] == "decision"]
 
-        with worker.running(logged.nodes[0].store_url, url, tmp_path / "said", **QUICK):
+        with worker.running(logged.nodes[0].store_url, url, tmp_path / "output", **QUICK):
             before = logged.drive(Traffic(seed=27, events=300), tmp_path / "before")
             eventually(lambda: len(rows()) == 300, within_s=WITHIN_S)
             objects.away = True
@@ -222,5 +222,5 @@ def test_an_object_store_that_is_away_is_counted_and_taken_to_again(logged, tmp_
         assert decided(rows()) == truly(before, meanwhile), "nothing was lost"
         assert logged.metric(DROPPED) == dropped
         left = [key for key in objects.objects if "/_" in key and not key.endswith("/")]
-        assert not left, "nothing half written is left behind"
-    assert "the decision log is written again" in (tmp_path / "said").read_text()
+        assert not left, "no partial file is left behind"
+    assert "the decision log is written again" in (tmp_path / "output").read_text()

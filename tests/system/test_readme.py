@@ -1,4 +1,4 @@
-"""The README's commands, run as they stand against what `make run` starts, answer what it says."""
+"""Runs the README's commands unchanged with what `make run` starts, and compares their output with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END: Final = "-- end of a command --"
 
 
 class Step(NamedTuple):
-    """One command and what it prints, in which `…` stands for anything."""
+    """One command and its expected output, in which `…` matches anything."""
 
     command: str
     expected: str
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 def steps(text: str) -> list[Step]:
-    """The commands of the marked blocks: what follows `$ `, and lines that a backslash continues."""
+    """The commands of the marked blocks: the lines that begin with `$ `, and continued lines."""
     found = []
     for block in BLOCK.findall(text):
         for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -47,7 +47,7 @@ def steps(text: str) -> list[Step]:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Running]:
-    """What `make run` starts, in a folder like the repository's; on 8080, or beside it when that is taken."""
+    """What `make run` starts, in a folder like the repository's; on another port if 8080 is taken."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
     running = Running(tmp_path / ".quotagate", PORT if is_free(PORT) else a_free_port())
     try:
@@ -58,8 +58,8 @@ def service(tmp_path: Path) -> Iterator[Running]:
         running.up.wait()
 
 
-def test_the_commands_answer_what_the_readme_says(service: Running) -> None:
-    """One shell runs all of them in order, as a reader would."""
+def test_commands_print_what_the_readme_says(service: Running) -> None:
+    """One shell runs all commands in order, as a reader would."""
     need("curl")
     here = service.url.rpartition(":")[2]
     wanted = steps(README.read_text(encoding="utf-8").replace(f"127.0.0.1:{PORT}", f"127.0.0.1:{here}"))
@@ -82,8 +82,8 @@ def test_the_commands_answer_what_the_readme_says(service: Running) -> None:
         assert step.matches(output), f"$ {step.command}\n{output}\nis not\n{step.expected}"
 
 
-def test_commands_and_what_they_print_are_told_apart() -> None:
-    """A command may go on after a backslash, print nothing, or print several lines."""
+def test_commands_and_their_output_are_separated() -> None:
+    """A command may continue after a backslash, print nothing, or print several lines."""
     text = "<!-- run -->\n```console\n$ a \\\n  b\none\n…two\n$ c\n```\n```sh\n$ not run\n```\n"
     first, second = steps(text)
     assert first == Step("a \\\n  b", "one\n…two\n")

@@ -1,4 +1,4 @@
-"""A signal that comes before the server listens to signals is obeyed too."""
+"""A signal is obeyed even if it arrives before the server handles signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ main()
 """
 
 
-def test_a_signal_before_the_server_runs_ends_it(tmp_path: Path):
+def test_signal_before_the_server_runs_ends_it(tmp_path: Path):
     with running("valkey") as url, socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         taken.close()

@@ -1,4 +1,4 @@
-"""What a node says of a store whose set-up is wrong: in the log, in readiness and in a metric."""
+"""A node reports a wrong configuration of the store in the log, in readiness and in a metric."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.service import ADMIN_KEY, Service, eventually, running
 
 
 def store_of(node: Service) -> str:
-    said: str = node.http.get("/health/ready").json()["store"]
-    return said
+    state: str = node.http.get("/health/ready").json()["store"]
+    return state
 
 
 def exposed(node: Service, name: str) -> str:
@@ -27,12 +27,12 @@ def exposed(node: Service, name: str) -> str:
 
 
 def decides(node: Service) -> bool:
-    """Whether answers come from the store, a stalled machine apart."""
+    """Whether answers come from the store, except while the machine stalls."""
     return bool(eventually(lambda: node.ask(principal="a", usage={"requests": 1})["source"] == "store"))
 
 
 @pytest.mark.parametrize("kind", stores.KINDS)
-def test_a_store_that_evicts_is_named_until_it_is_mended(kind):
+def test_store_that_evicts_is_reported_until_it_is_fixed(kind):
     with (
         stores.server(kind, "--maxmemory-policy", "allkeys-lru") as server,
         running(store_url=server.url) as node,
@@ -48,7 +48,7 @@ def test_a_store_that_evicts_is_named_until_it_is_mended(kind):
         assert not exposed(node, "quotagate_store_faults")
 
 
-def test_a_store_without_a_bound_on_its_memory_is_named_until_it_has_one():
+def test_store_without_maxmemory_is_reported_until_it_has_one():
     with (
         stores.server("valkey", "--maxmemory", "0") as server,
         running(store_url=server.url) as node,
@@ -61,7 +61,7 @@ def test_a_store_without_a_bound_on_its_memory_is_named_until_it_has_one():
         eventually(lambda: store_of(node) == "ok")
 
 
-def test_a_store_that_allows_no_info_decides_and_is_named():
+def test_store_that_forbids_info_decides_and_is_reported():
     with stores.server("valkey") as server, redis.Redis.from_url(server.url) as store:
         store.execute_command("ACL", "SETUSER", "node", "on", ">secret", "~*", "+@all", "-info")
         with running(store_url=f"unix://node:secret@{server.socket}") as node:
@@ -71,7 +71,7 @@ def test_a_store_that_allows_no_info_decides_and_is_named():
 
 
 @pytest.mark.parametrize("taken", ["-fcall", "-eval", "-@write"])
-def test_a_store_that_allows_no_scripts_or_no_writes_is_away(taken):
+def test_store_that_forbids_scripts_or_writes_is_away(taken):
     with stores.server("valkey") as server, redis.Redis.from_url(server.url) as store:
         store.execute_command("ACL", "SETUSER", "node", "on", ">secret", "~*", "+@all", *taken.split())
         with running(store_url=f"unix://node:secret@{server.socket}") as node:
@@ -84,7 +84,7 @@ def test_a_store_that_allows_no_scripts_or_no_writes_is_away(taken):
             assert decides(node)
 
 
-def test_a_wrong_password_is_named():
+def test_wrong_password_is_reported():
     with stores.server("valkey") as server, redis.Redis.from_url(server.url) as store:
         store.execute_command("ACL", "SETUSER", "node", "on", ">right", "~*", "+@all")
         with running(store_url=f"unix://node:wrong@{server.socket}") as node:
@@ -92,7 +92,7 @@ def test_a_wrong_password_is_named():
             assert "node:wrong" not in node.said()
 
 
-def test_a_cluster_is_refused_at_start(tmp_path: Path):
+def test_cluster_is_refused_at_start(tmp_path: Path):
     with stores.server("valkey", "--cluster-enabled", "yes") as server:
         catalog = f"sqlite:///{tmp_path / 'catalog.db'}"
         schema.upgrade(catalog)

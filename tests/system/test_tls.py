@@ -1,4 +1,4 @@
-"""TLS to the API, to a real Redis and to a real PostgreSQL: who is not trusted is not spoken to."""
+"""TLS to the API, a real Redis and a real PostgreSQL: untrusted peers are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import make_url
 
 from app.catalog import schema
-from app.catalog.port import CatalogAway
+from app.catalog.errors import CatalogUnavailableError
 from app.store.port import StoreError
 from app.store.redis import RedisStore
 from tests import stores, tls_postgres
@@ -33,7 +33,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Another authority, whom nobody here trusts."""
+    """Another authority, which no peer trusts."""
     return Authority(tmp_path_factory.mktemp("stranger"), "stranger")
 
 
@@ -44,12 +44,12 @@ def server(authority: Authority) -> Certificate:
 
 @pytest.fixture(scope="module")
 def backend(authority: Authority) -> Certificate:
-    """What a store or a database shows: it is known by this name alone."""
+    """The certificate of a store or a database, valid for this name only."""
     return authority.certify("backend", san="DNS:localhost")
 
 
 def over_tls(server: Certificate, ca: Path | None = None) -> dict[str, str]:
-    """The settings of an API over TLS, perhaps with an authority of clients."""
+    """The settings of an API over TLS, optionally with a CA for client certificates."""
     settings = {"QUOTAGATE_TLS_CERT": str(server.cert), "QUOTAGATE_TLS_KEY": str(server.key)}
     return settings | ({"QUOTAGATE_TLS_CLIENT_CA": str(ca)} if ca else {})
 
@@ -57,7 +57,7 @@ def over_tls(server: Certificate, ca: Path | None = None) -> dict[str, str]:
 # The API
 
 
-def test_the_api_over_tls(authority: Authority, stranger: Authority, server: Certificate):
+def test_api_over_tls(authority: Authority, stranger: Authority, server: Certificate):
     with running(environment=over_tls(server), trust=authority.trusted()) as node:
         assert node.url.startswith("https://")
         node.put("user=alice", request_rate=ONE)
@@ -71,7 +71,7 @@ def test_the_api_over_tls(authority: Authority, stranger: Authority, server: Cer
             plain.get(f"{node.url}/health/live".replace("https", "http"))
 
 
-def test_with_a_client_ca_who_has_no_certificate_of_it_is_not_spoken_to(
+def test_client_without_a_certificate_of_the_client_ca_is_refused(
     authority: Authority, stranger: Authority, server: Certificate
 ):
     alice = authority.certify("alice")
@@ -85,7 +85,7 @@ def test_with_a_client_ca_who_has_no_certificate_of_it_is_not_spoken_to(
         assert node.ask(**ASK)["decision"] == "admit"
 
 
-def test_the_name_of_a_certificate_is_the_principal_of_its_asks(authority: Authority, server: Certificate):
+def test_name_in_a_certificate_is_the_principal_of_its_asks(authority: Authority, server: Certificate):
     alice, bob = authority.certify("alice"), authority.certify("b", "/O=x", "URI:spiffe://example/bob")
     nobody, admin = authority.certify("n", "/CN=alice/CN=bob"), authority.certify("admin")
     nameless = {"usage": {"requests": 1}}
@@ -133,7 +133,7 @@ def test_the_name_of_a_certificate_is_the_principal_of_its_asks(authority: Autho
 
 @contextmanager
 def redis_over_tls(authority: Authority, server: Certificate) -> Iterator[int]:
-    """Debian's redis-server that speaks TLS only, and only to those with a certificate; its port."""
+    """Debian's redis-server, with TLS only and client certificates required; yields its port."""
     port = _free_port()
     options = {
         "--tls-port": str(port),
@@ -166,7 +166,7 @@ async def test_decisions_through_redis_over_tls(
             url(port, ours, stranger.ca),  # we do not trust the store
             url(port, theirs, authority.ca),  # it does not trust us
             f"rediss://localhost:{port}/0",  # neither
-            url(port, ours, authority.ca, host="127.0.0.1"),  # not the name that it was certified as
+            url(port, ours, authority.ca, host="127.0.0.1"),  # not the name in its certificate
             f"redis://localhost:{port}/0",  # no TLS at all
         ):
             with pytest.raises(StoreError):
@@ -191,7 +191,7 @@ def postgres() -> Iterator[Postgres]:
     database.remove()
 
 
-def test_the_catalog_in_postgresql_over_tls(
+def test_catalog_in_postgresql_over_tls(
     postgres: Postgres, authority: Authority, stranger: Authority, backend: Certificate
 ):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -210,9 +210,9 @@ def test_the_catalog_in_postgresql_over_tls(
             assert node.http.get("/v1/quotas/user=alice").json()["quotas"] == {"request_rate": {"limit": 5}}
             assert node.http.get("/health/ready").json()["catalog"] == "ok"
         for mistrusted in (url(stranger.ca), url(authority.ca, host="127.0.0.1")):
-            with pytest.raises(CatalogAway, match="certificate"):
+            with pytest.raises(CatalogUnavailableError, match="certificate"):
                 schema.upgrade(mistrusted)
-        with pytest.raises(CatalogAway):
+        with pytest.raises(CatalogUnavailableError):
             schema.upgrade(url(authority.ca).replace("verify-full", "disable"))
 
 

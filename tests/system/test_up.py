@@ -1,4 +1,4 @@
-"""`quotagate up` as a user runs it: one command starts everything, and its end leaves nothing behind."""
+"""`quotagate up` as a user runs it: one command starts everything, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any
 import httpx
 import pytest
 
-from app.run import home
-from app.run.errors import HomeTaken
+from app.node import home
+from app.node.errors import HomeInUseError
 
 pytestmark = pytest.mark.timeout(120)
 
 
 class Running:
-    """One `quotagate up` with a home and a port of its own."""
+    """One `quotagate up` with its own home and port."""
 
     def __init__(self, home: Path, port: int, **settings: str) -> None:
         self.home = home
@@ -73,19 +73,19 @@ class Running:
         return decision
 
     def observed(self) -> dict[str, Any]:
-        """The buckets of alice as they stand."""
+        """The observed values of alice's buckets."""
         ask = {"principal": "alice", "usage": {"producer_ids": []}, "mode": "peek", "detail": True}
         decision: dict[str, Any] = httpx.post(f"{self.url}/v1/decisions", json=ask).raise_for_status().json()
         return decision
 
     def restarts(self, child: str) -> list[float]:
-        """The pauses that were said before each restart of a child."""
+        """The logged pauses before each restart of a child."""
         lines = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
-        died = "a child died and is started again"
+        died = "child died, restarting"
         return [line["pause_s"] for line in lines if line["event"] == died and line["child"] == child]
 
     def family(self) -> dict[int, str]:
-        """Every program that descends from it, by pid, with its command line."""
+        """All descendants of the process: their command lines by pid."""
         parents = {pid: parent for pid, (parent, _) in programs().items()}
         family = {self.up.pid}
         while more := {pid for pid, parent in parents.items() if parent in family} - family:
@@ -93,13 +93,13 @@ class Running:
         return {pid: command_line(pid) for pid in family - {self.up.pid}}
 
     def one(self, part: str) -> int:
-        """The pid of the one child whose command line has `part` in it."""
+        """The pid of the only child whose command line has `part` in it."""
         (pid,) = [pid for pid, line in self.family().items() if part in line]
         return pid
 
 
 def programs() -> dict[int, tuple[int, str]]:
-    """Parent and state of everything that runs here."""
+    """The parent and the state of all processes on this machine."""
     seen = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -115,7 +115,7 @@ def command_line(pid: int) -> str:
 
 
 def alive(pids: dict[int, str]) -> dict[int, str]:
-    """Those of them that still run; a dead child that nobody has asked after yet does not."""
+    """The processes that still run, without zombies."""
     now = programs()
     return {pid: line for pid, line in pids.items() if pid in now and now[pid][1] != "Z"}
 
@@ -137,7 +137,7 @@ def port() -> int:
 
 @pytest.fixture
 def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Running]]:
-    """Starts `quotagate up`; each start of a test has the same home, so it finds what the one before left."""
+    """Starts `quotagate up`. All starts of a test have the same home, so each finds the earlier state."""
     started: list[Running] = []
 
     def start(**settings: str) -> Running:
@@ -151,14 +151,14 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Running]]:
             running.up.wait()
 
 
-def test_it_says_where_it_is_and_what_to_try(start):
+def test_up_prints_its_address_and_what_to_try(start):
     running = start().ready()
-    said = running.said()
-    assert f"curl '{running.url}/v1/decisions'" in said
+    output = running.said()
+    assert f"curl '{running.url}/v1/decisions'" in output
     assert httpx.get(f"{running.url}/health/ready").is_success
 
 
-def test_the_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
+def test_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
     running = start().ready()
     key = running.key()["Authorization"].removeprefix("Bearer ")
     assert running.said().count(key) == 1
@@ -169,8 +169,8 @@ def test_the_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
     assert again.key()["Authorization"].endswith(key)
 
 
-def test_the_store_has_a_bound_by_default_or_as_it_is_set(start):
-    """Without one it would be a fault, which readiness says."""
+def test_store_has_a_memory_limit_by_default_or_as_set(start):
+    """Without a limit, readiness would report a fault."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for settings, most in (({}, machine // 4), ({"QUOTAGATE_STORE_MEMORY": "33554432"}, 33_554_432)):
         running = start(**settings).ready()
@@ -182,19 +182,19 @@ def test_the_store_has_a_bound_by_default_or_as_it_is_set(start):
 
 
 def open_to_others(home: Path) -> dict[str, str]:
-    """What in a home somebody else may read, write or enter, and its mode."""
+    """The paths in a home that other users may read, write or enter, and their modes."""
     found = {path: stat.S_IMODE(path.lstat().st_mode) for path in (home, *home.rglob("*"))}
     return {str(path.relative_to(home)): oct(mode) for path, mode in found.items() if mode & 0o077}
 
 
 def logged_hour(running: Running) -> bool:
-    """Whether a file of the decision log is in place."""
+    """Whether a file of the decision log exists."""
     return any((running.home / "log").rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("api_programs", ["1", "2"])
-def test_whatever_lies_in_the_home_is_closed_to_others(start, api_programs):
-    """While all of it runs: the catalog, sockets, the files of the store and of the log."""
+def test_everything_in_the_home_is_closed_to_others(start, api_programs):
+    """While everything runs: the catalog, sockets, and the files of the store and of the log."""
     running = start(QUOTAGATE_LOG="all", QUOTAGATE_PROCESSES=api_programs).ready()
     running.set_ids_per_window(5)
     running.decide(1)
@@ -204,10 +204,10 @@ def test_whatever_lies_in_the_home_is_closed_to_others(start, api_programs):
     assert open_to_others(running.home) == {}
     assert running.end() == 0
     assert open_to_others(running.home) == {}
-    assert "was open to others" not in running.said()
+    assert "removed the access of other users" not in running.said()
 
 
-def test_a_home_that_was_open_to_others_is_closed_and_that_is_said(start):
+def test_home_that_was_open_to_others_is_closed_and_this_is_logged(start):
     running = start(QUOTAGATE_LOG="all").ready()
     running.set_ids_per_window(5)
     running.decide(1)
@@ -219,12 +219,14 @@ def test_a_home_that_was_open_to_others_is_closed_and_that_is_said(start):
         path.chmod(0o755 if path.is_dir() else 0o644)
     again = start().ready()
     assert open_to_others(again.home) == {"notes": "0o644"}
-    [line] = [json.loads(line) for line in again.said().splitlines() if "was open to others" in line]
+    [line] = [
+        json.loads(line) for line in again.said().splitlines() if "removed the access of other users" in line
+    ]
     assert line["paths"][0] == str(again.home)
     assert {str(again.home / name) for name in ("admin.key", "catalog.db")} <= set(line["paths"])
 
 
-def test_state_is_kept_over_a_restart(start):
+def test_state_survives_a_restart(start):
     running = start().ready()
     running.set_ids_per_window(5)
     assert running.decide(1, 2, 3, 4, 5) == "admit"
@@ -236,7 +238,7 @@ def test_state_is_kept_over_a_restart(start):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("api_programs", ["1", "2"])
-def test_a_signal_stops_all_of_it(start, number, api_programs):
+def test_signal_stops_everything(start, number, api_programs):
     running = start(QUOTAGATE_PROCESSES=api_programs).ready()
     family = running.family()
     assert len(family) >= 2
@@ -252,8 +254,8 @@ on_linux = pytest.mark.skipif(
 
 @on_linux
 @pytest.mark.parametrize("api_programs", ["1", "2"])
-def test_a_kill_leaves_no_orphan_and_the_next_start_finds_the_state(start, api_programs):
-    """A start right after the kill, while the children are still ending: nothing of theirs is in its way."""
+def test_kill_leaves_no_orphan_and_the_next_start_finds_the_state(start, api_programs):
+    """A start right after the kill succeeds, although the children are still ending."""
     running = start(QUOTAGATE_PROCESSES=api_programs).ready()
     running.set_ids_per_window(5)
     assert running.decide(1, 2, 3, 4, 5) == "admit"
@@ -270,8 +272,8 @@ def test_a_kill_leaves_no_orphan_and_the_next_start_finds_the_state(start, api_p
 
 @on_linux
 @pytest.mark.parametrize("slow", ["valkey-server", " serve "])
-def test_children_of_a_killed_run_that_take_their_time_are_waited_for(start, slow):
-    """Two stores on one file would ruin it, and an API that still ends holds the port."""
+def test_slow_children_of_a_killed_run_are_waited_for(start, slow):
+    """Two stores on one file would corrupt it, and an API that is still ending holds the port."""
     running = start().ready()
     running.set_ids_per_window(5)
     assert running.decide(1, 2, 3) == "admit"
@@ -280,8 +282,8 @@ def test_children_of_a_killed_run_that_take_their_time_are_waited_for(start, slo
     try:
         running.end(signal.SIGKILL)
         again = start()
-        eventually(lambda: "waiting for the programs of an earlier run to end" in again.said())
-        assert alive({held: slow}), "it is still there"
+        eventually(lambda: "waiting for the processes of an earlier run to end" in again.said())
+        assert alive({held: slow}), "it still exists"
         assert [pid for pid, line in again.family().items() if slow in line] == []
     finally:
         os.kill(held, signal.SIGCONT)
@@ -290,23 +292,23 @@ def test_children_of_a_killed_run_that_take_their_time_are_waited_for(start, slo
     assert again.decide(4, 5, 6) == "throttle"
 
 
-def test_children_that_never_end_are_named(tmp_path):
+def test_children_that_never_end_are_reported(tmp_path):
     os.close(home.lock_of_children(tmp_path, within_s=0))
     held = home.lock_of_children(tmp_path, within_s=0)
-    with pytest.raises(HomeTaken, match="an earlier `quotagate up` still run"):
+    with pytest.raises(HomeInUseError, match="an earlier `quotagate up` still run"):
         home.lock_of_children(tmp_path, within_s=0.1)
     os.close(held)
 
 
-def test_an_api_that_dies_is_started_again(start):
+def test_dead_api_is_started_again(start):
     running = start().ready()
     os.kill(running.one(" serve "), signal.SIGKILL)
     eventually(lambda: running.restarts("api") == [0.0])
-    # The listening socket is the supervisor's: a caller waits for the new API instead of being refused.
+    # The supervisor holds the listening socket, so a caller waits for the new API instead of being refused.
     assert httpx.get(f"{running.url}/health/live", timeout=20).is_success
 
 
-def test_one_of_two_apis_that_dies_is_started_again(start):
+def test_dead_api_of_two_is_started_again(start):
     running = start(QUOTAGATE_PROCESSES="2").ready()
     apis = [pid for pid, line in running.family().items() if " --counts " in line]
     assert len(apis) == 2
@@ -317,8 +319,8 @@ def test_one_of_two_apis_that_dies_is_started_again(start):
     assert running.decide(1) == "admit"
 
 
-def test_a_store_that_dies_comes_back_with_its_state(start):
-    """Killed twice: started again at once, then after half a second, and it says so. No charge is missing."""
+def test_dead_store_comes_back_with_its_state(start):
+    """Killed twice, it is started again at once, then after a logged half second. No charge is missing."""
     running = start().ready()
     running.set_ids_per_window(1_000)
     charged = 0
@@ -333,11 +335,11 @@ def test_a_store_that_dies_comes_back_with_its_state(start):
         assert (ids["observed"], ids["remaining"]) == (charged, 1_000 - charged)
     assert running.decide(*range(1, charged + 1)) == "admit"
     (ids,) = running.observed()["quotas"]
-    assert ids["observed"] == charged, "every id was known"
+    assert ids["observed"] == charged, "each id was known"
 
 
-def test_a_file_that_ends_in_the_middle_of_a_write_is_read_up_to_there(start):
-    """As a machine that lost its power leaves it: the last write is gone, all the others are there."""
+def test_truncated_file_is_read_up_to_its_last_complete_write(start):
+    """As after a power failure: the last write is lost, and all others remain."""
     running = start(QUOTAGATE_LOG="off").ready()  # so that the last write is a charge
     running.set_ids_per_window(10)
     for id_ in range(1, 6):
@@ -352,14 +354,14 @@ def test_a_file_that_ends_in_the_middle_of_a_write_is_read_up_to_there(start):
     assert again.observed()["quotas"][0]["observed"] == 4
 
 
-def test_two_do_not_share_a_home(start):
+def test_second_instance_with_the_same_home_is_refused(start):
     start().ready()
     second = start()
     assert second.up.wait(timeout=30) == 1
     assert "another `quotagate up`" in second.said()
 
 
-def test_a_taken_port_is_named(start, port):
+def test_port_in_use_is_reported(start, port):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
@@ -369,7 +371,7 @@ def test_a_taken_port_is_named(start, port):
     assert "QUOTAGATE_PORT" in refused.said()
 
 
-def test_a_path_too_long_for_a_socket_is_no_hindrance(tmp_path, port):
+def test_home_with_a_path_too_long_for_a_socket_works(tmp_path, port):
     running = Running(tmp_path / ("x" * 120), port)
     try:
         running.ready()

@@ -1,4 +1,4 @@
-"""Kafka's own numbers: each vector is a scenario that the oracle and the real HTTP API both go through."""
+"""Kafka's own numbers: each vector is a scenario that runs on both the oracle and the real HTTP API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.domain import sampled_rate
 from app.domain.ask import Ask
 from app.domain.digest import digest, spread
 from app.domain.entity import Entity
-from app.domain.ladder import Rules
+from app.domain.ladder import MatchingRules
 from app.domain.producer_ids import ProducerIds, Segment
 from app.domain.quota import Defaults, Layers
 from app.domain.quota_value import resolve
@@ -37,7 +37,7 @@ DRIVERS: Final = ("oracle", "http")
 
 
 class Vector(dict[str, Any]):
-    """One vector, as the file has it."""
+    """One vector of the file."""
 
     @property
     def id(self) -> str:
@@ -49,12 +49,12 @@ class Vector(dict[str, Any]):
         return [float(n) if "." in n else int(n) for n in found]
 
     def rate(self, **more: object) -> dict[str, object]:
-        """The quota's value in the vector's cfg: the limit (or the one given), samples, and what is more."""
+        """The quota's value from the vector's cfg: the limit (or the given one), samples, and more fields."""
         cfg = self["cfg"]
-        said = {"samples": cfg["samples"], "sample_ms": cfg["window_s"] * 1000}
+        value = {"samples": cfg["samples"], "sample_ms": cfg["window_s"] * 1000}
         if "quota" in cfg:
-            said["limit"] = cfg["quota"]
-        return {**said, **({"burst": cfg["burst"]} if "burst" in cfg else {}), **more}
+            value["limit"] = cfg["quota"]
+        return {**value, **({"burst": cfg["burst"]} if "burst" in cfg else {}), **more}
 
 
 @cache
@@ -72,7 +72,7 @@ def ids(via: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Quotagate:
-    """What a scenario asks: one driver, and how to get one that sums delays as KIP-124 does."""
+    """The driver of a scenario, and a way to get another that sums delays as KIP-124 does."""
 
     driver: Driver
     sequential: Callable[[], Driver]
@@ -84,7 +84,7 @@ FORMULAS: Final[dict[str, Callable[[Vector], None]]] = {}
 
 
 def scenario(*prefixes: str) -> Callable[[Scenario], Scenario]:
-    """This is what the HTTP vectors do whose ids are these, or begin with these and a dot."""
+    """Register the scenario of the HTTP vectors with these ids, or with ids that continue one after a dot."""
 
     def add(run: Scenario) -> Scenario:
         SCENARIOS.update({id_: run for id_ in ids("http") if id_.split(".")[0] in prefixes})
@@ -94,7 +94,7 @@ def scenario(*prefixes: str) -> Callable[[Scenario], Scenario]:
 
 
 def formula(*prefixes: str) -> Callable[[Callable[[Vector], None]], Callable[[Vector], None]]:
-    """The same for those of the domain."""
+    """Register the scenario of vectors of the domain."""
 
     def add(run: Callable[[Vector], None]) -> Callable[[Vector], None]:
         FORMULAS.update({id_: run for id_ in ids("domain") if id_.split(".")[0] in prefixes})
@@ -103,7 +103,7 @@ def formula(*prefixes: str) -> Callable[[Callable[[Vector], None]], Callable[[Ve
     return add
 
 
-def said(decision: dict[str, Any]) -> tuple[str, int]:
+def outcome(decision: dict[str, Any]) -> tuple[str, int]:
     return decision["decision"], decision["throttle_ms"]
 
 
@@ -124,7 +124,7 @@ def rates_and_delays_follow_the_limit(vector: Vector, quotagate: Quotagate) -> N
             continue
         at, value, throttle_ms, rate_after = row
         decision = driver.ask(at, {"produce_bytes": value}, principal=user)
-        assert said(decision) == delayed(throttle_ms)
+        assert outcome(decision) == delayed(throttle_ms)
         assert decision["quotas"][0]["observed"] == rate_after
 
 
@@ -160,14 +160,14 @@ def deny_waits_until_it_passes_and_not_as_long_as_the_formula_says(
     too_large, _, largest, value, at, again, then, wait = vector.numbers("here")
     driver.put(f"user={user}", {"consumer_byte_rate": vector.rate()})
     refused = driver.ask(at, {"fetch_bytes": too_large}, principal=user)
-    assert said(refused) == ("reject", 0)
+    assert outcome(refused) == ("reject", 0)
     assert refused["limited_by"]["largest"] == largest
-    assert said(driver.ask(at, {"fetch_bytes": value}, principal=user)) == ("admit", 0)
-    assert said(driver.ask(then, {"fetch_bytes": again}, principal=user)) == ("throttle", wait)
+    assert outcome(driver.ask(at, {"fetch_bytes": value}, principal=user)) == ("admit", 0)
+    assert outcome(driver.ask(then, {"fetch_bytes": again}, principal=user)) == ("throttle", wait)
     first_ms = vector["first_t_accepted_again"]
     assert then + wait == first_ms
-    assert said(driver.ask(first_ms - 1, {"fetch_bytes": again}, principal=user)) == ("throttle", 1)
-    assert said(driver.ask(first_ms, {"fetch_bytes": again}, principal=user)) == ("admit", 0)
+    assert outcome(driver.ask(first_ms - 1, {"fetch_bytes": again}, principal=user)) == ("throttle", 1)
+    assert outcome(driver.ask(first_ms, {"fetch_bytes": again}, principal=user)) == ("admit", 0)
 
 
 @scenario("C12")
@@ -177,7 +177,7 @@ def a_violation_is_delayed_at_least_a_millisecond(vector: Vector, quotagate: Quo
     expected = vector.numbers("here")[0] if "here" in vector else vector["expect_throttle_ms"]
     driver.put(f"user={user}", {"producer_byte_rate": vector.rate()})
     decision = driver.ask(at, {"produce_bytes": value}, principal=user)
-    assert said(decision) == delayed(expected)
+    assert outcome(decision) == delayed(expected)
     assert (decision["decision"] == "delay") == vector["violated"]
 
 
@@ -187,10 +187,10 @@ def a_rejected_fetch_charges_nothing(vector: Vector, quotagate: Quotagate) -> No
     too_large, largest, value, then = vector.numbers("here")
     driver.put(f"user={user}", {"consumer_byte_rate": vector.rate()})
     refused = driver.ask(0, {"fetch_bytes": too_large}, principal=user)
-    assert (*said(refused), refused["charged"]) == ("reject", 0, False)
+    assert (*outcome(refused), refused["charged"]) == ("reject", 0, False)
     assert refused["limited_by"]["largest"] == largest
     assert refused["quotas"][0]["observed"] == 0
-    assert said(driver.ask(then, {"fetch_bytes": value}, principal=user)) == ("admit", 0)
+    assert outcome(driver.ask(then, {"fetch_bytes": value}, principal=user)) == ("admit", 0)
 
 
 @scenario("C15")
@@ -199,7 +199,7 @@ def a_delayed_produce_stays_charged(vector: Vector, quotagate: Quotagate) -> Non
     numbers = vector.numbers("op")
     driver.put(f"user={user}", {"producer_byte_rate": vector.rate()})
     for value, at, throttle_ms in (numbers[:3], numbers[3:]):
-        assert said(driver.ask(at, {"produce_bytes": value}, principal=user)) == delayed(throttle_ms)
+        assert outcome(driver.ask(at, {"produce_bytes": value}, principal=user)) == delayed(throttle_ms)
 
 
 # Request rates
@@ -218,7 +218,7 @@ def a_request_delay_is_at_most_one_sample(vector: Vector, quotagate: Quotagate) 
     ones = [{"at_ms": at, "principal": user, "usage": {field: 1}} for field in ("requests", "produce_bytes")]
     for one, expected in zip(ones, (vector["expect_throttle_ms"], vector["uncapped_ms"]), strict=True):
         *_, last = driver.asks([one] * requests)
-        assert said(last) == delayed(expected)
+        assert outcome(last) == delayed(expected)
 
 
 @scenario("B06")
@@ -236,7 +236,7 @@ def delays_are_not_summed_unless_kip_124_is_asked_for(vector: Vector, quotagate:
     for driver, expected in ((quotagate.driver, longest_ms), (quotagate.sequential(), summed_ms)):
         driver.put(f"user={user}", quotas)
         decision = driver.ask(at, {"requests": requests, "produce_bytes": produced}, principal=user)
-        assert said(decision) == delayed(expected)
+        assert outcome(decision) == delayed(expected)
         assert decision["limited_by"]["quota"] == "producer_byte_rate"
     by_quota = {
         quota["quota"]: quota["throttle_ms"]
@@ -267,10 +267,10 @@ def deny_has_no_debt_and_record_has(vector: Vector, quotagate: Quotagate) -> Non
     value, burst, recorded, delay_ms, tokens, then, tokens_then = vector.numbers("here")
     driver.put(f"user={user}", {"controller_mutation_rate": vector.rate()})
     refused = driver.ask(0, {"mutations": value}, principal=user)
-    assert said(refused) == ("reject", 0)
+    assert outcome(refused) == ("reject", 0)
     assert refused["limited_by"]["largest"] == burst
     decision = driver.ask(0, {"mutations": recorded}, principal=user, mode="record")
-    assert said(decision) == delayed(delay_ms)
+    assert outcome(decision) == delayed(delay_ms)
     assert decision["quotas"][0]["remaining"] == tokens
     assert driver.shown(then, "mutations", principal=user)["remaining"] == tokens_then
 
@@ -284,7 +284,7 @@ def a_debt_waits_for_its_refill_alone(vector: Vector, quotagate: Quotagate) -> N
     refused = driver.ask(0, {"mutations": over}, principal=user)
     assert (refused["decision"], refused["limited_by"]["largest"]) == ("reject", burst)
     decision = driver.ask(0, {"mutations": value}, principal=user, mode="record")
-    assert said(decision) == delayed(wait_ms)
+    assert outcome(decision) == delayed(wait_ms)
     assert decision["quotas"][0]["remaining"] == tokens
 
 
@@ -296,8 +296,8 @@ def deny_passes_the_burst_and_not_one_more(vector: Vector, quotagate: Quotagate)
     driver.put(f"user={user}", {"controller_mutation_rate": vector.rate()})
     one = {"at_ms": 0, "principal": user, "usage": {"mutations": 1}}
     *passed, last = driver.asks([one] * (passing + 1))
-    assert {said(decision) for decision in passed} == {("admit", 0)}
-    assert said(last) == ("throttle", wait_ms)
+    assert {outcome(decision) for decision in passed} == {("admit", 0)}
+    assert outcome(last) == ("throttle", wait_ms)
 
 
 # Connections
@@ -311,9 +311,9 @@ def a_refused_connection_is_not_counted(vector: Vector, quotagate: Quotagate) ->
     one = {"at_ms": at, "ip": ip, "usage": {"connections": 1}}
     decisions = driver.asks([one] * connects)
     accepted, refused = decisions[: vector["expect_accepted"]], decisions[vector["expect_accepted"] :]
-    assert {(*said(d), d["charged"]) for d in accepted} == {("admit", 0, True)}
+    assert {(*outcome(d), d["charged"]) for d in accepted} == {("admit", 0, True)}
     wait_ms = vector["expect_first_reject_throttle_ms"]
-    assert {(*said(d), d["charged"]) for d in refused} == {("throttle", wait_ms, False)}
+    assert {(*outcome(d), d["charged"]) for d in refused} == {("throttle", wait_ms, False)}
 
 
 @scenario("D06")
@@ -324,11 +324,11 @@ def a_connection_delay_is_at_most_one_sample(vector: Vector, quotagate: Quotagat
         driver.put(f"{type_}={vector.id}", quotas)
         one = {"at_ms": at, type_: vector.id, "usage": {"connections": 1}}
         *_, last = driver.asks([one] * connection)
-        assert said(last) == delayed(vector["expect_delay_ms"])
+        assert outcome(last) == delayed(vector["expect_delay_ms"])
     user = vector.id
     driver.put(f"user={user}", {"producer_byte_rate": vector.rate(limit=vector["cfg"]["rate"])})
     decision = driver.ask(at, {"produce_bytes": connection}, principal=user)
-    assert said(decision) == delayed(vector["uncapped"])
+    assert outcome(decision) == delayed(vector["uncapped"])
 
 
 @scenario("D15")
@@ -341,9 +341,9 @@ def broker_and_listener_both_count_but_for_the_listener_between_brokers(
         driver.put(f"{type_}={name}", quotas)
     one = {"at_ms": 0, "broker": name, "listener": name, "usage": {"connections": 1}}
     decisions = driver.asks([one] * len(vector["expect_delay_ms"]))
-    assert [said(d) for d in decisions] == [delayed(ms) for ms in vector["expect_delay_ms"]]
+    assert [outcome(d) for d in decisions] == [delayed(ms) for ms in vector["expect_delay_ms"]]
     between = driver.ask(0, {"connections": 1}, broker=name, listener=INTER_BROKER)
-    assert (*said(between), between["applied"]) == ("admit", 0, 0)
+    assert (*outcome(between), between["applied"]) == ("admit", 0, 0)
     broker = driver.shown(0, "connections", broker=name)
     assert broker["observed"] * cfg["window_s"] == len(decisions)
 
@@ -357,9 +357,9 @@ def a_held_connection_is_asked_for_once_more(vector: Vector, quotagate: Quotagat
     driver.asks([{"at_ms": 0, "ip": ip, "usage": {"connections": 1}}] * like["expect_accepted"])
     held = [driver.ask(0, {"connections": 1}, ip=ip) for _ in range(2)]
     wait_ms = like["expect_first_reject_throttle_ms"]
-    assert [said(decision) for decision in held] == [("throttle", wait_ms)] * 2
+    assert [outcome(decision) for decision in held] == [("throttle", wait_ms)] * 2
     again = [driver.ask(wait_ms, {"connections": 1}, ip=ip, recheck=True) for _ in range(2)]
-    assert [said(decision) for decision in again] == [("admit", 0), ("reject", 0)]
+    assert [outcome(decision) for decision in again] == [("admit", 0), ("reject", 0)]
     assert "an ask with recheck is admitted if the rate then allows, else rejected" in vector["here"]
 
 
@@ -374,7 +374,7 @@ def spelled(entity: dict[str, str]) -> str:
 def entities_that_cannot_be_are_refused(vector: Vector, quotagate: Quotagate) -> None:
     (quota,) = re.findall(r"(\w+): (\d+)", vector["op"])
     for entity, error in vector["rows"]:
-        if entity:  # the empty one can only be sent through :alter
+        if entity:  # the empty entity can only be sent to :alter
             assert error == "INVALID_REQUEST"
             assert quotagate.driver.put(spelled(entity), {quota[0]: int(quota[1])}) == 422
     for type_, name in (("user", "user-1"), ("client-id", "user-1"), ("ip", "1.2.3.4")):
@@ -406,7 +406,7 @@ def a_patch_is_merged_key_by_key(vector: Vector, quotagate: Quotagate) -> None:
             assert len(found) == 3
         else:
             assert found is None
-    # removing what is not there is a no-op for :alter, and 404 for PATCH
+    # removing a missing quota is a no-op for :alter, and 404 for PATCH
     assert statuses == [201, 200, 200, 200, 204, 404, 201]
     assert driver.delete(entity) == 204
     assert driver.get(entity) is None
@@ -426,12 +426,15 @@ def known_ids_pass_whatever_the_rate(vector: Vector, quotagate: Quotagate) -> No
     driver.put(f"user={user}", ids_quota(limit, window_ms))
     step = window_ms // limit
     for n in range(limit):
-        assert said(driver.ask(n * step, {"producer_ids": [n]}, principal=user)) == ("admit", 0)
+        assert outcome(driver.ask(n * step, {"producer_ids": [n]}, principal=user)) == ("admit", 0)
     now = (limit - 1) * step
     for n in range(limit, limit + 20):
-        assert said(driver.ask(now, {"producer_ids": [n]}, principal=user)) == ("throttle", window_ms - now)
+        assert outcome(driver.ask(now, {"producer_ids": [n]}, principal=user)) == (
+            "throttle",
+            window_ms - now,
+        )
     seen = [{"at_ms": now, "principal": user, "usage": {"producer_ids": [n]}} for n in range(limit)]
-    assert {said(decision) for decision in driver.asks(seen * 10)} == {("admit", 0)}
+    assert {outcome(decision) for decision in driver.asks(seen * 10)} == {("admit", 0)}
 
 
 @scenario("A03")
@@ -442,9 +445,9 @@ def a_throttled_id_is_not_remembered(vector: Vector, quotagate: Quotagate) -> No
     driver.ask(0, {"producer_ids": list(range(limit))}, principal=user)
     for now in (1, 2, window_ms - 1):
         retried = driver.ask(now, {"producer_ids": ["late"]}, principal=user)
-        assert (*said(retried), retried["charged"]) == ("throttle", window_ms - now, False)
+        assert (*outcome(retried), retried["charged"]) == ("throttle", window_ms - now, False)
     admitted = driver.ask(window_ms, {"producer_ids": ["late"]}, principal=user)
-    assert (*said(admitted), admitted["quotas"][0]["observed"]) == ("admit", 0, 1)
+    assert (*outcome(admitted), admitted["quotas"][0]["observed"]) == ("admit", 0, 1)
 
 
 @scenario("A05")
@@ -460,12 +463,12 @@ def an_id_in_use_is_counted_once_and_a_silent_one_again(vector: Vector, quotagat
 
         times = range(0, end_ms + 1, every * 60_000)
         assert [charged(driver, users["busy"], 1, at) for at in times] == [1] + [0] * (len(times) - 1)
-        # the last layer begins no later than the last sight, so silence for a layer's life is always enough
+        # the last layer begins no later than the last use, so silence for a layer's lifetime is always enough
         assert charged(driver, users["busy"], 1, end_ms + policy.ttl_ms) == 1
         for name, silent_ms, again in (("known", policy.ttl_ms - 1, 0), ("gone", policy.ttl_ms, 1)):
             assert charged(driver, users[name], 1, 0) == 1
             assert charged(driver, users[name], 1, silent_ms) == again
-        # first seen as a layer closes: without a refresh it dies with that layer, with one it lives on
+        # first seen as a layer closes: it expires with that layer unless it is refreshed
         for name, again in (("left", 1), ("kept", 0)):
             assert charged(driver, users[name], 1, 0) == 1
             assert charged(driver, users[name], 2, policy.interval_ms - 1) == 1
@@ -484,14 +487,14 @@ def no_producer_id_is_never_counted(vector: Vector, quotagate: Quotagate) -> Non
     driver.put(f"user={user}", ids_quota(1, 3_600_000))
     for at in range(3):
         decision = driver.ask(at, {"producer_ids": [none]}, principal=user)
-        assert (*said(decision), decision["quotas"][0]["observed"]) == ("admit", 0, 0)
+        assert (*outcome(decision), decision["quotas"][0]["observed"]) == ("admit", 0, 0)
     driver.put(f"user={user}", ids_quota(0, 3_600_000))
-    assert said(driver.ask(9, {"producer_ids": [none]}, principal=user)) == ("admit", 0)
-    assert said(driver.ask(9, {"producer_ids": [1]}, principal=user)) == ("reject", 0)
+    assert outcome(driver.ask(9, {"producer_ids": [none]}, principal=user)) == ("admit", 0)
+    assert outcome(driver.ask(9, {"producer_ids": [1]}, principal=user)) == ("reject", 0)
 
 
 def charged(driver: Driver, user: str, id_: int, at_ms: int) -> float:
-    """How many ids an ask with this one is charged for."""
+    """The number of ids that an ask with this id is charged for."""
     before: float = driver.shown(at_ms, "producer_ids", principal=user)["observed"]
     after: float = driver.ask(at_ms, {"producer_ids": [id_]}, principal=user)["quotas"][0]["observed"]
     return after - before
@@ -506,7 +509,7 @@ def hours_ms(text: str) -> int:
 
 @formula("C09", "C10")
 def delays(vector: Vector) -> None:
-    """Kafka's formula; here it never goes below 0, though the bare one may."""
+    """Kafka's formula. Here the result is never below 0, which the bare formula allows."""
     expected = vector.numbers("here")[0] if "here" in vector else vector["expect_ms"]
     arguments = vector.numbers("op")
     assert sampled_rate.delay_ms(*arguments) == expected
@@ -518,7 +521,7 @@ def delays(vector: Vector) -> None:
 @formula("C19")
 def the_most_that_fits(vector: Vector) -> None:
     cfg = vector["cfg"]
-    most = sampled_rate.largest(cfg["quota"], cfg["samples"], cfg["window_s"] * 1000)
+    most = sampled_rate.largest_usage(cfg["quota"], cfg["samples"], cfg["window_s"] * 1000)
     assert most == vector["expect_max_value_in_window"]
 
 
@@ -531,7 +534,7 @@ def thread_time_in_percent(vector: Vector) -> None:
 
 @formula("A16")
 def strangers_in_several_layers(vector: Vector) -> None:
-    """So many full layers, each taking a stranger as seen with chance p: filled, and asked with strangers."""
+    """Fill several layers, each of which takes an unseen id as seen with chance p; ask with unseen ids."""
     hashes, blocks, strangers = 7, 64, 20_000
     for full, p, chance in vector["rows"]:
         load = load_at(p, hashes)
@@ -555,7 +558,7 @@ def strangers_in_several_layers(vector: Vector) -> None:
 
 
 def load_at(p: float, hashes: int) -> float:
-    """The load of a block at which a stranger is taken as seen with chance p, by bisection."""
+    """The load of a block at which an unseen id is taken as seen with chance p, found by bisection."""
     low, high = 0.0, 504.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -563,14 +566,14 @@ def load_at(p: float, hashes: int) -> float:
     return low
 
 
-# Running them
+# The tests
 
 
 @pytest.fixture(scope="module")
 def quotagates() -> Iterator[Callable[[str], Quotagate]]:
-    """Gives what a scenario asks, by the name of its driver; nodes are started when they are needed."""
+    """Returns the driver of a scenario by name. Nodes are started when needed."""
     with ExitStack() as stack:
-        rules = Rules(inter_broker_listener=INTER_BROKER)
+        rules = MatchingRules(inter_broker_listener=INTER_BROKER)
 
         @cache
         def node(combine: str) -> Driver:
@@ -592,13 +595,13 @@ def quotagates() -> Iterator[Callable[[str], Quotagate]]:
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("id_", ids("http"))
 def test_vector(id_: str, driver: str, quotagates: Callable[[str], Quotagate]) -> None:
-    """What Kafka answers is answered, to the millisecond; `here` where this project decides otherwise."""
+    """Answers equal Kafka's to the millisecond, or those in `here` where this project differs."""
     SCENARIOS[id_](vectors()[id_], quotagates(driver))
 
 
 @pytest.mark.parametrize("id_", ["F03", "F08"])
-def test_the_half_that_goes_through_alter(id_: str, quotagates: Callable[[str], Quotagate]) -> None:
-    """Entities are refused, the empty one too, and keys are merged one by one, as Kafka's request has it."""
+def test_vectors_of_alter(id_: str, quotagates: Callable[[str], Quotagate]) -> None:
+    """As in Kafka's request, wrong and empty entities are refused, and keys are merged one by one."""
     driver = quotagates("http").driver
     assert isinstance(driver, HttpDriver)
     vector = vectors()[id_]
@@ -619,13 +622,13 @@ def test_the_half_that_goes_through_alter(id_: str, quotagates: Callable[[str], 
 
 @pytest.mark.parametrize("id_", ids("domain"))
 def test_formula(id_: str) -> None:
-    """The formulas of `app.domain` give Kafka's numbers."""
+    """The formulas in `app.domain` give Kafka's numbers."""
     FORMULAS[id_](vectors()[id_])
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Callable[[str, str], service.Service]]:
-    """Gives the node of a validity and a fallback, under the caller's clock; one for each pair."""
+    """Returns a node under the caller's clock with this validity and fallback, one node for each pair."""
     with ExitStack() as stack:
 
         @cache
@@ -642,12 +645,12 @@ def nodes() -> Iterator[Callable[[str, str], service.Service]]:
 
 @pytest.mark.parametrize("id_", ids("volumes"))
 def test_volumes(id_: str, nodes: Callable[[str, str], service.Service]) -> None:
-    """What Strimzi's plugin makes of volumes is made of them, through the real API."""
+    """The real API derives the same factor from volumes as Strimzi's plugin."""
     VOLUMES[id_](vectors()[id_], nodes)
 
 
 def test_no_vector_is_left_out() -> None:
-    """What runs, each by its name, is what the file has, but for what is background."""
+    """The vectors that run, by id, are those of the file, except for background vectors."""
     http, domain, volumes, background = (ids(via) for via in ("http", "domain", "volumes", "background"))
     assert len(http) + len(domain) + len(volumes) + len(background) == len(vectors())
     assert set(SCENARIOS) == set(http)
@@ -657,8 +660,8 @@ def test_no_vector_is_left_out() -> None:
     say(f"{len(background)} are background: {', '.join(background)}")
 
 
-def test_the_vectors_are_the_given_ones() -> None:
-    """The copy in this repository is the file that was given."""
+def test_vectors_are_unchanged() -> None:
+    """The copy in this repository equals the original file."""
     if not GIVEN.exists():
         pytest.skip("the given file is not on this machine")
     assert FILE.read_bytes() == GIVEN.read_bytes()

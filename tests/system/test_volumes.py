@@ -1,4 +1,4 @@
-"""Volumes on real nodes: what a factor does to decisions, how nodes follow it, what it costs the store."""
+"""Volumes on real nodes: the effect of the throttle factor, how nodes follow it, and its cost."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import redis
 
 from tests import stores
-from tests.pushing import FULL, MINUTE, WELL, drill, factor, push, pushed, standing, volume
+from tests.pushing import FULL, MINUTE, WELL, drill, factor, push, pushed, volume, volumes_of
 from tests.service import Service, eventually
 
 EXCLUDED = ("topic-operator", "cruise control")
 FACTOR = {"quota": "throttle_factor", "entity": None, "bucket": None}
 SOON_S = 15.0
-"""A change is followed within a second; this is for a machine that is busy with other tests."""
+"""Nodes follow a change within a second; this also suits a machine that is busy with other tests."""
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def node() -> Iterator[Service]:
 
 @pytest.fixture
 def now(node: Service) -> int:
-    """A time at which nothing is left of what other tests pushed or began."""
+    """A time at which nothing that other tests pushed or began is in effect."""
     node.http.delete("/v1/volumes:drill")
-    at_ms = int(standing(node)["since_ms"]) + 1_000 * MINUTE
+    at_ms = int(volumes_of(node)["since_ms"]) + 1_000 * MINUTE
     push(node, WELL, at_ms=at_ms)
     return at_ms
 
@@ -46,7 +46,7 @@ def produced(
     return node.ask(principal=principal, usage=usage, at_ms=at_ms, **more)
 
 
-def test_factor_0_throttles_whoever_produces_whether_or_not_he_has_a_quota(node: Service, now: int):
+def test_factor_0_throttles_producers_with_or_without_a_quota(node: Service, now: int):
     node.put("user=limited", producer_byte_rate=1_000_000, request_rate=1_000)
     push(node, FULL, at_ms=now)
     held = {
@@ -66,7 +66,7 @@ def test_factor_0_throttles_whoever_produces_whether_or_not_he_has_a_quota(node:
     assert looked["quotas"][0]["observed"] == 0, "nothing was charged"
 
 
-def test_the_wait_is_until_the_next_check_but_a_second_at_least_and_an_interval_when_it_is_overdue(
+def test_wait_lasts_until_the_next_check_or_at_least_a_second_or_an_interval_if_overdue(
     node: Service, now: int
 ):
     push(node, FULL, at_ms=now)
@@ -75,7 +75,7 @@ def test_the_wait_is_until_the_next_check_but_a_second_at_least_and_an_interval_
     assert found == waits
 
 
-def test_what_a_factor_of_0_does_not_touch(node: Service, now: int):
+def test_factor_0_affects_only_asks_that_produce(node: Service, now: int):
     node.put("user=limited", producer_byte_rate=1_000_000)
     push(node, FULL, at_ms=now)
     for usage in (
@@ -97,7 +97,7 @@ def test_what_a_factor_of_0_does_not_touch(node: Service, now: int):
     assert produced(node, now, cluster_action=True)["limited_by"] == FACTOR
 
 
-def test_a_limit_of_0_rejects_before_the_factor_holds(node: Service, now: int):
+def test_limit_of_0_rejects_before_the_factor_applies(node: Service, now: int):
     node.put("user=none", producer_byte_rate=0)
     node.put("user=idle", request_rate=0)
     push(node, FULL, at_ms=now)
@@ -108,7 +108,7 @@ def test_a_limit_of_0_rejects_before_the_factor_holds(node: Service, now: int):
         assert (refused["charged"], refused["source"], refused["applied"]) == (False, "local", 1)
 
 
-def test_an_answer_that_was_kept_is_given_again_whatever_holds_now(node: Service, now: int):
+def test_kept_answer_is_repeated_under_any_factor(node: Service, now: int):
     node.put("user=retrying", producer_byte_rate=1_000_000)
     before = produced(node, now, principal="retrying", id="attempt-1")
     assert (before["decision"], before["charged"]) == ("admit", True)
@@ -119,12 +119,12 @@ def test_an_answer_that_was_kept_is_given_again_whatever_holds_now(node: Service
     assert produced(node, now + 2, principal="retrying", id="attempt-2")["decision"] == "admit"
 
 
-def test_a_batch_is_held_where_it_produces_and_nowhere_else(node: Service, now: int):
+def test_batch_is_throttled_only_in_asks_that_produce(node: Service, now: int):
     push(node, FULL, at_ms=now)
     asks = [
         {"principal": "alice", "usage": {kind: 1}, "at_ms": now} for kind in ("requests", "produce_bytes")
     ]
-    assert [said["decision"] for said in node.batch(asks * 2)] == ["admit", "throttle"] * 2
+    assert [decision["decision"] for decision in node.batch(asks * 2)] == ["admit", "throttle"] * 2
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_a_batch_is_held_where_it_produces_and_nowhere_else(node: Service, now: 
         (1_000_000, 0.123456, 123_456, (2_000_000, 3)),
     ],
 )
-def test_between_0_and_1_a_limit_is_multiplied(
+def test_factor_between_0_and_1_multiplies_the_limit(
     node: Service, now: int, limit: int, share: float, scaled: int, sizes: tuple[int, ...]
 ):
-    """A principal that is excluded has the multiplied limit as its own: both are told the same, always."""
+    """An excluded principal whose own limit is the multiplied one always gets the same answers."""
     node.put("user=scaled", producer_byte_rate=limit)
     node.put("user=topic-operator", producer_byte_rate=scaled)
     drill(node, share, 100 * MINUTE)
@@ -155,10 +155,10 @@ def test_between_0_and_1_a_limit_is_multiplied(
         delays.append(ours["throttle_ms"])
     assert delays[0] > 0
     recorded = produced(node, now + 5_000, 0, "scaled", mode="record", detail=True)
-    assert recorded["quotas"][0]["limit"] == limit, "work that is done is measured by the whole limit"
+    assert recorded["quotas"][0]["limit"] == limit, "recorded usage is measured by the full limit"
 
 
-def test_a_factor_slows_the_refill_of_a_token_bucket_and_leaves_its_burst(node: Service, now: int):
+def test_factor_slows_the_refill_of_a_token_bucket_but_not_its_burst(node: Service, now: int):
     quota = {"limit": 100, "algorithm": "token_bucket", "burst": 500, "enforcement": "deny"}
     node.put("user=bursting", producer_byte_rate=quota)
     drill(node, 0.1, 100 * MINUTE)
@@ -167,8 +167,8 @@ def test_a_factor_slows_the_refill_of_a_token_bucket_and_leaves_its_burst(node: 
     assert produced(node, now, 501, "bursting")["decision"] == "reject"
 
 
-def test_effective_limits_and_headers_tell_of_the_factor(node: Service, now: int):
-    node.put("user=told", producer_byte_rate=1_000, consumer_byte_rate=1_000)
+def test_effective_limits_and_headers_show_the_factor(node: Service, now: int):
+    node.put("user=shown", producer_byte_rate=1_000, consumer_byte_rate=1_000)
 
     def limits(principal: str) -> dict[str, float]:
         found = node.http.get("/v1/quotas:effective", params={"principal": principal, "at_ms": now}).json()
@@ -176,35 +176,35 @@ def test_effective_limits_and_headers_tell_of_the_factor(node: Service, now: int
 
     def policy() -> tuple[int, str]:
         query = {"produce_bytes": 1, "at_ms": now}
-        answer = node.http.get("/v1/check", params=query, headers={"X-Quotagate-Principal": "told"})
+        answer = node.http.get("/v1/check", params=query, headers={"X-Quotagate-Principal": "shown"})
         return answer.status_code, answer.headers.get("ratelimit-policy", "")
 
-    assert limits("told") == {"producer_byte_rate": 1_000, "consumer_byte_rate": 1_000}
+    assert limits("shown") == {"producer_byte_rate": 1_000, "consumer_byte_rate": 1_000}
     assert policy() == (200, '"producer_byte_rate";q=10000;w=10')
     drill(node, 0.25, MINUTE)
     node.put("user=topic-operator", producer_byte_rate=1_000)
-    assert limits("told") == {"producer_byte_rate": 250, "consumer_byte_rate": 1_000}
+    assert limits("shown") == {"producer_byte_rate": 250, "consumer_byte_rate": 1_000}
     assert limits("topic-operator") == {"producer_byte_rate": 1_000}
     assert policy() == (200, '"producer_byte_rate";q=2500;w=10')
     drill(node, 0, MINUTE)
-    assert limits("told") == {"producer_byte_rate": 0, "consumer_byte_rate": 1_000}
+    assert limits("shown") == {"producer_byte_rate": 0, "consumer_byte_rate": 1_000}
     status, _ = policy()
     assert status == 429
 
 
-def test_a_drill_holds_beside_the_source_and_ends_by_itself(node: Service, now: int):
+def test_drill_overrides_the_source_and_ends_by_itself(node: Service, now: int):
     push(node, FULL, at_ms=now)
     began = drill(node, 1, 5_000)["drill"]["since_ms"]
-    assert began == now, "the newest time that anybody told"
-    assert produced(node, now + 4_999)["decision"] == "admit", "a drill holds whatever the volumes say"
+    assert began == now, "the newest time of any request"
+    assert produced(node, now + 4_999)["decision"] == "admit", "a drill applies whatever the volumes are"
     assert produced(node, now + 5_000)["limited_by"] == FACTOR
 
 
-def test_metrics_of_volumes_come_and_go_with_them(node: Service, now: int):
+def test_metrics_of_volumes_appear_and_disappear_with_them(node: Service, now: int):
     def metrics() -> dict[str, float]:
         lines = node.http.get("/metrics").text.splitlines()
-        told = (line.rpartition(" ") for line in lines if line.startswith("quotagate_"))
-        return {name.removeprefix("quotagate_"): float(value) for name, _, value in told}
+        samples = (line.rpartition(" ") for line in lines if line.startswith("quotagate_"))
+        return {name.removeprefix("quotagate_"): float(value) for name, _, value in samples}
 
     before = metrics()
     push(node, FULL, volume("2", 500), {**volume("2", None, "/other"), "total_bytes": None}, at_ms=now)
@@ -227,7 +227,7 @@ def test_metrics_of_volumes_come_and_go_with_them(node: Service, now: int):
     found = metrics()
     assert found["throttle_factor"] == 0.5
     fallbacks = "throttle_factor_fallback_total"
-    assert found[fallbacks] == before[fallbacks] + 1, "counted by whoever looks first"
+    assert found[fallbacks] == before[fallbacks] + 1, "counted at the first ask after it"
 
 
 @pytest.mark.parametrize(
@@ -238,12 +238,12 @@ def test_metrics_of_volumes_come_and_go_with_them(node: Service, now: int):
         ({"QUOTAGATE_VOLUME_SOURCE": "", "QUOTAGATE_VOLUME_MIN_AVAILABLE_BYTES": ""}, MINUTE),
     ],
 )
-def test_where_nothing_is_observed_a_drill_alone_makes_a_factor(settings: dict[str, str], wait_ms: int):
+def test_only_a_drill_makes_a_factor_without_observations(settings: dict[str, str], wait_ms: int):
     fallback = {"QUOTAGATE_VOLUME_FALLBACK_FACTOR": "0"}
     with pushed(environment={**fallback, **settings}) as node:
         at_ms = 1_000_000
         assert produced(node, at_ms)["decision"] == "admit"
-        shown = standing(node, at_ms + 1_000 * MINUTE)
+        shown = volumes_of(node, at_ms + 1_000 * MINUTE)
         assert (shown["factor"], shown["valid_until_ms"], shown["next_check_ms"]) == (1, None, None)
         began = drill(node, 0, 5_000)["drill"]
         held = [produced(node, at)["throttle_ms"] for at in (began["since_ms"], began["until_ms"] - 1)]
@@ -251,8 +251,8 @@ def test_where_nothing_is_observed_a_drill_alone_makes_a_factor(settings: dict[s
         assert produced(node, began["until_ms"])["decision"] == "admit"
 
 
-def test_ids_that_are_held_are_refreshed_but_not_by_a_look(node: Service, now: int):
-    """Ids stay remembered 12 s without a refresh, and charges count for 9 s; the factor is 0 for a minute."""
+def test_throttled_ids_are_refreshed_but_not_by_a_peek(node: Service, now: int):
+    """Ids are remembered 12 s without a refresh, and charges count for 9 s; the factor is 0 for a minute."""
     node.put("user=ids", producer_ids_rate={"limit": 3, "window_ms": 9_000})
     node.ask(principal="ids", usage={"producer_ids": [1, 2, 3]}, at_ms=now)
     push(node, FULL, at_ms=now)
@@ -263,18 +263,22 @@ def test_ids_that_are_held_are_refreshed_but_not_by_a_look(node: Service, now: i
         assert looked["limited_by"] == FACTOR
     lifted = now + 60_001
     push(node, WELL, at_ms=lifted)
-    # Of three new ids each is one too many, once the quota is used up; those that are remembered are free.
+    # Three new ids use up the quota. Then each further new id is too many, but remembered ids are free.
     assert (
         node.ask(principal="ids", usage={"producer_ids": [11, 12, 13]}, at_ms=lifted)["decision"] == "admit"
     )
     seen = {id_: node.ask(principal="ids", usage={"producer_ids": [id_]}, at_ms=lifted) for id_ in (1, 2, 3)}
-    assert {id_: said["decision"] for id_, said in seen.items()} == {1: "admit", 2: "admit", 3: "throttle"}
+    assert {id_: decision["decision"] for id_, decision in seen.items()} == {
+        1: "admit",
+        2: "admit",
+        3: "throttle",
+    }
 
 
-def test_a_held_ask_costs_no_call_and_a_scaled_one_no_more_than_another(node: Service, now: int):
+def test_ask_at_factor_0_costs_no_call_and_a_scaled_one_costs_no_more(node: Service, now: int):
     node.put("user=counted", producer_byte_rate=1e12)
 
-    times = count(now)  # a drill begins at the newest of them
+    times = count(now)  # a drill begins at the newest of these times
 
     def calls(**more: Any) -> int:
         before = _calls(node)
@@ -290,7 +294,7 @@ def test_a_held_ask_costs_no_call_and_a_scaled_one_no_more_than_another(node: Se
     assert calls() == 0
     node.put("user=counted", producer_byte_rate=1e12, producer_ids_rate=1_000)
     assert calls(usage={"producer_ids": []}) == 0, "no id, nothing to refresh"
-    assert calls(usage={"producer_ids": [1]}) <= 100, "one refresh each, beside the answers"
+    assert calls(usage={"producer_ids": [1]}) <= 100, "one refresh each, after the answers"
 
 
 def _calls(node: Service) -> int:
@@ -300,7 +304,7 @@ def _calls(node: Service) -> int:
 
 
 def test_two_nodes_follow_a_push_and_a_drill_and_fall_back_by_themselves():
-    """By the store's clock, with a validity that ends while one looks."""
+    """Under the store's clock, with a validity that ends during the test."""
     short = {
         "QUOTAGATE_VOLUME_CHECK_INTERVAL": "PT4S",
         "QUOTAGATE_VOLUME_VALIDITY": "PT4S",
@@ -317,7 +321,7 @@ def test_two_nodes_follow_a_push_and_a_drill_and_fall_back_by_themselves():
         assert held["limited_by"] == FACTOR
         assert 1_000 <= held["throttle_ms"] <= 4_000
         push(other, WELL)
-        assert other.ask(**ask)["decision"] == "admit", "who took it decides by it at once"
+        assert other.ask(**ask)["decision"] == "admit", "the node that took the push decides by it at once"
         for node in (one, other):
             eventually(partial(_fell_back, node), within_s=60)
             metrics = node.http.get("/metrics").text
@@ -330,7 +334,7 @@ def test_two_nodes_follow_a_push_and_a_drill_and_fall_back_by_themselves():
         assert [bool(change["after"]) for change in who] == [False, True]
 
 
-def test_a_store_that_is_killed_while_the_factor_is_0():
+def test_killed_store_leaves_factor_0_in_force():
     with stores.server("valkey") as store, pushed(callers=False, store_url=store.url) as node:
         node.put("user=alice", producer_byte_rate=1_000_000)
         push(node, FULL)
@@ -339,24 +343,24 @@ def test_a_store_that_is_killed_while_the_factor_is_0():
         store.kill()
         for _ in range(20):
             assert _throttled(node.ask(**ask))["limited_by"] == FACTOR
-        assert factor(node) == 0.0, "what the node holds to"
+        assert factor(node) == 0.0, "the node keeps the factor"
         refused = node.http.post("/v1/volumes", json={"volumes": [WELL]})
         assert refused.status_code == 503
         assert node.http.post("/v1/volumes:drill", json={"factor": 1, "for_ms": 1}).status_code == 503
-        began, told = reversed(node.http.get("/v1/quotas:history?entity=throttle_factor").json()["changes"])
-        assert (began["before"], told["after"]) == (None, None)
-        assert told["reason"].startswith("the drill did not begin: ")
-        store.start()  # empty: nothing of it was kept
+        began, failed = reversed(node.http.get("/v1/quotas:history?entity=throttle_factor").json()["changes"])
+        assert (began["before"], failed["after"]) == (None, None)
+        assert failed["reason"].startswith("the drill did not begin: ")
+        store.start()  # empty, because it keeps nothing on disk
         store.until_it_answers()
         assert node.ask(**ask)["limited_by"] == FACTOR
         eventually(lambda: _recorded(store.url), within_s=SOON_S)
-        assert factor(node) == 0.0, "what it lost is written again by who knows"
+        assert factor(node) == 0.0, "the node writes the lost record again"
         push(node, WELL)
         eventually(lambda: node.ask(**ask)["source"] == "store", within_s=SOON_S)
 
 
-def _throttled(said: dict[str, Any]) -> dict[str, Any]:
-    return said if said["decision"] == "throttle" else {}
+def _throttled(decision: dict[str, Any]) -> dict[str, Any]:
+    return decision if decision["decision"] == "throttle" else {}
 
 
 def _fell_back(node: Service) -> bool:

@@ -1,4 +1,4 @@
-"""No test gives the store seconds: a node is right on a busy machine by itself, and tests are to see it."""
+"""No test raises the store budget to seconds: a node must be right on a busy machine without that."""
 
 from __future__ import annotations
 

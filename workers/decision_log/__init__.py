@@ -1,1 +1,1 @@
-"""The decision log at rest: batches from the store become Parquet, compacted and kept for a while."""
+"""The writer of the decision log: writes batches to Parquet, merges the files, and removes old ones."""

@@ -1,8 +1,8 @@
-"""Merging the small files of an hour that is over, so that readers open few, and removing what they held.
+"""Merges the small files of past hours, so that readers open few, and removes what was merged.
 
-A merged file says in its metadata which files it holds. It is in place before one of them is removed, and
-they stay a while, for readers that have listed them; until then readers drop the rows that stand twice. So a
-merge can end at any moment, and two can be under way, without a row that is lost.
+A merged file lists in its metadata the files that it was made from. Those are removed a while after it is in
+place, because readers may have listed them; meanwhile readers drop the duplicate rows. So no row is lost if a
+merge is cut short, or if two run at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.decision_log.schema import (
     IDENTITY,
     SCHEMA,
     SUFFIX,
-    BadFile,
+    BadFileError,
     as_now,
     blaming,
     columns_of,
@@ -36,10 +36,10 @@ from workers.decision_log.schema import (
 
 MERGED: Final = "merged-"
 HOLDS: Final = b"quotagate.holds"
-"""Under this key of a merged file's metadata stand the names of the files whose rows it holds, as JSON."""
+"""The key of a merged file's metadata that holds the names of the files that it merged, as JSON."""
 
 SETTLED_MS: Final = 5 * 60_000
-"""How long after its end an hour is merged: late batches have come by then."""
+"""How long after its end an hour is merged, so that late batches are in."""
 
 STAY_S: Final = 600.0
 LARGE: Final = 64 * 1024 * 1024
@@ -50,11 +50,11 @@ log = structlog.get_logger("quotagate.log")
 
 
 class Compactor:
-    """Merges the hours of a folder.
+    """Merges the files of each hour of a folder.
 
     Args:
-        stay_s: how long files stay beside the merged one that holds them, and half-written ones at all.
-        large: bytes from which a file is not small any more, and of what is merged into one.
+        stay_s: how long files stay after they were merged, and half-written ones after their last write.
+        large: the size in bytes from which a file is not merged any more, and which merged files aim at.
     """
 
     def __init__(self, folder: Folder, *, stay_s: float = STAY_S, large: int = LARGE) -> None:
@@ -62,17 +62,17 @@ class Compactor:
         self._stay_ms = stay_s * 1000
         self._large = large
         self._bad: set[str] = set()
-        """What could not be read: said once, and left as it is."""
+        """Files that could not be read: each is logged once, and left as it is."""
 
     def compact(self, now_ms: int, over: Callable[[], bool] = lambda: False) -> int:
-        """Merge what can be merged, and remove what is held elsewhere; how many files were merged.
+        """Merge files, and remove those that were merged earlier; return how many were merged.
 
         Args:
             now_ms: the store's time.
-            over: says whether to end before it is done.
+            over: returns whether to stop early.
 
         Raises:
-            OSError: the folder does not take it; what is done is done.
+            OSError: the folder cannot be written; the merges made so far stay.
         """
         merged = 0
         for hour, files in sorted(self._folder.hours().items()):
@@ -84,7 +84,7 @@ class Compactor:
                     return merged
                 try:
                     merge(self._folder, partition(hour), group)
-                except BadFile as bad:
+                except BadFileError as bad:
                     self._say(bad)
                 else:
                     merged += len(group)
@@ -97,7 +97,7 @@ class Compactor:
                 self._folder.remove(file.path)
 
     def _small(self, files: Sequence[fs.FileInfo], now_ms: int) -> list[fs.FileInfo]:
-        """The small files that no merged one holds, after those are removed that have stayed long enough."""
+        """Return the small files not merged yet; also remove files that were merged long enough ago."""
         whole = [file for file in files if readable(file.base_name)]
         if len(whole) < 2:
             return []
@@ -119,7 +119,7 @@ class Compactor:
         ]
 
     def _groups(self, files: Sequence[fs.FileInfo]) -> Iterator[list[fs.FileInfo]]:
-        """Files that together make a large one, two or more."""
+        """Yield groups of two or more files that together make a large one."""
         group: list[fs.FileInfo] = []
         for file in files:
             group.append(file)
@@ -130,39 +130,39 @@ class Compactor:
             yield group
 
     def _holds(self, file: fs.FileInfo) -> set[str] | None:
-        """Which files it holds; None if it is gone, or none of ours: then it stays as it is."""
+        """The names of the files that it was merged from; None if it is gone, or not a file of ours."""
         if file.path in self._bad:
             return None
         try:
             return held_by(file.path, footer(file.path, self._folder.filesystem))
         except FileNotFoundError:
             return None
-        except BadFile as bad:
+        except BadFileError as bad:
             self._say(bad)
             return None
 
-    def _say(self, bad: BadFile) -> None:
+    def _say(self, bad: BadFileError) -> None:
         self._bad.add(bad.path)
-        log.warning("a file of the decision log is left as it is", why=self._folder.told(bad))
+        log.warning("a file of the decision log is left as it is", why=self._folder.redact(bad))
 
     def _stayed(self, file: fs.FileInfo, now_ms: int) -> bool:
         return file.mtime is not None and file.mtime.timestamp() * 1000 <= now_ms - self._stay_ms
 
 
 def held_by(path: str, said: pq.FileMetaData) -> set[str]:
-    """The names of the files whose rows a file holds, none but for a merged one.
+    """The names of the files that a file was merged from; empty for any other file.
 
     Raises:
-        BadFile: what it says are no names.
+        BadFileError: its metadata has something other than names there.
     """
     return set(texts_of(path, said.metadata, HOLDS, "the names of files"))
 
 
 def merge(folder: Folder, inside: str, files: Sequence[fs.FileInfo]) -> None:
-    """Put a file in place with the rows of several, and none twice that the writer wrote twice.
+    """Write one file with the rows of several; rows that the writer wrote twice are in it once.
 
     Raises:
-        BadFile: one cannot be read; nothing is in place then.
+        BadFileError: a file cannot be read; nothing was written.
     """
     holds = json.dumps([file.base_name for file in files]).encode()
     made_by = frozenset[str]().union(
@@ -188,17 +188,17 @@ def merge(folder: Folder, inside: str, files: Sequence[fs.FileInfo]) -> None:
 
 
 class _Taken:
-    """The rows of earlier files: of each batch its first to last place, if none is missing between.
+    """The rows of earlier files: for each batch its first and last place, if all places in between are there.
 
-    So the writer leaves a batch. Of others nothing is known, and their rows are kept: a row that stands twice
-    is one to every reader, but one that is left out is lost.
+    The writer leaves batches like that. Rows of other batches are all kept: readers drop a duplicate row, but
+    a row that is left out is lost.
     """
 
     def __init__(self) -> None:
         self._known = EDGES.empty_table()
 
     def fresh(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are not known."""
+        """The rows that earlier files do not have."""
         at = compute.index_in(rows["batch"], value_set=self._known["batch"].combine_chunks())
         first, last = (self._known[edge].combine_chunks().take(at) for edge in ("first", "last"))
         place = rows["place"]
@@ -206,7 +206,7 @@ class _Taken:
         return rows.filter(compute.invert(compute.fill_null(known, False)))
 
     def add(self, rows: Sequence[pa.RecordBatch]) -> None:
-        """Know the rows of one file."""
+        """Add the rows of one file."""
         if not rows:
             return
         by_batch = pa.Table.from_batches(rows).group_by("batch")
@@ -218,7 +218,7 @@ class _Taken:
 
 
 def _rows(folder: Folder, path: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, some at a time, in our columns alone."""
+    """Yield the rows of a file in parts, with only the columns of the log."""
     with blaming(path), pq.ParquetFile(path, filesystem=folder.filesystem) as file:
         for rows in file.iter_batches(ROWS_OF_A_GROUP, columns=columns_of(file.schema_arrow)):
             yield from as_now(rows).to_batches()

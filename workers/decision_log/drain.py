@@ -1,4 +1,4 @@
-"""The writer's loop: batches from the stream gather, go into files, and only then leave the stream."""
+"""The writer's loop: reads batches from the stream, writes them to files, then acknowledges them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import structlog
 
-from app.place import NoPlace
+from app.decision_log.stream import StreamEntry, StreamReader
+from app.storage_location import InvalidLocationError
 from app.store.port import StoreError
 from workers.decision_log.flush import Flush
 from workers.decision_log.folder import Folder, reason
-from workers.decision_log.stream import Entry, Stream
 
 PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""How long to wait before each further attempt at a folder that takes nothing; the last one is repeated."""
+"""How long to wait before each retry when the folder cannot be written; the last one repeats."""
 
 STORE_PAUSES_S: Final = (0.05, 0.1, 0.5, 2.0)
-"""The same, before each further attempt at the store."""
+"""The same, when the store does not answer."""
 
 WAIT_MS: Final = 500
-"""How long one call waits for new batches: also how long a stop waits for it."""
+"""How long one call waits for new batches, and so how long a stop may take."""
 
 FIRST_AT_ONCE: Final = 16
 MOST_AT_ONCE: Final = 200
-"""Batches in one call, before it is known how large they are, and after."""
+"""Batches in one call, before their size is known, and after."""
 
 log = structlog.get_logger("quotagate.log")
 
 
 class Limits(NamedTuple):
-    """When what has gathered is written: as soon as one of these is reached.
+    """The collected batches are written as soon as one of these is reached.
 
     Attributes:
-        packed: bytes, as they lie in the stream; in memory they are some ten times as many while written.
+        packed: bytes, as in the stream; while they are written, they take about ten times as much memory.
     """
 
     rows: int = 50_000
@@ -51,19 +51,19 @@ LIMITS: Final = Limits()
 
 
 class Drain:
-    """Takes batches out of the stream, for one who leads.
+    """Moves batches from the stream to files, for the worker that leads.
 
-    At most two lots are in memory, one that gathers and one that is written; if no more can be written no
-    more is read, and the stream fills up to its own bound.
+    At most two lots are in memory: one is collected while the other is written. If nothing can be written,
+    nothing more is read, and the stream fills up to its own bound.
 
     Attributes:
-        error: why the folder takes nothing, in one word; empty if it does.
-        failures: how often it did not; taken by whoever reports them.
+        error: why the folder cannot be written, in one word; empty if it can.
+        failures: how often it could not be written since the last report.
     """
 
     def __init__(
         self,
-        stream: Stream,
+        stream: StreamReader,
         folder: Folder,
         limits: Limits = LIMITS,
         clock: Callable[[], float] = time.monotonic,
@@ -76,23 +76,23 @@ class Drain:
         self._limits = limits
         self._clock = clock
         self._pauses_s = pauses_s
-        self._held: list[Entry] = []
+        self._held: list[StreamEntry] = []
         self._rows = self._packed = 0
         self._largest = 0
-        """The largest entry so far, by which is judged how many more fit."""
+        """The largest entry so far; an estimate for how many more fit."""
         self._since = 0.0
         self._flush: Flush | None = None
         self._failed = 0
         self._again_at = 0.0
         self._done: list[tuple[bytes, int, int]] = []
-        """What is in files, and the store does not know yet."""
+        """Entries that are in files and not acknowledged yet."""
 
     async def run(self, over: asyncio.Event) -> None:
-        """Go on until it is over."""
+        """Run until ``over`` is set."""
         failed = 0
         while not over.is_set():
             try:
-                await self._tell()
+                await self._acknowledge()
                 if not self._full:
                     await self._take()
             except StoreError as error:
@@ -115,16 +115,16 @@ class Drain:
                 await wait(over, self._again_at - self._clock())
 
     async def finish(self) -> None:
-        """Write what has gathered, unless that fails: then it stays in the stream for the next leader."""
-        for _ in range(2):  # what is being written, and what gathered behind it
-            if self.error:  # to find an object store away takes a dozen seconds
+        """Write what was collected. If that fails, it stays in the stream for the next leader."""
+        for _ in range(2):  # the lot being written, and the one collected behind it
+            if self.error:  # an object store that is away takes a dozen seconds to fail
                 break
             if self._flush is None and self._held:
                 self._begin()
             if self._flush is not None:
                 await self._write(self._flush)
         with contextlib.suppress(StoreError):
-            await self._tell()
+            await self._acknowledge()
 
     @property
     def _full(self) -> bool:
@@ -155,7 +155,7 @@ class Drain:
     async def _write(self, flush: Flush) -> None:
         try:
             await asyncio.to_thread(flush.write, self._folder)
-        except (OSError, pa.ArrowException, NoPlace) as error:
+        except (OSError, pa.ArrowException, InvalidLocationError) as error:
             self._cannot(error)
             return
         if self.error:
@@ -165,7 +165,7 @@ class Drain:
         self._done += flush.done
 
     def _cannot(self, error: Exception) -> None:
-        """Note that the folder takes nothing, and when to try again; said when the reason is another."""
+        """Note that the folder cannot be written, and when to retry; log the reason when it changes."""
         self.failures += 1
         self._again_at = self._clock() + self._pauses_s[min(self._failed, len(self._pauses_s) - 1)]
         self._failed += 1
@@ -175,18 +175,18 @@ class Drain:
                 "the decision log cannot be written; its batches wait in the store",
                 folder=self._folder.name,
                 reason=self.error,
-                why=self._folder.told(error),
+                why=self._folder.redact(error),
             )
 
-    async def _tell(self) -> None:
-        """Tell the store what is in files: only then do batches leave the stream."""
+    async def _acknowledge(self) -> None:
+        """Acknowledge the entries that are in files: only then do they leave the stream."""
         if self._done:
             await self._stream.done(self._done)
             self._done = []
 
 
 async def wait(over: asyncio.Event, seconds: float) -> None:
-    """Wait so long, or until it is over."""
+    """Wait this long, or until ``over`` is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(seconds, 0.0)):
             await over.wait()

@@ -1,4 +1,4 @@
-"""Which secrets made the digests of a file: their fingerprints, in the file's metadata."""
+"""The fingerprints of the secrets that made the digests in a file, kept in its metadata."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 from workers.decision_log.schema import texts_of
 
 KEY: Final = b"quotagate.secrets"
-"""Under this key of a file's metadata stand the fingerprints, as JSON; older files do not say any."""
+"""The key of a file's metadata that holds the fingerprints, as JSON; older files have none."""
 
 
 def with_secrets(schema: pa.Schema, secrets: Iterable[str]) -> pa.Schema:
-    """A schema whose metadata says the secrets too, if any is known."""
+    """A schema with the fingerprints of these secrets in its metadata, if there are any."""
     said = sorted(secrets)
     if not said:
         return schema
@@ -23,9 +23,9 @@ def with_secrets(schema: pa.Schema, secrets: Iterable[str]) -> pa.Schema:
 
 
 def secrets_of(path: str, metadata: Mapping[bytes, bytes] | None) -> frozenset[str]:
-    """The fingerprints that a file says, none for an older one.
+    """The fingerprints in a file's metadata; empty for a file of an older version.
 
     Raises:
-        BadFile: what stands there are none.
+        BadFileError: it holds something else.
     """
     return frozenset(texts_of(path, metadata, KEY, "fingerprints of secrets"))

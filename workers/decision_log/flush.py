@@ -1,4 +1,4 @@
-"""Batches on their way into files, one file for each hour, and aside those that cannot be read."""
+"""Writes batches to files, one for each hour; sets aside batches that cannot be read."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 import pyarrow as pa
 import structlog
 
-from app.store.decision_log import Batch
+from app.decision_log.batch import Batch
+from app.decision_log.stream import StreamEntry
 from workers.decision_log.fingerprints import with_secrets
 from workers.decision_log.folder import Folder
-from workers.decision_log.rows import Unreadable, decode, table
+from workers.decision_log.rows import UnreadableError, decode, table
 from workers.decision_log.schema import HOUR_MS, SUFFIX, partition
-from workers.decision_log.stream import Entry
 
 UNREADABLE: Final = "_unreadable"
-"""The folder beside the rows with the batches that could not be read, as the nodes left them."""
+"""The folder for batches that could not be read, as the nodes sent them."""
 
 BATCH: Final = ".batch"
 
@@ -26,26 +26,28 @@ log = structlog.get_logger("quotagate.log")
 
 
 class Flush:
-    """Some entries, made into files once; when writing fails it goes on later, with the same names.
+    """Entries of the stream, converted to files once.
+
+    If writing fails, the next call continues with the same file names.
 
     Args:
-        name: of its files, and of no others.
+        name: a unique name for its files.
 
     Attributes:
-        done: of each entry its id, the rows written and the rows unreadable.
+        done: for each entry its id, how many of its rows were written, and how many could not be read.
     """
 
-    def __init__(self, entries: Sequence[Entry], name: str) -> None:
+    def __init__(self, entries: Sequence[StreamEntry], name: str) -> None:
         self.entries = entries
         self.done: list[tuple[bytes, int, int]] = []
         self._name = name
         self._left: list[tuple[str, str, pa.Table | bytes]] | None = None
 
     def write(self, folder: Folder) -> None:
-        """Put into place what is not in place yet.
+        """Write the files that were not written yet.
 
         Raises:
-            OSError: the folder does not take it; the next call goes on.
+            OSError: the folder cannot be written; the next call continues.
         """
         if self._left is None:
             self._left = list(self._files())
@@ -56,14 +58,14 @@ class Flush:
     def _files(self) -> Iterator[tuple[str, str, pa.Table | bytes]]:
         """Folder, name and content of each file."""
         tables = []
-        unreadable: list[tuple[Entry, Unreadable]] = []
+        unreadable: list[tuple[StreamEntry, UnreadableError]] = []
         secrets: set[str] = set()
         self.done = []
         for entries in _some(self.entries):
             found, rows = _read(entries)
             tables.append(rows)
             secrets |= {batch.secret for _, batch in found if isinstance(batch, Batch) and batch.secret}
-            unreadable += [(entry, why) for entry, why in found if isinstance(why, Unreadable)]
+            unreadable += [(entry, why) for entry, why in found if isinstance(why, UnreadableError)]
             self.done += [
                 (entry.id, len(batch.rows), 0) if isinstance(batch, Batch) else (entry.id, 0, entry.rows)
                 for entry, batch in found
@@ -72,7 +74,7 @@ class Flush:
             made_by = with_secrets(part.schema, secrets)
             yield inside, f"{self._name}{SUFFIX}", part.replace_schema_metadata(made_by.metadata)
         for entry, _ in unreadable:
-            if entry.packed:  # else somebody removed it from the stream, and there is nothing to keep
+            if entry.packed:  # else somebody removed it from the stream, so there is nothing to keep
                 yield UNREADABLE, f"{entry.id.decode()}{BATCH}", entry.packed
         if unreadable:
             first, why = unreadable[0]
@@ -85,9 +87,9 @@ class Flush:
             )
 
 
-def _some(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Entries of a bounded number of rows: as Python's objects they take three times what columns do."""
-    some: list[Entry] = []
+def _some(entries: Sequence[StreamEntry]) -> Iterator[list[StreamEntry]]:
+    """Split entries into lots: as Python objects, rows take three times the memory of columns."""
+    some: list[StreamEntry] = []
     rows = 0
     for entry in entries:
         some.append(entry)
@@ -99,43 +101,45 @@ def _some(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield some
 
 
-def _read(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, Batch | Unreadable]], pa.Table]:
-    """Each entry with its batch or why it cannot be read, and the rows of those that can."""
+def _read(
+    entries: Sequence[StreamEntry],
+) -> tuple[list[tuple[StreamEntry, Batch | UnreadableError]], pa.Table]:
+    """Return each entry with its batch, or why it cannot be read; and the rows of all readable batches."""
     found = [(entry, _decoded(entry)) for entry in entries]
     try:
         return found, table([batch for _, batch in found if isinstance(batch, Batch)])
-    except Unreadable:  # one of them has what no column takes
+    except UnreadableError:  # one of them has a value that does not fit its column
         found = [(entry, _alone(batch)) for entry, batch in found]
         return found, table([batch for _, batch in found if isinstance(batch, Batch)])
 
 
-def read(entry: Entry) -> Batch | Unreadable:
-    """The batch of an entry, if its rows fit into columns, or why it cannot be read."""
+def read(entry: StreamEntry) -> Batch | UnreadableError:
+    """The batch of an entry, or the reason if it cannot be read or its rows do not fit the columns."""
     return _alone(_decoded(entry))
 
 
-def _decoded(entry: Entry) -> Batch | Unreadable:
+def _decoded(entry: StreamEntry) -> Batch | UnreadableError:
     if not entry.packed:
-        return Unreadable("somebody removed it from the stream before it was written")
+        return UnreadableError("somebody removed it from the stream before it was written")
     try:
         return decode(entry.packed)
-    except Unreadable as why:
+    except UnreadableError as why:
         return why
 
 
-def _alone(batch: Batch | Unreadable) -> Batch | Unreadable:
-    """A batch, if its rows fit into columns."""
-    if isinstance(batch, Unreadable):
+def _alone(batch: Batch | UnreadableError) -> Batch | UnreadableError:
+    """Decode a batch, and check that its rows fit the columns."""
+    if isinstance(batch, UnreadableError):
         return batch
     try:
         table([batch])
-    except Unreadable as why:
+    except UnreadableError as why:
         return why
     return batch
 
 
 def by_hour(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each hour, in order, and where they belong."""
+    """The rows of each hour, in order, with the partition of the hour."""
     if not rows.num_rows:
         return
     times = rows["at_ms"].to_pylist()

@@ -1,4 +1,4 @@
-"""Where the decision log lies: a folder, or a prefix in an object store, by pyarrow's filesystems."""
+"""The folder of the decision log, or its prefix in an object store, through pyarrow's filesystems."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pyarrow as pa
 from pyarrow import fs
 from pyarrow import parquet as pq
 
-from app.place import Place
+from app.storage_location import StorageLocation
 from workers.decision_log.schema import hour_of, partition, readable
 
 ASIDE: Final = "_"
-"""Names of files that are being written begin so; Spark and every reader of ours leave such files alone."""
+"""The prefix of files that are being written; Spark and all our readers ignore such files."""
 
 ROWS_OF_A_GROUP: Final = 65_536
 
 _WITH_FOLDERS: Final = ("local", "hdfs")
-"""Where a folder must be there before a file in it; object stores know none."""
+"""Filesystems in which a folder must exist before its files; object stores have no folders."""
 
 _REASONS: Final = {
     errno.ENOSPC: "full",
@@ -34,31 +34,33 @@ _REASONS: Final = {
 
 
 class Folder:
-    """A folder of the log. Nothing is touched before the first use, so one that is away is no error yet.
+    """A folder of the log.
+
+    It is opened at first use, so an unreachable one is no error before that.
 
     Args:
-        url: a URL that ``pyarrow.fs.FileSystem.from_uri`` takes, or a plain path.
+        url: a URL that ``pyarrow.fs.FileSystem.from_uri`` accepts, or a plain path.
 
     Attributes:
-        name: what to call it in a log, without the password that a URL may hold.
-        told: what an error of it says, without that too.
+        name: its name for log lines, without the password that the URL may hold.
+        redact: returns the text of an error, also without the password.
 
     Raises:
-        NoPlace: the URL is none.
+        InvalidLocationError: the URL is invalid.
     """
 
     def __init__(self, url: str | Path) -> None:
-        self._place = Place(url)
+        self._place = StorageLocation(url)
         self.name = self._place.name
-        self.told = self._place.told
+        self.redact = self._place.redact
 
     def check(self) -> None:
-        """Refuse a URL that can never work; where it leads may be away.
+        """Refuse a URL that can never work; the place that it names may be unreachable now.
 
         Raises:
-            NoPlace: it cannot.
+            InvalidLocationError: the URL can never work.
         """
-        with contextlib.suppress(OSError):  # an object store that is asked for its region, and is away
+        with contextlib.suppress(OSError):  # an object store that cannot be asked for its region now
             self._place.open()
 
     @property
@@ -70,18 +72,18 @@ class Folder:
         return self._place.open()[1]
 
     def path(self, *parts: str) -> str:
-        """A path within it, as its filesystem takes it."""
+        """A path within the folder, as its filesystem expects it."""
         return "/".join((self.root, *parts))
 
     def files(self, under: str = "") -> list[fs.FileInfo]:
-        """Every file in it or in a folder of it, in order of path; none if there is no such folder."""
+        """All files in it and in its subfolders, sorted by path; none if the folder does not exist."""
         where = self.path(under) if under else self.root
         selector = fs.FileSelector(where, allow_not_found=True, recursive=True)
         found = [each for each in self.filesystem.get_file_info(selector) if each.type == fs.FileType.File]
         return sorted(found, key=lambda each: str(each.path))
 
     def hours(self) -> dict[int, list[fs.FileInfo]]:
-        """The files of each hour, those that are being written too."""
+        """The files of each hour, including those that are being written."""
         hours: dict[int, list[fs.FileInfo]] = {}
         for file in self.files():
             inside, _, _ = self.within(file.path).rpartition("/")
@@ -96,7 +98,7 @@ class Folder:
         return sorted(files, key=lambda file: str(file.path))
 
     def within(self, path: str) -> str:
-        """What of a path follows the folder's own."""
+        """A path relative to the folder."""
         return path.removeprefix(self.root).lstrip("/")
 
     def read(self, path: str) -> bytes:
@@ -110,14 +112,14 @@ class Folder:
             self.filesystem.delete_file(path)
 
     def leave(self, inside: str) -> None:
-        """Remove a folder that is empty, and the one around it if it then is; object stores know none."""
+        """Remove an empty folder, and its parent if that is then empty; object stores have no folders."""
         if self.filesystem.type_name == "local":
             with contextlib.suppress(OSError):
                 for empty in (self.path(inside), os.path.dirname(self.path(inside))):  # noqa: PTH120
                     os.rmdir(empty)  # noqa: PTH106
 
     def put(self, inside: str, name: str, content: pa.Table | bytes) -> None:
-        """Put rows in place as Parquet, or bytes as they are: whole or not at all."""
+        """Write rows as Parquet, or bytes as they are; the file appears complete or not at all."""
         if isinstance(content, bytes):
             with self._put(inside, name) as path:  # noqa: SIM117  likewise
                 with self.filesystem.open_output_stream(path) as file:
@@ -128,14 +130,14 @@ class Folder:
 
     @contextlib.contextmanager
     def parquet(self, inside: str, name: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-        """A file to write rows to, which is in place once this ends without an exception."""
+        """A Parquet file to write rows to, which appears once the block ends without an exception."""
         with self._put(inside, name) as path:  # noqa: SIM117  the writer ends before the file is in place
             with pq.ParquetWriter(path, schema, filesystem=self.filesystem, compression="zstd") as writer:
                 yield writer
 
     @contextlib.contextmanager
     def _put(self, inside: str, name: str) -> Iterator[str]:
-        """A path aside to write to; what was written is in place at the end, or gone after an exception."""
+        """A temporary path to write to; at the end the file is renamed, or after an exception removed."""
         filesystem, folder = self.filesystem, self.path(inside)
         draft = f"{folder}/{ASIDE}{name}"
         if filesystem.type_name in _WITH_FOLDERS:
@@ -152,7 +154,7 @@ class Folder:
             raise
 
     def _sync(self, path: str) -> None:
-        """Let a loss of power take nothing that the store is told to forget; object stores do so alone."""
+        """Sync to disk, so that a power loss takes nothing acknowledged; object stores need no sync."""
         if self.filesystem.type_name != "local":
             return
         fd = os.open(path, os.O_RDONLY)

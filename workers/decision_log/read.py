@@ -1,4 +1,4 @@
-"""The decision log as one table, for Python: each row once, every file of a version that is understood."""
+"""Reads the decision log as one table, for Python: each row once, from files of all supported versions."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from workers.decision_log.schema import (
 )
 
 TRIES: Final = 3
-"""Of listing the files: those of a past hour may be merged while they are read."""
+"""How often the files are listed: those of a past hour may be merged while they are read."""
 
 
 def read(url: str | Path, *, since_ms: int | None = None, until_ms: int | None = None) -> pa.Table:
     """The rows of a period, or all.
 
     Args:
-        url: of the log.
+        url: the URL of the log.
         since_ms, until_ms: the period; its end is not part of it.
 
     Raises:
-        BadFile: a file is corrupt, of another version, or lacks a column.
+        BadFileError: a file is corrupt, of another version, or lacks a column.
         OSError: the folder cannot be read.
     """
     folder = Folder(url)

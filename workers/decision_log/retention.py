@@ -1,4 +1,4 @@
-"""Removing whole hours of the decision log, those that are too old and those beyond its bound in bytes."""
+"""Removes whole hours of the decision log: those that are too old, and the oldest if it is too large."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from workers.decision_log.schema import HOUR_MS, partition
 
 
 class Bounded(NamedTuple):
-    """What was removed to keep the log within its bound.
+    """What was removed to keep the log within its limit in bytes.
 
     Attributes:
-        hours: how many; what was kept aside and went with them is none.
+        hours: how many hours were removed; unreadable batches do not count.
         removed: in bytes.
-        left: the log's bytes afterwards; above the bound if what has to stay is.
+        left: the log's bytes afterwards; above the limit if the part that must stay is that large.
     """
 
     hours: int
@@ -27,7 +27,7 @@ class Bounded(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What is removed as one: an hour, or one batch that was kept aside."""
+    """A part that is removed as a whole: an hour, or one unreadable batch."""
 
     until_ms: int
     hour: int | None
@@ -39,12 +39,13 @@ class _Part(NamedTuple):
 
 
 def retain(folder: Folder, now_ms: int, kept_ms: int) -> int:
-    """Remove the hours that ended, and were last written to, longer ago than that; how many.
+    """Remove the hours that ended, and were last written to, more than ``kept_ms`` ago; return how many.
 
-    Both, so that neither a replay of old traffic nor a store whose clock is wrong loses what is new.
+    Both conditions must hold: otherwise a replay of old traffic, or a store with a wrong clock, would lose
+    new rows.
 
     Raises:
-        OSError: the folder does not take it; the next call goes on.
+        OSError: a file cannot be removed; the next call continues.
     """
     before_ms = now_ms - kept_ms
     removed = 0
@@ -59,13 +60,13 @@ def retain(folder: Folder, now_ms: int, kept_ms: int) -> int:
 
 
 def bound(folder: Folder, now_ms: int, most: int) -> Bounded:
-    """Remove the oldest hours until the log has at most so many bytes, but never the hour being written.
+    """Remove the oldest hours until the log has at most ``most`` bytes, but never the hour being written.
 
-    That is the hour of now and those after it, and the one that was written to last; nor one after an hour
-    that stays. So a reader finds what it finds after `retain`: a beginning is gone, and nothing behind it.
+    The current hour, later ones, the one that was last written to, and all hours after one that stays are
+    kept. So, as after `retain`, only the beginning of the log is missing.
 
     Raises:
-        OSError: the folder does not take it; the next call goes on.
+        OSError: a file cannot be removed; the next call continues.
     """
     parts = sorted(_parts(folder), key=lambda part: part.until_ms)
     left = sum(part.size for part in parts)
@@ -93,12 +94,12 @@ def _parts(folder: Folder) -> Iterator[_Part]:
 
 
 def _written_ms(files: Iterable[fs.FileInfo]) -> float:
-    """When they were last written to."""
+    """The newest time at which one of the files was written, in milliseconds."""
     return max((file.mtime.timestamp() * 1000 for file in files if file.mtime), default=0.0)
 
 
 def _remove(folder: Folder, hour: int, files: Iterable[fs.FileInfo]) -> None:
-    """Remove an hour; its first rows first, so that a reader in between misses a beginning at most."""
+    """Remove an hour, oldest rows first, so that a reader meanwhile misses only a beginning."""
     for file in files:
         folder.remove(file.path)
     folder.leave(partition(hour))

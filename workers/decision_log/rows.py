@@ -1,4 +1,4 @@
-"""From batches to rows at rest: column by column, because a row at a time would be the writer's whole day."""
+"""Converts batches to the rows of files, column by column, since row by row would be too slow."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from app.decision_log.batch import CHARGED, REFRESHED, VERSION, Batch, LoggedQuota, LoggedVerdict, Row
 from app.domain.quota import PRODUCER_IDS_RATE
-from app.store.decision_log import CHARGED, REFRESHED, VERSION, Batch, QuotaThen, Row, VerdictThen
 from workers.decision_log.schema import CHANGE, LIMITED_BY, SCHEMA, SIBLING, VERDICT
 
 _DECODER: Final = msgspec.msgpack.Decoder(Batch)
 _DIGESTS: Final = pa.list_(pa.int64())
-_OF_QUOTA: Final = tuple(name for name in QuotaThen.__struct_fields__ if name != "enforcement")
-_OF_VERDICT: Final = tuple(name for name in VerdictThen.__struct_fields__ if name not in {"quota", "ids"})
+_OF_QUOTA: Final = tuple(name for name in LoggedQuota.__struct_fields__ if name != "enforcement")
+_OF_VERDICT: Final = tuple(name for name in LoggedVerdict.__struct_fields__ if name not in {"quota", "ids"})
 
 
-class Unreadable(ValueError):
-    """A batch that cannot be read, and why."""
+class UnreadableError(ValueError):
+    """A batch cannot be read; the text says why."""
 
 
 def decode(packed: bytes) -> Batch:
-    """A batch as a node left it.
+    """Decode a batch as a node sent it.
 
     Raises:
-        Unreadable: it is none, or of a newer version.
+        UnreadableError: it is not a batch, or a batch of another version.
     """
     try:
         batch = _DECODER.decode(packed)
     except msgspec.MsgspecError as error:
         newer = _version(packed)
         why = f"its version is {newer}, newer than {VERSION}" if newer > VERSION else str(error)
-        raise Unreadable(why) from error
+        raise UnreadableError(why) from error
     except UnicodeDecodeError as error:
-        raise Unreadable(f"a text in it is not UTF-8: {error.reason}") from error
+        raise UnreadableError(f"a text in it is not UTF-8: {error.reason}") from error
     if batch.version != VERSION:
         age = "newer" if batch.version > VERSION else "older"
-        raise Unreadable(f"its version is {batch.version}, {age} than {VERSION}")
+        raise UnreadableError(f"its version is {batch.version}, {age} than {VERSION}")
     return batch
 
 
@@ -50,7 +50,8 @@ def table(batches: Sequence[Batch]) -> pa.Table:
     """The rows of batches, in order.
 
     Raises:
-        Unreadable: one of them speaks of what it does not hold, or has a number that no column takes.
+        UnreadableError: one of them refers to something that it does not contain, or has a number that does
+            not fit its column.
     """
     rows = [row for batch in batches for row in batch.rows]
     if not rows:
@@ -58,7 +59,7 @@ def table(batches: Sequence[Batch]) -> pa.Table:
     try:
         return pa.Table.from_arrays(list(_columns(batches, rows)), schema=SCHEMA)
     except (pa.ArrowException, OverflowError) as error:
-        raise Unreadable(" ".join(str(error).split())) from error
+        raise UnreadableError(" ".join(str(error).split())) from error
 
 
 def _columns(batches: Sequence[Batch], rows: Sequence[Row]) -> Iterator[pa.Array]:
@@ -68,7 +69,7 @@ def _columns(batches: Sequence[Batch], rows: Sequence[Row]) -> Iterator[pa.Array
     joined = of_all("ids")
     sizes = [len(batch.rows) for batch in batches]
     digests = _digests(joined)
-    change = attrgetter(*CHANGE.names)
+    change, limit = attrgetter(*CHANGE.names), attrgetter(*LIMITED_BY.names)
     made: dict[str, Any] = {
         "batch": _repeated((batch.id for batch in batches), sizes),
         "node": _repeated((batch.node for batch in batches), sizes),
@@ -77,7 +78,7 @@ def _columns(batches: Sequence[Batch], rows: Sequence[Row]) -> Iterator[pa.Array
         "siblings": _siblings(batches),
         "usage": _usage(of_all("usage")),
         "ids": _ids(joined, digests),
-        "limited_by": _struct(LIMITED_BY, of_all("limited_by")),
+        "limited_by": _struct(LIMITED_BY, [each and limit(each) for each in of_all("limited_by")]),
         "verdicts": _verdicts(batches, digests),
         "change": _struct(CHANGE, [None if row.what is None else change(row) for row in rows]),
     }
@@ -87,18 +88,18 @@ def _columns(batches: Sequence[Batch], rows: Sequence[Row]) -> Iterator[pa.Array
 
 
 def _repeated(values: Iterable[str], sizes: Sequence[int]) -> pa.Array:
-    """A value for each batch, as a value for each row."""
+    """Repeat each batch's value for each of its rows."""
     places = array("i", chain.from_iterable([place] * size for place, size in enumerate(sizes)))
     return pa.array(values, pa.string()).take(_numbers(places, pa.int32()))
 
 
 def _siblings(batches: Sequence[Batch]) -> pa.Array:
-    """What each batch says of the other nodes, in its first row."""
-    told: list[list[dict[str, Any]] | None] = []
+    """The other nodes that each batch names, in its first row."""
+    column: list[list[dict[str, Any]] | None] = []
     for batch in batches:
-        said = [dict(zip(SIBLING.names, each, strict=True)) for each in batch.siblings]
-        told += [said or None, *(None,) * (len(batch.rows) - 1)] if batch.rows else []
-    return pa.array(told, pa.list_(SIBLING))
+        siblings = [each._asdict() for each in batch.siblings]
+        column += [siblings or None, *(None,) * (len(batch.rows) - 1)] if batch.rows else []
+    return pa.array(column, pa.list_(SIBLING))
 
 
 def _usage(usages: Sequence[dict[str, float]]) -> pa.Array:
@@ -114,7 +115,7 @@ def _digests(joined: Iterable[bytes]) -> array[int]:
     try:
         digests.frombytes(b"".join(joined))
     except ValueError:
-        raise Unreadable("its digests are not of eight bytes each") from None
+        raise UnreadableError("its digests are not of eight bytes each") from None
     if sys.byteorder == "little":
         digests.byteswap()
     return digests
@@ -123,14 +124,14 @@ def _digests(joined: Iterable[bytes]) -> array[int]:
 def _ids(joined: Sequence[bytes], digests: array[int]) -> pa.Array:
     lengths = [len(ids) for ids in joined]
     if any(length % 8 for length in lengths):
-        raise Unreadable("its digests are not of eight bytes each")
+        raise UnreadableError("its digests are not of eight bytes each")
     offsets = pa.array((total // 8 for total in accumulate(lengths, initial=0)), pa.int32())
     without = pa.array([not length for length in lengths], pa.bool_())
     return pa.ListArray.from_arrays(offsets, _numbers(digests, pa.int64()), type=_DIGESTS, mask=without)
 
 
 def _struct(kind: pa.StructType, values: Sequence[tuple[Any, ...] | None]) -> pa.Array:
-    """Tuples as a struct; its first field is never null, so where the struct is null it is empty."""
+    """Tuples as a struct column; its first field is not nullable, so it is empty where the struct is null."""
     empty = ("", *(None,) * (kind.num_fields - 1))
     parts = zip(*(value or empty for value in values), strict=True)
     arrays = [pa.array(part, field.type) for part, field in zip(parts, kind, strict=True)]
@@ -139,9 +140,9 @@ def _struct(kind: pa.StructType, values: Sequence[tuple[Any, ...] | None]) -> pa
 
 
 def _verdicts(batches: Sequence[Batch], digests: array[int]) -> pa.Array:
-    """The verdicts of each row; what they say of their quotas is copied from the batch's, not told anew."""
+    """The verdicts of each row, with the columns of their quotas copied from the batch's quotas."""
     quotas = [quota for batch in batches for quota in batch.quotas]
-    told: list[VerdictThen] = []
+    gathered: list[LoggedVerdict] = []
     which = array("i")
     ends = array("i", [0])
     charged, refreshed = _Chosen(), _Chosen()
@@ -153,7 +154,7 @@ def _verdicts(batches: Sequence[Batch], digests: array[int]) -> pa.Array:
             ids = len(row.ids) // 8
             for verdict in row.verdicts:
                 if not 0 <= verdict.quota < held:
-                    raise Unreadable(f"a verdict names quota {verdict.quota} of {held}")
+                    raise UnreadableError(f"a verdict names quota {verdict.quota} of {held}")
                 which.append(before + verdict.quota)
                 if not counts_ids[verdict.quota]:
                     charged.nothing()
@@ -161,18 +162,18 @@ def _verdicts(batches: Sequence[Batch], digests: array[int]) -> pa.Array:
                     continue
                 flags = verdict.ids
                 if flags and len(flags) != ids:
-                    raise Unreadable(f"a verdict has {len(flags)} marks for {ids} ids")
+                    raise UnreadableError(f"a verdict has {len(flags)} marks for {ids} ids")
                 charged.choose(CHARGED, flags, digests, first)
                 refreshed.choose(REFRESHED, flags, digests, first)
-            told += row.verdicts
-            ends.append(len(told))
+            gathered += row.verdicts
+            ends.append(len(gathered))
             first += ids
         before += held
 
     at = _numbers(which, pa.int32())
     columns = {"charged_ids": charged.column(), "refreshed_ids": refreshed.column()}
     for name in _OF_VERDICT:
-        columns[name] = pa.array(map(attrgetter(name), told), VERDICT.field(name).type)
+        columns[name] = pa.array(map(attrgetter(name), gathered), VERDICT.field(name).type)
     for name in _OF_QUOTA:
         columns[name] = pa.array(map(attrgetter(name), quotas), VERDICT.field(name).type).take(at)
     verdicts = pa.StructArray.from_arrays([columns[field.name] for field in VERDICT], fields=list(VERDICT))
@@ -180,7 +181,7 @@ def _verdicts(batches: Sequence[Batch], digests: array[int]) -> pa.Array:
 
 
 class _Chosen:
-    """For each verdict the digests that have a mark, or null where it is of no ids."""
+    """For each verdict, the digests with this mark; null for a verdict that counts no ids."""
 
     def __init__(self) -> None:
         self._digests = array("q")
@@ -192,7 +193,7 @@ class _Chosen:
         self._null.append(True)
 
     def choose(self, mark: int, marks: bytes, digests: array[int], first: int) -> None:
-        if mark in marks:  # which it seldom is: an id is charged once, and refreshed once for each layer
+        if mark in marks:  # few: an id is charged once, and refreshed once per layer
             self._digests.extend(digests[first + at] for at, found in enumerate(marks) if found == mark)
         self._ends.append(len(self._digests))
         self._null.append(False)
@@ -209,7 +210,7 @@ def _numbers(numbers: array[int], kind: pa.DataType) -> pa.Array:
 
 
 def _version(packed: bytes) -> int:
-    """The version that a batch says it has, whatever else stands in it; 0 if it says none."""
+    """The version of a batch with any layout; 0 if it has none."""
     try:
         said = msgspec.msgpack.decode(packed, type=list[msgspec.Raw])
         return msgspec.msgpack.decode(said[0], type=int)

@@ -1,4 +1,4 @@
-"""The worker `decision-log`: whoever leads writes the log and looks after its files; the others stand by."""
+"""The worker `decision-log`: the leader writes the log and maintains its files; the others wait."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Final, NamedTuple
 import structlog
 from redis.asyncio import Redis
 
-from app.place import NoPlace
-from app.run.errors import SettingsRefused
-from app.run.own_name import own_name
-from app.run.settings import PREFIX, Settings
-from app.store import decision_log_standing
+from app.decision_log.status import heartbeat
+from app.decision_log.stream import StreamReader
+from app.node.errors import SettingsError
+from app.node.own_name import own_name
+from app.node.settings import PREFIX, Settings
+from app.storage_location import InvalidLocationError
 from app.store.lease import Lease
 from app.store.port import StoreError
 from app.store.redis import client_of
@@ -22,7 +23,6 @@ from workers.decision_log.compact import STAY_S, Compactor
 from workers.decision_log.drain import LIMITS, Drain, Limits, wait
 from workers.decision_log.folder import Folder, reason
 from workers.decision_log.retention import bound, retain
-from workers.decision_log.stream import Stream
 from workers.decision_log.unreadable import take_up
 
 LEASE: Final = "decision-log"
@@ -34,13 +34,13 @@ log = structlog.get_logger("quotagate.log")
 
 
 class Times(NamedTuple):
-    """How often what is done beside writing, in seconds.
+    """How often the leader does its work besides writing, in seconds.
 
     Attributes:
-        lease: how long a leader that hangs keeps the others waiting.
-        upkeep: between two looks at what can be merged or removed.
-        bound: between two looks at how large the log is, where it has a bound.
-        stay: how long files stay beside the merged one that holds them.
+        lease: how long a lease lasts, and so how long a leader that hangs keeps the others waiting.
+        upkeep: the time between two checks for files to merge or remove.
+        bound: the time between two checks of the log's size, if it has a limit.
+        stay: how long files are kept after they were merged.
     """
 
     lease: float = 10.0
@@ -52,8 +52,8 @@ class Times(NamedTuple):
 TIMES: Final = Times()
 
 
-class Kept(NamedTuple):
-    """How much of the log is kept: for how long, and how many bytes at most, or None for all."""
+class Retention(NamedTuple):
+    """How long the log is kept, and its most bytes; None means no limit."""
 
     retention: timedelta
     most: int | None
@@ -62,10 +62,10 @@ class Kept(NamedTuple):
 async def run(
     settings: Settings, stop: asyncio.Event, *, limits: Limits = LIMITS, times: Times = TIMES
 ) -> None:
-    """Write the log until stopped; nothing at all where it is off.
+    """Write the log until stopped; do nothing if it is off.
 
     Raises:
-        SettingsRefused: the log's URL is none.
+        SettingsError: the log's URL is invalid.
     """
     if settings.log == "off":
         await stop.wait()
@@ -74,16 +74,16 @@ async def run(
     try:
         folder = Folder(settings.log_url or settings.home / "log")
         await asyncio.to_thread(folder.check)
-    except NoPlace as error:
-        raise SettingsRefused(f"{PREFIX}LOG_URL: {error}") from error
+    except InvalidLocationError as error:
+        raise SettingsError(f"{PREFIX}LOG_URL: {error}") from error
     client = client_of(settings.redis_url, CALL_WITHIN_S)
-    worker = Worker(client, folder, Kept(settings.log_retention, settings.log_max_bytes), limits, times)
+    worker = Worker(client, folder, Retention(settings.log_retention, settings.log_max_bytes), limits, times)
     try:
         while not stop.is_set():
             try:
                 await worker.turn(stop)
             except Exception:
-                log.exception("the decision log stopped in a way that nobody foresaw, and begins anew")
+                log.exception("decision log writer failed unexpectedly and restarts")
                 await wait(stop, AFTER_SURPRISE_S)
     finally:
         await client.aclose()
@@ -92,7 +92,7 @@ async def run(
 class Worker:
     """One contender for the lease of the log."""
 
-    def __init__(self, client: Redis, folder: Folder, kept: Kept, limits: Limits, times: Times) -> None:
+    def __init__(self, client: Redis, folder: Folder, kept: Retention, limits: Limits, times: Times) -> None:
         self._client = client
         self._folder = folder
         self._kept_ms = round(kept.retention.total_seconds() * 1000)
@@ -105,17 +105,17 @@ class Worker:
         self._upkeep_failed = ""
 
     async def turn(self, stop: asyncio.Event) -> None:
-        """Lead, if nobody else does, until stopped or the lease is lost; else stand by for a while."""
+        """Lead until stopped or the lease is lost, if nobody else leads; otherwise wait for a while."""
         try:
             leads = await self._lease.acquire() is not None
         except StoreError:
-            leads = False  # the nodes tell of it loudly enough
+            leads = False  # the nodes report it
         if not leads:
             await wait(stop, self._times.lease / 3)
             return
-        log.info("the decision log is written by this worker", folder=self._folder.name)
+        log.info("decision log writer leads", folder=self._folder.name)
         over = asyncio.Event()
-        drain = Drain(Stream(self._client), self._folder, self._limits)
+        drain = Drain(StreamReader(self._client), self._folder, self._limits)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hold(stop, over))
             tasks.create_task(self._report(drain, over))
@@ -127,7 +127,7 @@ class Worker:
                 await self._lease.release()
 
     async def _hold(self, stop: asyncio.Event, over: asyncio.Event) -> None:
-        """Renew the lease until it is lost or no longer wanted; then it is over."""
+        """Renew the lease until it is lost or the worker stops; then set ``over``."""
         clock = asyncio.get_running_loop().time
         ends_at = clock() + self._times.lease
         while not stop.is_set():
@@ -145,20 +145,18 @@ class Worker:
         over.set()
 
     async def _report(self, drain: Drain, over: asyncio.Event) -> None:
-        """Leave in the store how the writing goes."""
+        """Report to the store that the writer is alive, and its failures."""
         while not over.is_set():
             failures = drain.failures
             with contextlib.suppress(StoreError):
-                await decision_log_standing.seen(
-                    self._client, failures=failures, error=drain.error or self._upkeep_failed
-                )
+                await heartbeat(self._client, failures=failures, error=drain.error or self._upkeep_failed)
                 drain.failures -= failures
             await wait(over, SEEN_EVERY_S)
 
     async def _look_after(self, drain: Drain, over: asyncio.Event) -> None:
-        """Merge small files, remove old ones, take up what an older writer could not read.
+        """Merge small files, remove old ones, and write batches that an older writer could not read.
 
-        Whatever goes wrong with it is tried again at the next turn, and never ends the writing.
+        Any failure is retried at the next turn, and never stops the writing.
         """
         begins = True
         clock = asyncio.get_running_loop().time
@@ -183,7 +181,7 @@ class Worker:
                         "the files of the decision log cannot be looked after",
                         folder=self._folder.name,
                         reason=self._upkeep_failed,
-                        why=f"{type(error).__name__}: {self._folder.told(error)}",
+                        why=f"{type(error).__name__}: {self._folder.redact(error)}",
                     )
             await wait(over, pause_s)
 

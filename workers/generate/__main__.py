@@ -19,11 +19,11 @@ from workers.generate.write_log import Order, WriteFailedError, write_log
 
 HASHED_WITH: Final = "QUOTAGATE_HASH_SECRET"
 END_MS: Final = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400) * 1000
-"""When the year 9999 is over, and with it the hours that a log has."""
+"""The end of the year 9999: a log has no later hours."""
 
 cli = typer.Typer(
-    help="Make realistic traffic: principals of very different sizes, producers that live long, restart in "
-    "loops, begin anew after errors or make a producer for each batch, and storms of connections after "
+    help="Make realistic traffic: principals of very different sizes; producers that live long, restart in "
+    "a loop, restart after an error or create a producer per batch; and storms of connections after "
     "deployments. The same seed makes the same traffic.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong use.",
     no_args_is_help=True,
@@ -50,14 +50,14 @@ def main() -> None:
 
 @cli.command()
 def log(
-    to: Annotated[Path, typer.Option(help="The folder of the log, which must not be there yet.")],
+    to: Annotated[Path, typer.Option(help="The folder of the log; it must not exist yet.")],
     events: Events,
     seed: Seed = 1,
     truth: Annotated[
         Path | None, typer.Option(help="The folder of the ground truth; by default TO-truth.")
     ] = None,
     rate: Annotated[
-        float, typer.Option(min=0.001, max=1e6, help="Asks a second of the time in the log.")
+        float, typer.Option(min=0.001, max=1e6, help="Asks per second, in the time of the log.")
     ] = 500.0,
     begin: Annotated[
         datetime,
@@ -69,20 +69,20 @@ def log(
     ] = datetime(2026, 1, 1, tzinfo=UTC),
     until_now: Annotated[
         bool,
-        typer.Option("--until-now", help="Let the traffic end now instead: then a store may yet take it up."),
+        typer.Option("--until-now", help="End the traffic now instead, so that a running store can load it."),
     ] = False,
     principals: Principals = 1_000,
     zipf: Zipf = 1.1,
     programs: Annotated[
         int | None,
-        typer.Option(min=1, max=256, help="How many programs share the work; one for each processor."),
+        typer.Option(min=1, max=256, help="How many programs share the work; by default one per processor."),
     ] = None,
 ) -> None:
     """Write a decision log of any size, as nodes with QUOTAGATE_LOG=all would have, and its ground truth.
 
     The log is a folder of Parquet, decided exactly. The truth has uses-*.parquet, a row for each id that an
-    ask names, and totals.json. Ids are hashed with the deployment's secret (QUOTAGATE_HASH_SECRET, else what
-    its catalog keeps), or by the seed if there is none.
+    ask names, and totals.json. Ids are hashed with QUOTAGATE_HASH_SECRET; set it to the deployment's secret,
+    which may be in its catalog. Without it, ids are hashed with a secret derived from the seed.
 
     \b
     Examples:
@@ -90,9 +90,9 @@ def log(
       quotagate generate log --to traffic --events 1000000 --seed 7 --rate 100 --from 2026-03-01
     """
     _must_be_new("--to", to)
-    beside = truth or to.with_name(f"{to.name}-truth")
-    _must_be_new("--truth", beside)
-    if to.absolute() == beside.absolute():
+    truth_folder = truth or to.with_name(f"{to.name}-truth")
+    _must_be_new("--truth", truth_folder)
+    if to.absolute() == truth_folder.absolute():
         raise typer.BadParameter("must not be the folder of the log", param_hint="--truth")
     traffic = Traffic(seed, events, rate, principals, zipf)
     order = Order(
@@ -103,42 +103,44 @@ def log(
     )
     try:
         with bar("rows", events) as advance:
-            totals = write_log(order, to, beside, advance)
+            totals = write_log(order, to, truth_folder, advance)
     except WriteFailedError as failed:
         _fail(str(failed))
     overall = totals["overall"]
-    typer.echo(f"{to}: {overall['asks']:,} decisions, {overall['charged']:,} ids charged; truth in {beside}")
+    typer.echo(
+        f"{to}: {overall['asks']:,} decisions, {overall['charged']:,} ids charged; truth in {truth_folder}"
+    )
 
 
 @cli.command()
 def drive(
-    url: Annotated[list[str], typer.Option(help="A node to ask; repeat for more, which are asked in turn.")],
+    url: Annotated[list[str], typer.Option(help="A node to ask; repeat for more, to ask them in turn.")],
     events: Events,
-    truth: Annotated[Path, typer.Option(help="The folder of the ground truth, which must not be there yet.")],
+    truth: Annotated[Path, typer.Option(help="The folder of the ground truth; it must not exist yet.")],
     seed: Seed = 1,
-    batch: Annotated[int, typer.Option(min=1, max=1_000, help="How many asks a call carries.")] = 20,
-    at_once: Annotated[int, typer.Option(min=1, max=1_000, help="How many calls are under way at once.")] = 8,
-    rate: Annotated[float, typer.Option(min=0.001, max=1e6, help="Asks a second of the traffic.")] = 500.0,
+    batch: Annotated[int, typer.Option(min=1, max=1_000, help="The number of asks in a call.")] = 20,
+    at_once: Annotated[int, typer.Option(min=1, max=1_000, help="The most calls in progress at once.")] = 8,
+    rate: Annotated[float, typer.Option(min=0.001, max=1e6, help="Asks per second of the traffic.")] = 500.0,
     paced: Annotated[
-        bool, typer.Option("--paced", help="Send each ask when its time comes; else as fast as it goes.")
+        bool, typer.Option("--paced", help="Send each ask at its own time, instead of as fast as possible.")
     ] = False,
     retries: Annotated[
-        int, typer.Option(min=0, max=100, help="How often a throttled ask is asked again after its wait.")
+        int, typer.Option(min=0, max=100, help="How often to repeat a throttled ask after its wait.")
     ] = 0,
     longest_wait_ms: Annotated[
-        int, typer.Option(min=1, max=3_600_000, help="A throttled ask with a longer wait is given up.")
+        int, typer.Option(min=1, max=3_600_000, help="Do not repeat a throttled ask with a longer wait.")
     ] = 2_000,
     set_quotas: Annotated[
         bool, typer.Option("--set-quotas", help="First set the quotas that the traffic is made for.")
     ] = False,
-    key: Annotated[str | None, typer.Option(envvar="QUOTAGATE_KEY", help="A key of the nodes.")] = None,
+    key: Annotated[str | None, typer.Option(envvar="QUOTAGATE_KEY", help="An API key of the nodes.")] = None,
     principals: Principals = 1_000,
     zipf: Zipf = 1.1,
 ) -> None:
     """Send traffic to running nodes, and write the ground truth of what they answered.
 
     The truth has uses-0.parquet, a row for each id that an ask names, and totals.json. An ask that got no
-    decision is counted as failed, and the command then ends with 1: whether it was charged nobody knows.
+    decision is counted as failed, because it may have been charged, and the command then ends with 1.
 
     \b
     Examples:
@@ -178,12 +180,12 @@ def _must_be_new(option: str, folder: Path) -> None:
 
 
 def _begun(traffic: Traffic) -> datetime:
-    """When traffic begins that ends now."""
+    """The time when the traffic must begin so that it ends now."""
     return datetime.now(UTC) - timedelta(milliseconds=traffic.length_ms + 1_000)
 
 
 def _start_ms(begin: datetime, traffic: Traffic) -> int:
-    """When the traffic begins, if all of it lies where the log has hours."""
+    """Return the start time in ms, after checking that the log has hours for all of the traffic."""
     start_ms = int(begin.replace(tzinfo=UTC).timestamp()) * 1000
     if start_ms < 0:
         raise typer.BadParameter(f"{begin:%Y-%m-%d} is before 1970, where no log begins", param_hint="--from")
@@ -197,7 +199,7 @@ def _start_ms(begin: datetime, traffic: Traffic) -> int:
 
 
 def _secret(seed: int) -> bytes:
-    """The deployment's secret, if it is given, so that a store can know the ids; else one from the seed."""
+    """The given secret of the deployment, so that ids match those in its store; else one from the seed."""
     given = os.environ.get(HASHED_WITH)
     if not given:
         return hashlib.blake2b(f"generated {seed}".encode(), digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""Folders written aside and renamed at the end, so that they appear whole or not at all."""
+"""Writes folders under temporary names and renames them at the end: they appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def written_aside(*folders: Path) -> Iterator[Sequence[Path]]:
-    """For each folder one beside it to write into, which takes its name at the end, if all went well.
+    """Yield a temporary folder next to each folder; it gets that folder's name at the end if nothing failed.
 
     Raises:
-        OSError: a folder cannot be made, or its name is taken; nothing is left behind then.
+        OSError: a folder cannot be made, or its name is taken; then nothing is left behind.
     """
     made: list[Path] = []
     try:

@@ -1,4 +1,4 @@
-"""Rows of the decision log gathered as columns, and made into Arrow at once."""
+"""Gathers rows of the decision log as columns that convert to Arrow without a loop over the rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from math import isfinite
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from app.decision_log.columns import QUOTA, quota_fields
 from app.domain.decision import OUTCOMES
 from app.domain.quota import Quota
 from workers.decision_log.schema import CHANGE, LIMITED_BY, SCHEMA, VERDICT
@@ -20,53 +20,33 @@ OUTCOME: Final[dict[str, int]] = {outcome: place for place, outcome in enumerate
 REASONS: Final = ("too_large",)
 NONE: Final = -1
 
+_QUOTA: Final = pa.schema([VERDICT.field(name) for name in QUOTA])
 _BUFFERS: Final = {"b": pa.int8(), "i": pa.int32(), "q": pa.int64(), "d": pa.float64()}
 
 
 class Places(dict[str, int]):
-    """Texts by the place they were first met at, which stands for them in a column."""
+    """Numbers texts in the order of their first use; a column holds these numbers."""
 
     def of(self, text: str) -> int:
-        """The place of a text."""
+        """The number of a text."""
         return self.setdefault(text, len(self))
 
 
 class Quotas:
-    """The quotas that verdicts speak of, each once; a verdict knows one by its place."""
+    """The distinct quotas of all verdicts; a verdict refers to one by its place."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
 
     def add(self, quota: Quota, entity: str, bucket: str) -> int:
-        """The place of a quota as it applies to a bucket."""
-        self._rows.append(
-            {
-                "quota": quota.key,
-                "entity": entity,
-                "bucket": bucket,
-                "limit": float(quota.limit),
-                "algorithm": quota.algorithm,
-                "enforcement": quota.enforcement,
-                "shadow": quota.shadow,
-                "scope": quota.scope,
-                "samples": quota.samples,
-                "sample_ms": quota.sample_ms,
-                "burst": quota.burst,
-                "window_ms": quota.window_ms,
-                "interval_ms": quota.layers.interval_ms,
-                "ttl_ms": quota.layers.ttl_ms,
-                "epoch": quota.epoch,
-                "max_debt": quota.max_debt if isfinite(quota.max_debt) else None,
-            }
-        )
+        """Return the place of a quota as applied to a bucket."""
+        self._rows.append(quota_fields(quota, entity, bucket))
         return len(self._rows) - 1
 
     def taken(self, places: pa.Array) -> dict[str, pa.Array]:
-        """The columns of a verdict that its quota gives, for each place."""
-        names = list(self._rows[0]) if self._rows else []
-        fields = [VERDICT.field(name) for name in names]
-        table = pa.Table.from_pylist(self._rows, schema=pa.schema(fields)).take(places).combine_chunks()
-        return {name: _one(table.column(name)) for name in names}
+        """The columns of a verdict that depend on its quota only, for each place."""
+        table = pa.Table.from_pylist(self._rows, schema=_QUOTA).take(places).combine_chunks()
+        return {name: _one(table.column(name)) for name in _QUOTA.names}
 
 
 class Digests:
@@ -78,7 +58,7 @@ class Digests:
         self.nulls = bytearray()
 
     def add(self, values: Sequence[bytes] | None) -> None:
-        """The next row's list; None for none."""
+        """Append the next row's list; None for null."""
         self.nulls.append(values is None)
         self.sizes.append(len(values) if values else 0)
         if values:
@@ -91,7 +71,7 @@ class Digests:
 
 
 class Columns:
-    """Rows being gathered; ``quotas`` and the texts outlive a batch of them."""
+    """Rows being gathered; ``quotas`` and the texts are kept from batch to batch."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -121,10 +101,10 @@ class Columns:
         self.throttle_ms = array("q")
         self.charged = array("b")
         self.limited_by = array("i")
-        """The quota's place; NONE on admit."""
+        """The index of the quota that limited the ask; NONE for an admit."""
         self.limited_why = array("b")
         self.verdicts = array("i")
-        """How many a row has."""
+        """The number of verdicts of each row."""
         self.v_quota = array("i")
         self.v_usage = array("d")
         self.v_outcome = array("b")
@@ -146,7 +126,7 @@ class Columns:
         charged_ids: Sequence[bytes] | None = None,
         refreshed_ids: Sequence[bytes] | None = None,
     ) -> None:
-        """What the next quota of the row being gathered said."""
+        """Add the verdict of the next quota of the current row."""
         self.v_quota.append(quota)
         self.v_usage.append(usage)
         self.v_outcome.append(OUTCOME[outcome])
@@ -158,7 +138,7 @@ class Columns:
         self.v_refreshed_ids.add(refreshed_ids)
 
     def taken(self) -> pa.RecordBatch:
-        """The rows gathered so far, as a batch of the log; then there are none."""
+        """Return the rows gathered so far as Arrow, and start over."""
         rows = len(self)
         decisions = _chosen(OUTCOMES, self.decision)
         stamps = pc.utf8_lpad(column(self.batch).cast(pa.string()), 12, "0")
@@ -219,12 +199,12 @@ class Columns:
 
 
 def column(values: array[Any]) -> pa.Array:
-    """A column without nulls, which shares the array's memory: nothing may be appended to it any more."""
+    """A column without nulls. It shares the array's memory, so nothing may be appended to the array later."""
     return pa.Array.from_buffers(_BUFFERS[values.typecode], len(values), [None, pa.py_buffer(values)])
 
 
 def integers(digests: bytes | bytearray) -> pa.Array:
-    """Digests joined, each as a signed big-endian integer."""
+    """The joined digests as signed big-endian integers."""
     found = array("q", bytes(digests))
     if sys.byteorder == "little":
         found.byteswap()
@@ -232,12 +212,12 @@ def integers(digests: bytes | bytearray) -> pa.Array:
 
 
 def offsets(sizes: array[int]) -> pa.Array:
-    """Where each list begins, and where the last one ends."""
+    """The offset at which each list begins, and the end of the last one."""
     return column(array("i", accumulate(sizes, initial=0)))
 
 
 def _chosen(texts: Sequence[str], places: array[int]) -> pa.Array:
-    """The text at each place; null where there is none."""
+    """The text of each number; null for NONE."""
     found = column(places)
     none = pc.equal(found, NONE)
     return pa.array(texts, pa.string()).take(pc.if_else(none, pa.scalar(None, found.type), found))
@@ -248,6 +228,6 @@ def _one(chunked: pa.ChunkedArray) -> pa.Array:
 
 
 def _no_change(rows: int) -> pa.Array:
-    """Parquet takes no null where the schema says none can be, not even inside of one."""
+    """Parquet refuses a null in a field that is not nullable, even inside a null struct."""
     parts = [pa.repeat("", rows), *(pa.nulls(rows, field.type) for field in list(CHANGE)[1:])]
     return pa.StructArray.from_arrays(parts, fields=list(CHANGE), mask=pa.repeat(True, rows))

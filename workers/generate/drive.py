@@ -1,7 +1,7 @@
-"""Sends traffic to running nodes over HTTP, and keeps the truth of what they answered.
+"""Sends traffic to running nodes over HTTP, and records the truth of what they answered.
 
-What exact sets would have charged follows from the answers alone: an id whose ask went on, and that no ask
-before it had brought in, must have been charged; whatever order the nodes decided in, the sums are the same.
+What exact sets would have charged follows from the answers alone: an id must have been charged if its ask
+went on and no earlier ask had brought it in. The sums do not depend on the order of the decisions.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ FOLLOWED_WITHIN_S: Final = 10.0
 USES_AT_ONCE: Final = 50_000
 OVERLOADED: Final = "urn:quotagate:overloaded"
 SHED_TIMES: Final = 10
-"""So often a call that a busy node shed is sent again; nothing of it was charged."""
+"""How often a call that a busy node shed is sent again; nothing of it was charged."""
 WENT_ON: Final = frozenset({"admit", "delay"})
 
 
 class DriveFailedError(Exception):
-    """The traffic could not be sent as it was to be; the text says why."""
+    """The traffic could not be sent as ordered; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """What is to be sent, and how.
+    """What to send, and how.
 
     Attributes:
-        urls: of the nodes, which are asked in turn.
-        at_once: how many calls are under way at once, at most.
+        urls: the nodes, which are asked in turn.
+        at_once: the most calls in flight at a time.
         batch: how many asks a call carries; 1 asks without a batch.
         paced: an ask is sent when its time comes, else as soon as there is room.
-        retries: how often a throttled ask is asked again, after the wait it was told.
-        longest_wait_ms: a longer wait is not waited for.
-        key: sent to the nodes if it is given.
-        set_quotas: set the quotas that the traffic is made for, first.
+        retries: how often a throttled ask is asked again, after its throttle_ms.
+        longest_wait_ms: an ask with a longer wait is not sent again.
+        key: the API key to send, if any.
+        set_quotas: whether to set the quotas of the traffic first.
     """
 
     traffic: Traffic
@@ -64,10 +64,10 @@ class Drive:
 def write_truth(
     order: Drive, truth: Path, progress: Callable[[int], None] = lambda _done: None
 ) -> dict[str, Any]:
-    """Send the traffic, and write its truth into a folder that is not there yet; gives the totals.
+    """Send the traffic, write its truth into a new folder, and return the totals.
 
     Raises:
-        DriveFailedError: the quotas could not be set, or the truth not be written.
+        DriveFailedError: the quotas could not be set, or the truth could not be written.
     """
     try:
         with written_aside(truth) as (aside,):
@@ -75,7 +75,7 @@ def write_truth(
             began_ms = _now_ms()
             asyncio.run(driven.run())
             driven.truth.close()
-            said = {
+            parameters = {
                 "seed": order.traffic.seed,
                 "events": order.traffic.events,
                 "from_ms": began_ms,
@@ -86,13 +86,13 @@ def write_truth(
                 "failed": driven.failed,
                 "failures": driven.failures,
             }
-            return write_totals(aside, said, [driven.truth.sums])
+            return write_totals(aside, parameters, [driven.truth.sums])
     except OSError as error:
         raise DriveFailedError(str(error)) from None
 
 
 class Posts(Protocol):
-    """What is needed of an HTTP client."""
+    """The part of an HTTP client that is used here."""
 
     async def post(self, url: str, *, json: Any) -> httpx.Response:
         """Send JSON."""
@@ -100,12 +100,12 @@ class Posts(Protocol):
 
 @dataclass(slots=True)
 class _Driven:
-    """Traffic on its way, and what came back.
+    """Traffic being sent, and the answers to it.
 
     Attributes:
         failed: asks that got no decision; whether they were charged is unknown.
-        failures: some of the reasons, each once.
-        sources: by whom asks were answered; what the store did not answer charged nothing for certain.
+        failures: some of the reasons, without repetition.
+        sources: how many answers had which source; an answer without the store charged nothing.
     """
 
     order: Drive
@@ -148,7 +148,7 @@ class _Driven:
             await self._until_followed(client, node)
 
     async def _until_followed(self, client: httpx.AsyncClient, node: str) -> None:
-        """Wait until a node decides by the new quotas; the others take them in within a second."""
+        """Wait until a node decides by the new quotas; the other nodes follow within a second."""
         someone = {"principal": "p", "ip": "10.0.0.1", "broker": "1", "listener": LISTENER}
         wanted = {(entity, key) for entity, its in quotas.DEFINITIONS.items() for key in its}
         give_up = time.monotonic() + FOLLOWED_WITHIN_S
@@ -177,7 +177,7 @@ class _Driven:
     async def _ask_again(
         self, client: Posts, number: int, throttled: Sequence[tuple[Event, dict[str, Any], int]]
     ) -> list[tuple[Event, dict[str, Any], int]]:
-        """Ask again what is worth waiting for; connections as KIP-612 has it, with a re-check."""
+        """Repeat the asks whose wait is short enough; connections with a re-check, as in KIP-612."""
         waiting = [each for each in throttled if each[2] <= self.order.longest_wait_ms]
         if not waiting:
             return []
@@ -192,7 +192,7 @@ class _Driven:
     async def _ask(
         self, client: Posts, number: int, asks: Sequence[tuple[Event, dict[str, Any]]]
     ) -> list[tuple[Event, dict[str, Any], int]]:
-        """Ask the node whose turn it is; gives back what was throttled, and for how long."""
+        """Ask the next node; return the throttled asks and their waits."""
         node = self.order.urls[number % len(self.order.urls)]
         try:
             decisions = await _decisions(client, node, [ask for _, ask in asks])
@@ -214,7 +214,7 @@ class _Driven:
             self.failures.append(why)
 
     def _note(self, event: Event, decision: str, source: str) -> None:
-        """Keep what an answer means for each id of its ask."""
+        """Record what an answer means for each id of its ask."""
         principal, now_ms, charged = event.principal or "", _now_ms(), 0
         self.sources[source] += 1
         new = [each for each in event.ids if (principal, each) not in self._brought_in]
@@ -260,7 +260,7 @@ async def _posted(client: Posts, url: str, body: Any) -> dict[str, Any]:
 
 
 def _shed_for_s(answer: httpx.Response) -> int | None:
-    """After how many seconds a call may be sent again that was shed; None if it was not."""
+    """Seconds until a call that was shed may be sent again; None if it was not shed."""
     if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or OVERLOADED not in answer.text:
         return None
     after = answer.headers.get("Retry-After", "")
@@ -268,7 +268,7 @@ def _shed_for_s(answer: httpx.Response) -> int | None:
 
 
 def _in_calls(events: Iterator[Event], size: int) -> Iterator[list[Event]]:
-    """Cut into lists of a size, the last one perhaps shorter."""
+    """Split into lists of a size; the last one may be shorter."""
     while call := list(itertools.islice(events, size)):
         yield call
 

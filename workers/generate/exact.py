@@ -1,6 +1,6 @@
-"""Buckets that decide as the domain does, fast: ids by its exact sets, rates with each sum taken once.
+"""Fast buckets that decide as the domain does: ids with its exact sets, rates with each sum computed once.
 
-The tests hold both to the domain's oracle.
+Tests compare both with the domain's oracle.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from app.domain.quota import Quota
 from app.domain.sampled_rate import Samples
 
 MAX_IDS: Final = 1_000_000
-"""Nobody in this traffic comes near it, so capacity is no reason here."""
+"""No principal of this traffic comes near this capacity, so `capacity` never occurs as a reason."""
 
 
 class IdsVerdict(NamedTuple):
-    """What a bucket says of an ask's ids, which are unseen or seen."""
+    """The verdict of a bucket on an ask's ids, which are unseen or seen."""
 
     outcome: str
     throttle_ms: int
@@ -28,7 +28,7 @@ class IdsVerdict(NamedTuple):
 
 
 def judged(quota: Quota, ids: ExactIds, asked: Sequence[bytes], now_ms: int) -> IdsVerdict:
-    """Whether these ids pass, nothing written."""
+    """Return the verdict on these ids, without writing anything."""
     unseen: list[bytes] = []
     seen: list[bytes] = []
     for each in asked:
@@ -42,7 +42,7 @@ def judged(quota: Quota, ids: ExactIds, asked: Sequence[bytes], now_ms: int) -> 
 
 
 def touched(quota: Quota, ids: ExactIds, seen: Sequence[bytes], now_ms: int) -> list[bytes]:
-    """Write seen ids to the open layer; gives back those that were not there."""
+    """Write seen ids to the open layer; return those that were not in it."""
     stale = [each for each in seen if ids.stale(each, now_ms, quota.layers)]
     for each in stale:
         ids.refresh(each, now_ms, quota.layers, quota.limit, MAX_IDS)
@@ -56,7 +56,7 @@ def charge(quota: Quota, ids: ExactIds, unseen: Sequence[bytes], now_ms: int) ->
 
 
 class RateVerdict(NamedTuple):
-    """What a delaying rate says, the bucket as it would be with the charge, and what it would show."""
+    """The verdict of a delaying rate, and the bucket and its values as they would be after the charge."""
 
     throttle_ms: int
     after: Samples
@@ -65,7 +65,7 @@ class RateVerdict(NamedTuple):
 
 
 def delayed(quota: Quota, state: Samples, usage: float, now_ms: int) -> RateVerdict:
-    """The verdict of a sampled rate that delays, nothing written."""
+    """Return the verdict of a sampled rate that delays, without writing anything."""
     after = sampled_rate.record(state, usage, now_ms, quota.samples, quota.sample_ms)
     observed, window, summed = _measure(quota, after, now_ms)
     delay = sampled_rate.delay_ms(observed, quota.limit, window, quota.longest_delay_ms)
@@ -73,13 +73,13 @@ def delayed(quota: Quota, state: Samples, usage: float, now_ms: int) -> RateVerd
 
 
 def shown(quota: Quota, state: Samples, now_ms: int) -> tuple[float, float]:
-    """Observed and remaining, as they stand."""
+    """The observed value of the bucket, and what remains."""
     observed, window, summed = _measure(quota, state, now_ms)
     return observed, quota.limit * (window / 1000) - summed
 
 
 def _measure(quota: Quota, state: Samples, now_ms: int) -> tuple[float, int, float]:
-    alive = sampled_rate.live(state, now_ms, quota.samples, quota.sample_ms)
+    alive = sampled_rate.live_samples(state, now_ms, quota.samples, quota.sample_ms)
     elapsed = now_ms - alive[0].start_ms if alive else 0
     window = sampled_rate.window_ms(elapsed, quota.samples, quota.sample_ms)
     summed = sampled_rate.total(alive)

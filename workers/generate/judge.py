@@ -1,4 +1,4 @@
-"""Decides events in order, and leaves what a node would have logged of each."""
+"""Decides events in order, and gathers the rows that a node would log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from app.domain.decision import Verdict, combine
 from app.domain.digest import digest
 from app.domain.exact_ids import ExactIds
-from app.domain.oracle import Charge, RateBucket
+from app.domain.oracle import BucketCharge, RateBucket
 from app.domain.quota import RECHECK_MS, Quota
 from app.domain.sampled_rate import Samples
 from workers.generate import quotas
@@ -23,8 +23,8 @@ BY_ADDRESS: Final = quotas.quota("ip=*", "connection_creation_rate")
 BY_LISTENER: Final = quotas.quota("listener=*", "max_connection_creation_rate")
 
 
-class Decided(NamedTuple):
-    """What became of an event: the decision, and of its ids, as digests, which were new and charged."""
+class EventOutcome(NamedTuple):
+    """The decision on an event, and the digests of its ids: all, the new ones, and the charged ones."""
 
     decision: str
     digests: list[bytes]
@@ -43,7 +43,7 @@ class Principal:
 
 
 class Judge:
-    """One node's worth of buckets; ``columns`` gathers the rows."""
+    """The buckets of one node; ``columns`` gathers the rows."""
 
     def __init__(self, columns: Columns, secret: bytes) -> None:
         self.columns = columns
@@ -52,8 +52,8 @@ class Judge:
         self._addresses: dict[str, tuple[RateBucket, int]] = {}
         self._listeners: dict[str, tuple[RateBucket, int]] = {}
 
-    def decide(self, event: Event, now_ms: int) -> Decided:
-        """Decide an event, and log its row but for its batch and order."""
+    def decide(self, event: Event, now_ms: int) -> EventOutcome:
+        """Decide an event and gather its row, except for its batch and order."""
         self._whose(event, now_ms)
         if event.principal is None:
             return self._connection(event, now_ms)
@@ -71,23 +71,23 @@ class Judge:
         ):
             column.append(NONE if name is None else names.of(name))
 
-    def _batch(self, event: Event, principal: str, now_ms: int) -> Decided:
+    def _batch(self, event: Event, principal: str, now_ms: int) -> EventOutcome:
         rows, whose = self.columns, self._principal(principal)
         digests = [digest(self._secret, principal, each) for each in event.ids]
-        said = judged(IDS, whose.ids, digests, now_ms)
+        ids = judged(IDS, whose.ids, digests, now_ms)
         requests = delayed(REQUESTS, whose.requests, 1, now_ms)
         bytes_ = delayed(BYTES, whose.bytes, event.produce_bytes, now_ms)
-        refreshed = touched(IDS, whose.ids, said.seen, now_ms)
-        refused = said.outcome != "admit"
+        refreshed = touched(IDS, whose.ids, ids.seen, now_ms)
+        refused = ids.outcome != "admit"
         if refused:
             charged: list[bytes] = []
-            decision, throttle_ms, by = said.outcome, said.throttle_ms, whose.quotas[0]
+            decision, throttle_ms, by = ids.outcome, ids.throttle_ms, whose.quotas[0]
             shows = (
                 shown(REQUESTS, whose.requests, now_ms),
                 shown(BYTES, whose.bytes, now_ms),
             )
         else:
-            charged = said.unseen
+            charged = ids.unseen
             charge(IDS, whose.ids, charged, now_ms)
             whose.requests, whose.bytes = requests.after, bytes_.after
             throttle_ms = max(requests.throttle_ms, bytes_.throttle_ms)
@@ -104,10 +104,10 @@ class Judge:
         rows.verdict(
             whose.quotas[0],
             len(digests),
-            said.outcome,
-            said.throttle_ms,
+            ids.outcome,
+            ids.throttle_ms,
             (counted, IDS.limit - counted),
-            said.reason,
+            ids.reason,
             charged,
             refreshed,
         )
@@ -117,11 +117,11 @@ class Judge:
         ):
             outcome = "delay" if verdict.throttle_ms else "admit"
             rows.verdict(whose.quotas[place], usage, outcome, verdict.throttle_ms, show)
-        self._decided(decision, throttle_ms, by, NONE if said.reason is None else 0, verdicts=3)
-        return Decided(decision, digests, said.unseen, charged)
+        self._decided(decision, throttle_ms, by, NONE if ids.reason is None else 0, verdicts=3)
+        return EventOutcome(decision, digests, ids.unseen, charged)
 
-    def _connection(self, event: Event, now_ms: int) -> Decided:
-        """As the oracle does it, which is fast enough for the few that there are."""
+    def _connection(self, event: Event, now_ms: int) -> EventOutcome:
+        """Decide with the oracle, which is fast enough for the few connections."""
         assert event.ip is not None
         assert event.broker is not None
         rows = self.columns
@@ -136,8 +136,8 @@ class Judge:
         ]
         verdicts = []
         for bucket, place, quota in parts:
-            said = bucket.judge(_one_connection(quota, now_ms))
-            throttle_ms = min(said.throttle_ms, RECHECK_MS) if quota is BY_ADDRESS else said.throttle_ms
+            result = bucket.judge(_one_connection(quota, now_ms))
+            throttle_ms = min(result.throttle_ms, RECHECK_MS) if quota is BY_ADDRESS else result.throttle_ms
             verdicts.append(
                 Verdict(
                     quota=quota.key,
@@ -146,7 +146,7 @@ class Judge:
                     limit=quota.limit,
                     enforcement=quota.enforcement,
                     shadow=False,
-                    outcome=said.outcome,
+                    outcome=result.outcome,
                     throttle_ms=throttle_ms,
                 )
             )
@@ -163,7 +163,7 @@ class Judge:
         rows.usage_sizes.append(1)
         by = NONE if limited_by is None or limited_by.bucket is None else int(limited_by.bucket)
         self._decided(decision, throttle_ms, by, NONE, verdicts=2)
-        return Decided(decision, [], [], [])
+        return EventOutcome(decision, [], [], [])
 
     def _decided(self, decision: str, throttle_ms: int, by: int, why: int, *, verdicts: int) -> None:
         rows = self.columns
@@ -195,7 +195,7 @@ class Judge:
         return found
 
 
-def _one_connection(quota: Quota, now_ms: int) -> Charge:
-    return Charge(
+def _one_connection(quota: Quota, now_ms: int) -> BucketCharge:
+    return BucketCharge(
         quota, usage=1, enforcement=quota.enforcement, recording=False, now_ms=now_ms, wait_from_ms=now_ms
     )

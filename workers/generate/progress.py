@@ -1,4 +1,4 @@
-"""How far it is, on standard error, at a terminal only."""
+"""Shows progress on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.progress import (
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar; gives what is called with the number done so far."""
+    """Show a progress bar; yields the function to call with the number done so far."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""The quotas that generated traffic is judged by: what keeps most principals at peace and stops the rest."""
+"""The quotas for generated traffic: most principals stay within them, and some exceed them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEFINITIONS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "ip=*": {"connection_creation_rate": {"limit": 5}},
     "listener=*": {"max_connection_creation_rate": {"limit": 50}},
 }
-"""By entity, as a PUT would set them."""
+"""The quotas by entity, as in the body of a PUT."""
 
 
 def quota(entity: str, key: str) -> Quota:
-    """One of them, with every default applied."""
+    """Return one of these quotas with all defaults applied."""
     return resolve(key, DEFINITIONS[entity][key], Entity.parse(entity), Defaults(), epoch=0)

@@ -16,45 +16,45 @@ from typing import Any, Final, Literal, NamedTuple
 Cause = Literal["steady", "restart_loop", "renew_on_error", "per_batch"]
 
 CAUSES: Final[tuple[Cause, ...]] = ("steady", "restart_loop", "renew_on_error", "per_batch")
-"""How a producer comes by its ids: one for life; one for each restart, of which there are many; one more
-after each error; one for each batch. The last three are what KIP-936 names as the causes of too many ids."""
+"""How a producer gets its ids: one for life, one per restart (there are many), another after each error, or
+one per batch. The last three are the causes of too many ids that KIP-936 names."""
 
 WEIGHTS: Final = (80, 8, 6, 6)
 MOST_PRODUCERS: Final = 12
 """Of one principal."""
 
 CHUNK: Final = 4096
-"""Events that share a source of randomness."""
+"""How many events share one random generator."""
 
 DEPLOY_EVERY_MS: Final = 300_000
 FIRST_DEPLOYMENT_MS: Final = 5_000
 STORM_MS: Final = 3_000
 CONNECTING: Final = 0.02
 CONNECTING_IN_A_STORM: Final = 0.75
-"""Which part of the events are connections: after a deployment all clients connect again."""
+"""The share of events that are connections: after a deployment all clients connect again."""
 
 TWO_IDS: Final = 0.1
-"""Which part of the asks speaks for two producers at once, as a proxy does that gathers them."""
+"""The share of asks that name two producers at once, like those of a proxy that gathers requests."""
 
 SMALLEST_BYTES: Final = 200
 SPREAD_OF_BYTES: Final = 1_000
-"""A batch has from 200 bytes to 200 kB, each order of magnitude as often as the next."""
+"""A batch has 200 bytes to 200 kB; each order of magnitude is equally frequent."""
 
 BROKERS: Final = ("1", "2", "3")
 LISTENER: Final = "EXTERNAL"
 GENERATIONS: Final = 10**10
-"""More than a producer can have ids."""
+"""Larger than the number of ids a producer can have."""
 
 
 class Event(NamedTuple):
-    """One ask; of a connection there is an address, of a batch a principal.
+    """One ask: a connection with an address, or a batch with a principal.
 
     Attributes:
         number: its place in the stream.
-        at_ms: when it happens, counted from the stream's beginning.
-        rank: of the principal, 1 for the busiest.
-        ids: of the producers, in order and each once.
-        causes: how each of those producers comes by its ids.
+        at_ms: when it happens, in ms since the start of the stream.
+        rank: the principal's rank, 1 for the busiest.
+        ids: the producers' ids, in order, each once.
+        causes: how each of those producers gets its ids.
     """
 
     number: int
@@ -70,7 +70,7 @@ class Event(NamedTuple):
 
     @property
     def ask(self) -> dict[str, Any]:
-        """The ask as the wire has it."""
+        """The ask as sent over HTTP."""
         if self.principal is None:
             usage: dict[str, Any] = {"connections": 1}
             return {"ip": self.ip, "broker": self.broker, "listener": LISTENER, "usage": usage}
@@ -79,7 +79,7 @@ class Event(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """One producing program; ``number`` is unique over all, ``period_ms`` how long an id lasts on average."""
+    """One producing program; ``number`` is unique, and ``period_ms`` is the average lifetime of an id."""
 
     number: int
     client_id: str
@@ -88,7 +88,7 @@ class Producer(NamedTuple):
     period_ms: int
 
     def id_at(self, at_ms: int, event: int) -> int:
-        """The producer id it has at a moment."""
+        """The producer id in use at a given time."""
         return self.number * GENERATIONS + self._generation(at_ms, event)
 
     def _generation(self, at_ms: int, event: int) -> int:
@@ -105,10 +105,10 @@ class Producer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A stream of so many events, so many a second.
+    """A stream with a given number of events at a given rate.
 
     Attributes:
-        principals: how many there are; the n-th busiest asks n^-zipf times as often as the busiest.
+        principals: their number; the n-th busiest asks n^-zipf times as often as the busiest.
     """
 
     seed: int
@@ -127,15 +127,15 @@ class Traffic:
 
     @property
     def length_ms(self) -> int:
-        """How long the whole stream takes."""
+        """The duration of the whole stream in ms."""
         return self.at_ms(self.events)
 
     def at_ms(self, number: int) -> int:
-        """When an event happens."""
+        """The time of an event, in ms since the start of the stream."""
         return int(number * 1000 / self.rate)
 
     def stream(self, wanted: Callable[[int, bool], bool] | None = None) -> Iterator[Event]:
-        """The events in order; only those that are wanted, by the rank and by whether it connects."""
+        """Yield in order the events that ``wanted`` accepts, by rank and by whether they connect."""
         shares, last = self._shares, len(self._shares) - 1
         for first in range(0, self.events, CHUNK):
             draw = Random(f"{self.seed}/{first}").random  # noqa: S311  traffic, no secrets
@@ -153,7 +153,7 @@ class Traffic:
                     yield self._batch(number, at_ms, rank, (what - connecting) / (1 - connecting), how)
 
     def producers(self, rank: int) -> tuple[Producer, ...]:
-        """The programs of a principal; the busiest one has every cause."""
+        """The producers of a principal; the busiest principal has producers of every cause."""
         found = self._producers.get(rank)
         if found is None:
             found = self._producers[rank] = self._make_producers(rank)
@@ -203,7 +203,7 @@ class Traffic:
 
 
 def in_a_storm(at_ms: int) -> bool:
-    """Whether a deployment has just let everybody connect anew.
+    """Whether all clients are connecting again after a deployment.
 
     >>> in_a_storm(4_999), in_a_storm(5_000), in_a_storm(8_000), in_a_storm(305_000)
     (False, True, False, True)

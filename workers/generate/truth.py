@@ -1,4 +1,4 @@
-"""The ground truth beside generated traffic: every use of every id, what became of it, and the sums."""
+"""The ground truth of generated traffic: every use of every id, its outcome, and the sums."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _CAUSE: Final[dict[str, int]] = {cause: place for place, cause in enumerate(CAUS
 
 
 class Truth:
-    """The uses of ids being gathered, and the sums of all that were."""
+    """The uses of ids gathered since the last flush, and the sums of all uses."""
 
     def __init__(self, path: Path, *, digests: bool = True) -> None:
         self._digests = digests
         self._writer = pq.ParquetWriter(path, USES, compression="zstd")
         self._names = Places()
         self.sums: dict[str, Counter[str]] = {}
-        """For each principal (``""``: connections) its asks, uses, charges, and decisions by their name."""
+        """For each principal (``""``: connections) its numbers of asks, uses, charges, and each decision."""
         self._clear()
 
     def _clear(self) -> None:
@@ -80,7 +80,7 @@ class Truth:
         new: bool,
         charged: bool,
     ) -> None:
-        """Note that an ask named an id."""
+        """Record that an ask named an id."""
         self._event.append(event)
         self._at_ms.append(at_ms)
         self._principal.append(self._names.of(principal))
@@ -92,7 +92,7 @@ class Truth:
         self._decision.append(OUTCOME[decision])
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the uses gathered so far."""
         columns = [
             column(self._event),
             column(self._at_ms),
@@ -108,15 +108,15 @@ class Truth:
         self._clear()
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the remaining uses, and close the file."""
         self.flush()
         self._writer.close()
 
 
 def write_totals(
-    folder: Path, said: Mapping[str, Any], sums: Iterable[Mapping[str, Mapping[str, int]]]
+    folder: Path, parameters: Mapping[str, Any], sums: Iterable[Mapping[str, Mapping[str, int]]]
 ) -> dict[str, Any]:
-    """Write ``totals.json``: what the traffic was made from, and its sums by principal and overall."""
+    """Write ``totals.json``: the parameters of the traffic, and its sums by principal and overall."""
     principals: dict[str, Counter[str]] = {}
     for each in sums:
         for name, counts in each.items():
@@ -126,7 +126,7 @@ def write_totals(
         overall.update(counts)
     connections = principals.pop("", Counter())
     totals = {
-        **said,
+        **parameters,
         "overall": _ordered(overall),
         "connections": _ordered(connections),
         "principals": {name: _ordered(principals[name]) for name in sorted(principals)},

@@ -1,14 +1,14 @@
-"""Writes a decision log of any size straight to Parquet, decided as nodes would have, and the truth with it.
+"""Writes a decision log of any size, decided as nodes would decide, straight to Parquet, and its truth.
 
-Several programs share the work: each judges its part of the principals, as if it were their node, and one of
-them the connections. The folders appear whole, at the end.
+Several programs share the work. Each decides the asks of its part of the principals, as their node would, and
+one of them also decides the connections. The folders appear at the end, complete.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -17,13 +17,15 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from app.decision_log.batch import VERSION, Batch, Row, batch_id
 from app.domain.digest import fingerprint
 from workers.decision_log.fingerprints import with_secrets
+from workers.decision_log.rows import table
 from workers.decision_log.schema import HOUR_MS, SCHEMA, partition
 from workers.generate import quotas
 from workers.generate.aside import written_aside
 from workers.generate.columns import Columns
-from workers.generate.judge import Decided, Judge
+from workers.generate.judge import EventOutcome, Judge
 from workers.generate.traffic import Event, Traffic
 from workers.generate.truth import Truth, write_totals
 
@@ -31,19 +33,20 @@ ROWS_AT_ONCE: Final = 50_000
 ROWS_OF_A_BATCH: Final = 100
 EVENTS_OF_A_CALL: Final = 16
 ORDER_OF_A_CALL: Final = 128
-"""By which the order grows from call to call of the script."""
+"""By how much the order grows from one call of the script to the next."""
 
 LOOK_EVERY_S: Final = 0.2
+WHO: Final = "quotagate generate"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be written.
+    """What to write.
 
     Attributes:
         start_ms: when the traffic begins.
         secret: hashes the ids.
-        programs: how many share the work.
+        programs: the number of programs that share the work.
     """
 
     traffic: Traffic
@@ -59,12 +62,12 @@ class WriteFailedError(Exception):
 def write_log(
     order: Order, log: Path, truth: Path, progress: Callable[[int], None] = lambda _done: None
 ) -> dict[str, Any]:
-    """Write the log and its truth into two folders that are not there yet; gives the totals.
+    """Write the log and its truth into two new folders, and return the totals.
 
     Raises:
-        WriteFailedError: nothing is left behind then.
+        WriteFailedError: the log could not be written; nothing is left behind.
     """
-    said = {
+    parameters = {
         "seed": order.traffic.seed,
         "events": order.traffic.events,
         "from_ms": order.start_ms,
@@ -75,13 +78,13 @@ def write_log(
         with written_aside(log, truth) as (rows, uses):
             sums = _write_all(order, rows, uses, progress)
             _write_quotas(order, rows)
-            return write_totals(uses, said, sums)
+            return write_totals(uses, parameters, sums)
     except OSError as error:
         raise WriteFailedError(str(error)) from None
 
 
 def _write_all(order: Order, log: Path, truth: Path, progress: Callable[[int], None]) -> list[Any]:
-    """Let each program write its part; what each of them counted."""
+    """Have each program write its part; return the sums of each."""
     context = get_context("spawn")
     done, trouble = context.Array("Q", order.programs), context.SimpleQueue()
     parts = [
@@ -115,11 +118,11 @@ def _write_all(order: Order, log: Path, truth: Path, progress: Callable[[int], N
 
 
 def _write_part(order: Order, part: int, log: str, truth: str, done: Any, trouble: Any) -> None:
-    """What one program does; it ends with the one that started it, which Ctrl-C is for.
+    """Write one program's part. It ignores Ctrl-C, which its parent obeys, and ends when the parent does.
 
     Args:
-        done: takes how many rows it has written.
-        trouble: takes why it could not go on.
+        done: receives the number of rows written.
+        trouble: receives the reason for a failure.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     starter = parent_process()
@@ -130,14 +133,14 @@ def _write_part(order: Order, part: int, log: str, truth: str, done: Any, troubl
             raise SystemExit(1)
 
     try:
-        sums = _Part(order, part, Path(log), Path(truth)).write(count)
+        sums = _Share(order, part, Path(log), Path(truth)).write(count)
         (Path(truth) / f"sums-{part}.json").write_text(json.dumps(sums), encoding="utf-8")
     except OSError as error:
         trouble.put(str(error))
         raise SystemExit(1) from None
 
 
-class _Part:
+class _Share:
     """The rows and the truth of one program's principals."""
 
     def __init__(self, order: Order, part: int, log: Path, truth: Path) -> None:
@@ -151,7 +154,7 @@ class _Part:
         self._batch = self._place = 0
 
     def write(self, done: Callable[[int], None]) -> dict[str, dict[str, int]]:
-        """Write every event that is this program's; gives the sums."""
+        """Write all events of this program's share, and return the sums."""
         hour = 0
         for event in self._order.traffic.stream(self._is_mine):
             now_ms = self._order.start_ms + event.at_ms
@@ -168,7 +171,7 @@ class _Part:
 
     def _is_mine(self, rank: int, connects: bool) -> bool:
         if connects:
-            return self._part == self._order.programs - 1  # a listener's bucket is everybody's
+            return self._part == self._order.programs - 1  # all principals share a listener's bucket
         return rank % self._order.programs == self._part
 
     def _log(self, event: Event, now_ms: int) -> None:
@@ -183,10 +186,12 @@ class _Part:
         self._rows += 1
         self._note(event, now_ms, self._judge.decide(event, now_ms))
 
-    def _note(self, event: Event, now_ms: int, said: Decided) -> None:
+    def _note(self, event: Event, now_ms: int, outcome: EventOutcome) -> None:
         principal = event.principal or ""
-        self._truth.asked(principal, said.decision, len(event.ids), len(said.unseen), len(said.charged))
-        for each, digest, cause in zip(event.ids, said.digests, event.causes, strict=True):
+        self._truth.asked(
+            principal, outcome.decision, len(event.ids), len(outcome.unseen), len(outcome.charged)
+        )
+        for each, digest, cause in zip(event.ids, outcome.digests, event.causes, strict=True):
             self._truth.used(
                 event.number,
                 now_ms,
@@ -194,9 +199,9 @@ class _Part:
                 each,
                 digest,
                 cause,
-                said.decision,
-                new=digest in said.unseen,
-                charged=digest in said.charged,
+                outcome.decision,
+                new=digest in outcome.unseen,
+                charged=digest in outcome.charged,
             )
 
     def _end_batch(self) -> None:
@@ -211,7 +216,7 @@ class _Part:
 
 
 class _Files:
-    """One Parquet file an hour, in the folder of its hour."""
+    """One Parquet file per hour, in the folder of its hour."""
 
     def __init__(self, log: Path, node: str, secret: bytes) -> None:
         self._log = log
@@ -221,7 +226,7 @@ class _Files:
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, hour: int, rows: pa.RecordBatch) -> None:
-        """Write rows that all belong to an hour, counted from 1970, and to none before."""
+        """Write rows of one hour, counted from 1970. Hours must not decrease from call to call."""
         if self._writer is None or hour != self._hour:
             self.close()
             self._hour = hour
@@ -239,34 +244,19 @@ class _Files:
 
 
 def _write_quotas(order: Order, log: Path) -> None:
-    """The quotas, as the changes that set them before the first ask."""
-    rows: Sequence[dict[str, Any]] = [
-        {
-            **dict.fromkeys(SCHEMA.names),
-            "kind": "quota",
-            "batch": f"generated-quotas-{0:012}",
-            "place": place,
-            "node": "generated-0",
-            "at_ms": order.start_ms,
-            "deny": False,
-            "recheck": False,
-            "cluster_action": False,
-            "usage": {},
-            "throttle_ms": 0,
-            "charged": False,
-            "applied": 0,
-            "replayed": False,
-            "batch_rows": len(quotas.DEFINITIONS),
-            "change": {
-                "what": entity,
-                "before": None,
-                "after": json.dumps(definitions),
-                "who": "quotagate generate",
-                "version": place + 1,
-            },
-        }
-        for place, (entity, definitions) in enumerate(quotas.DEFINITIONS.items())
+    """Write the changes that set the quotas, as rows before the first ask."""
+    rows = [
+        Row("quota", order.start_ms, what=entity, after=json.dumps(definitions), who=WHO, version=version)
+        for version, (entity, definitions) in enumerate(quotas.DEFINITIONS.items(), 1)
     ]
+    batch = Batch(
+        version=VERSION,
+        id=batch_id("generated-quotas", 0),
+        node="generated-0",
+        sent_ms=order.start_ms,
+        quotas=[],
+        rows=rows,
+    )
     path = log / partition(order.start_ms) / "generated-quotas.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, compression="zstd")
+    pq.write_table(table([batch]), path, compression="zstd")

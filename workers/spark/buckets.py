@@ -1,35 +1,36 @@
-"""The log seen by bucket: one row for each verdict, in the order in which the store decided them."""
+"""The decision log by bucket: one row for each verdict, in the store's order; and conditions on log rows."""
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from app.decision_log import columns
 from app.domain.decision import BYTE_RATES
-from app.domain.quota import Layers, Quota
+from app.domain.quota import Quota
 
 _LARGE: Final = 4_096
 
-Places = dict[tuple[str, str], list[int]]
-"""Places in the store's order, ascending, by a bucket's name and the quota."""
+Orders = dict[tuple[str, str], list[int]]
+"""Places in the store's order, ascending, by bucket name and quota key."""
 
 
-class Asked(NamedTuple):
-    """One verdict, and of its ask what concerns the bucket; the fields are the columns of ``by_bucket``.
+class BucketRow(NamedTuple):
+    """A row of ``by_bucket``: one verdict, and what its bucket needs to know of the ask.
 
     Attributes:
-        key: names the bucket: what a change of starts an empty one is part of it.
-        is_refused: the whole ask was, by whatever quota: nothing was charged.
-        byte_delay_ms: the larger delay that a byte rate gave the same ask.
-        ids: of producer ids the ask's, as signed integers.
+        key: identifies the bucket; it changes when a change of the quota starts an empty bucket.
+        is_refused: the ask was refused, by this quota or another: nothing was charged.
+        byte_delay_ms: the largest delay that a byte rate gave to the same ask.
+        ids: the ask's producer ids as signed integers; None for other quotas.
     """
 
     key: str
@@ -67,59 +68,34 @@ class Asked(NamedTuple):
     charged_ids: list[int] | None
     refreshed_ids: list[int] | None
 
+    @property
+    def is_charged(self) -> bool:
+        """Whether the usage was charged."""
+        return self.mode in {"admit", "record"} and not self.is_refused
+
     def as_quota(self) -> Quota:
         """The quota as it applied to this ask."""
-        said: tuple[Any, ...] = self[_FIRST_OF_QUOTA:_PAST_QUOTA]
-        return _quota(self.quota, *said)
+        return _quota(_quota_values(self))
 
 
-_IDS: Final = Asked._fields.index("ids")
-VERDICT_COLUMNS: Final = Asked._fields[_IDS + 1 :]
-"""What is taken of a verdict as it stands there."""
-_FIRST_OF_QUOTA: Final = Asked._fields.index("limit")
-_PAST_QUOTA: Final = Asked._fields.index("usage")
+QUOTA_COLUMNS: Final = tuple(name for name in columns.QUOTA if name not in {"entity", "bucket"})
+_quota_values = attrgetter(*QUOTA_COLUMNS)
+VERDICT_COLUMNS: Final = tuple(column.name for column in columns.VERDICT)
+_ASK_COLUMNS: Final = tuple(
+    name for name in BucketRow._fields if name not in {*VERDICT_COLUMNS, "key", "ids"}
+)
 
 
 @lru_cache(_LARGE)
-def _quota(*said: Any) -> Quota:
-    (
-        key,
-        limit,
-        algorithm,
-        enforcement,
-        shadow,
-        scope,
-        samples,
-        sample_ms,
-        burst,
-        window,
-        interval,
-        ttl,
-        epoch,
-        max_debt,
-    ) = said
-    return Quota(
-        key,
-        limit,
-        algorithm,
-        enforcement,
-        shadow=shadow,
-        scope=scope,
-        samples=samples,
-        sample_ms=sample_ms,
-        burst=burst,
-        window_ms=window,
-        layers=Layers(interval, ttl),
-        epoch=epoch,
-        max_debt=math.inf if max_debt is None else max_debt,
-    )
+def _quota(values: tuple[Any, ...]) -> Quota:
+    return columns.as_quota(dict(zip(QUOTA_COLUMNS, values, strict=True)))
 
 
-def by_bucket(rows: DataFrame, partitions: int | None = None) -> DataFrame:
-    """Each verdict that the store gave, a bucket's together and in order; answers given again are left out.
+def by_bucket(rows: DataFrame) -> DataFrame:
+    """The verdicts that the store gave, grouped by bucket and in the store's order.
 
-    Rows of kind ``ids`` are there too: what was charged by asks that are not logged themselves, and what was
-    refreshed for asks that were refused without the store. So are those of kind ``late``: the store decided.
+    Rows of kind ``ids`` (charges of asks that are not logged, and ids refreshed for asks that a node refused
+    itself) and ``late`` are included. Answers repeated to a retry are left out.
     """
     by_store = (f.col("source") == "store") | (f.col("failure") == "store_full")
     decided = f.col("order").isNotNull() & by_store & ~f.col("replayed")
@@ -135,70 +111,78 @@ def by_bucket(rows: DataFrame, partitions: int | None = None) -> DataFrame:
         f.col("ids").alias("all_ids"),
         f.explode("verdicts").alias("verdict"),
     )
-    counts_ids = verdict["algorithm"] == "producer_ids"
-    columns: dict[str, Column] = {
-        **{name: f.col(name) for name in Asked._fields[1:_IDS]},
-        "ids": f.when(counts_ids, f.col("all_ids")),
-        **{name: verdict[name] for name in VERDICT_COLUMNS},
-    }
-    key = bucket_key(**{name: verdict[name] for name in KEY_COLUMNS})
-    flat = exploded.select(key.alias("key"), *(columns[name].alias(name) for name in Asked._fields[1:]))
-    # what a full store had no room for was not decided by it, and nothing was charged
+    flat = exploded.select(
+        bucket_key(**{name: verdict[name] for name in KEY_COLUMNS}).alias("key"),
+        *_ASK_COLUMNS,
+        f.when(verdict["algorithm"] == "producer_ids", f.col("all_ids")).alias("ids"),
+        *(verdict[name].alias(name) for name in VERDICT_COLUMNS),
+    )
+    # A full store neither decided nor charged the verdicts that it had no room for.
     given = flat.where(~f.col("reason").eqNullSafe("store_full"))
-    spread = given.repartition(partitions, "key") if partitions else given.repartition("key")
-    return spread.sortWithinPartitions("key", "order")
+    return given.repartition("key").sortWithinPartitions("key", "order")
 
 
-def resets(rows: DataFrame) -> DataFrame:
-    """When which bucket was emptied on purpose: its name, the quota, and the place in the store's order."""
-    return _happened(rows, "reset", "change.before")
-
-
-def loads(rows: DataFrame) -> DataFrame:
-    """When something was put into which bucket that the log does not tell of, as ``resets`` has it."""
-    return _happened(rows, "load", "change.after")
-
-
-def places(happened: DataFrame) -> Places:
-    """What `resets` or `loads` found; administrators do so rarely."""
-    found: Places = {}
-    for bucket, quota, order in happened.distinct().collect():
-        insort(found.setdefault((bucket, quota), []), order)
-    return found
-
-
-def _happened(rows: DataFrame, kind: str, column: str) -> DataFrame:
-    quotas = f.from_json(column, "quotas array<string>")["quotas"]
-    these = rows.where((f.col("kind") == kind) & f.col("order").isNotNull())
-    return these.select(f.col("change.what").alias("bucket"), f.explode(quotas).alias("quota"), "order")
+def bucket_events(rows: DataFrame) -> tuple[Orders, Orders]:
+    """When buckets were reset, and when a backfill was loaded into them; there are few of both."""
+    resets: Orders = {}
+    loads: Orders = {}
+    is_reset = f.col("kind") == "reset"
+    change = f.when(is_reset, f.col("change.before")).otherwise(f.col("change.after"))
+    quotas = f.explode(f.from_json(change, "quotas array<string>")["quotas"])
+    events = rows.where(f.col("kind").isin("reset", "load") & f.col("order").isNotNull())
+    events = events.select(is_reset, f.col("change.what"), quotas, "order").distinct()
+    for of_reset, bucket, quota, order in events.collect():
+        insort((resets if of_reset else loads).setdefault((bucket, quota), []), order)
+    return resets, loads
 
 
 KEY_COLUMNS: Final = ("quota", "bucket", "algorithm", "samples", "sample_ms", "scope", "epoch")
 
 
-def bucket_key(**columns: Column) -> Column:
-    """The name of one bucket: the quota's key, the bucket's own name, and what a change of empties it.
+def bucket_key(**fields: Column) -> Column:
+    """The key of a bucket: quota key, bucket name, and every field whose change resets the bucket.
 
-    ``Quota.identity`` says what that is: of producer ids samples are no part.
+    ``Quota.identity`` lists these fields: for producer ids they do not include the samples.
     """
-    counts_ids = columns["algorithm"] == "producer_ids"
+    counts_ids = fields["algorithm"] == "producer_ids"
     parts = [
         f.when(counts_ids, f.lit(0)).otherwise(column) if name in {"samples", "sample_ms"} else column
-        for name, column in columns.items()
+        for name, column in fields.items()
     ]
     return f.concat_ws("\t", *(part.cast("string") for part in parts))
 
 
-def asked(batches: Iterable[pa.RecordBatch]) -> Iterator[Asked]:
-    """The rows of ``by_bucket``, as they stream through a program; a column that was not taken is None."""
+def bucket_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[BucketRow]:
+    """The rows of ``by_bucket`` from Arrow batches; a column that was not selected is None."""
     for batch in batches:
         names = set(batch.schema.names)
-        columns = [batch.column(n).to_pylist() if n in names else repeat(None) for n in Asked._fields]
-        yield from map(Asked._make, zip(*columns, strict=False))
+        values = [batch.column(n).to_pylist() if n in names else repeat(None) for n in BucketRow._fields]
+        yield from map(BucketRow._make, zip(*values, strict=False))
+
+
+def from_store() -> Column:
+    """Whether a row is a decision of the store, or the repetition of one to a retry."""
+    return (f.col("kind") == "decision") & (f.col("source") == "store")
+
+
+def without_store() -> Column:
+    """Whether a row is a decision without the store, whose call may have charged the buckets all the same."""
+    unanswered = f.col("order").isNull()  # a full store answers, and says what it charged
+    return (f.col("kind") == "decision") & (f.col("source") == "fallback") & unanswered
+
+
+def charges_apart() -> Column:
+    """Whether a row has only the charges of an ask that is not logged, as QUOTAGATE_LOG=denied writes."""
+    return (f.col("kind") == "ids") & f.exists("verdicts", lambda one: f.size(one["charged_ids"]) > 0)
+
+
+def charging_mode() -> Column:
+    """Whether a row's mode is one that charges."""
+    return f.col("mode").isin("admit", "record")
 
 
 def _byte_delay() -> Column:
-    """The larger delay of the byte rates among a row's verdicts: KIP-124 measures requests after it."""
+    """The largest delay of the byte rates among a row's verdicts: KIP-124 measures requests after it."""
     return f.coalesce(
         f.array_max(
             f.transform(

@@ -1,4 +1,4 @@
-"""The one secret that made a log's digests: ids that were hashed with another match nothing."""
+"""Checks that all files of a log were hashed with one secret: ids hashed with another would match nothing."""
 
 from __future__ import annotations
 
@@ -7,44 +7,42 @@ from typing import Final
 from pyarrow import parquet as pq
 
 from workers.decision_log.fingerprints import KEY, secrets_of
-from workers.decision_log.schema import BadFile
-from workers.spark.refused import Refused
+from workers.decision_log.schema import BadFileError
+from workers.spark.errors import JobError
 
 SHOWN: Final = 12
-"""So many letters of a fingerprint tell it from another."""
+"""How many letters of a fingerprint a message shows."""
 
 
 class Fingerprints:
-    """Looks at each file of a log.
-
-    Args:
-        known: the fingerprint of the deployment's secret, if that is known.
+    """Checks the secret of each file of a log.
 
     Attributes:
-        known: the fingerprint of the log's, once its files were looked at.
+        known: the fingerprint that all files must have: the deployment's, else that of the first file which
+            has one. None until then.
     """
 
     def __init__(self, known: str | None) -> None:
         self.known = known
-        self._whose = "this deployment"
+        self._owner = "this deployment"
 
-    def look(self, file: str, about: pq.FileMetaData) -> None:
-        """See what a file says; older ones say nothing, and are taken as they are.
+    def check(self, file: str, footer: pq.FileMetaData) -> None:
+        """Check one file. A file of an older writer names no secret, and passes.
 
         Raises:
-            Refused: it says another one.
+            JobError: the file names another secret.
         """
         try:
-            found = sorted(secrets_of(file, about.metadata))
-        except BadFile as bad:
-            raise Refused(str(bad)) from None
-        for said in found:
+            fingerprints = sorted(secrets_of(file, footer.metadata))
+        except BadFileError as error:
+            raise JobError(str(error)) from None
+        for fingerprint in fingerprints:
             if self.known is None:
-                self.known, self._whose = said, file
-            elif said != self.known:
-                raise Refused(
+                self.known, self._owner = fingerprint, file
+            elif fingerprint != self.known:
+                raise JobError(
                     f"{file}: metadata {KEY.decode()}: its ids were hashed with another secret"
-                    f" ({said[:SHOWN]}) than that of {self._whose} ({self.known[:SHOWN]}), so none of them"
-                    " would be known there; leave it out with --from or --at, or set QUOTAGATE_HASH_SECRET to"
-                    " its own"
+                    f" ({fingerprint[:SHOWN]}) than that of {self._owner} ({self.known[:SHOWN]}), so they"
+                    " would match no id there; leave this file out with --from or --at, or set"
+                    " QUOTAGATE_HASH_SECRET to its secret"
                 )

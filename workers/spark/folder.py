@@ -1,6 +1,7 @@
-"""A folder of results, wherever Spark can write: made aside, and there under its name once it is whole.
+"""A job's output folder, on any filesystem of Spark: written under a temporary name, renamed once complete.
 
-An object store renames file by file. There the texts, of which one says what the folder is, come last of all.
+Object stores cannot rename a folder at once, they copy file by file. There the text files are written last:
+one of them marks the folder as complete.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from typing import Any, Final, Self
 
 from pyspark.sql import DataFrame, SparkSession
 
-from workers.spark.refused import Refused
+from workers.spark.errors import JobError
 
-ASIDE: Final = "_{name}.making"
+TEMPORARY: Final = "_{name}.making"
 RENAMES_AT_ONCE: Final = frozenset({"file", "hdfs", "viewfs", "webhdfs"})
 
 
-class Folder:
-    """A folder being made: a context that renames it to its name when it ends well, else removes it.
+class OutputFolder:
+    """A context for writing a folder, which is renamed to its final name on success, and removed on failure.
 
     Args:
-        overwrite: replace what has the name; otherwise that is refused.
+        overwrite: replace a folder of this name; otherwise an existing one is an error.
 
     Attributes:
-        renames_at_once: whether the filesystem does, or copies one file after the other.
+        renames_at_once: whether the filesystem renames a folder in one step.
     """
 
     def __init__(self, spark: SparkSession, url: str, *, overwrite: bool = False) -> None:
@@ -32,34 +33,35 @@ class Folder:
         path = self._path(url)
         self._files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
         if url.startswith("file:") or "://" not in url:
-            self._files.setWriteChecksum(False)  # a .crc file beside each, which nobody asked for
-        self._path_ = self._files.makeQualified(path)
-        self.renames_at_once = str(self._path_.toUri().getScheme()) in RENAMES_AT_ONCE
+            self._files.setWriteChecksum(False)  # no .crc file next to each file
+        self._target = self._files.makeQualified(path)
+        self.renames_at_once = str(self._target.toUri().getScheme()) in RENAMES_AT_ONCE
         self._texts: dict[str, str] = {}
-        self._aside = self._path(f"{self._path_.getParent()}/{ASIDE.format(name=self._path_.getName())}")
-        if self._files.exists(self._path_) and not overwrite:
-            raise Refused(f"{url}: is there already; --overwrite replaces it")
+        temporary = TEMPORARY.format(name=self._target.getName())
+        self._temporary = self._path(f"{self._target.getParent()}/{temporary}")
+        if self._files.exists(self._target) and not overwrite:
+            raise JobError(f"{url}: exists already; --overwrite replaces it")
 
     def __enter__(self) -> Self:
-        self._files.delete(self._aside, True)
-        self._files.mkdirs(self._aside)
+        self._files.delete(self._temporary, True)
+        self._files.mkdirs(self._temporary)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._files.delete(self._path_, True)
-            if not self._files.rename(self._aside, self._path_):
-                raise Refused(f"{self._path_}: cannot be made")
-            for name, text in self._texts.items():
-                self._write(f"{self._path_}/{name}", text)
-        else:
-            self._files.delete(self._aside, True)
+        if kind is not None:
+            self._files.delete(self._temporary, True)
+            return
+        self._files.delete(self._target, True)
+        if not self._files.rename(self._temporary, self._target):
+            raise JobError(f"{self._target}: cannot be created")
+        for name, text in self._texts.items():
+            self._write(f"{self._target}/{name}", text)
 
     def inside(self, name: str) -> str:
-        """The URL of something in it, while it is made."""
-        return f"{self._aside}/{name}"
+        """The URL of a file or table in the folder, while it is being written."""
+        return f"{self._temporary}/{name}"
 
     def table(self, name: str, rows: DataFrame) -> None:
         """Write a table as Parquet."""
@@ -68,7 +70,7 @@ class Folder:
         )
 
     def text(self, name: str, text: str) -> None:
-        """Write a file of text."""
+        """Write a text file."""
         if self.renames_at_once:
             self._write(self.inside(name), text)
         else:

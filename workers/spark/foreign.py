@@ -1,9 +1,14 @@
-"""A history that is not ours: who used which id when, in Parquet or JSON, and what layers make of it."""
+"""A history from another system: who used which producer id when, in Parquet or JSON lines.
+
+From it follows what the producer-id buckets should hold: a use charges an id that no layer holds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,23 +23,23 @@ from app.domain.assertion import Assertion
 from app.domain.digest import as_id, digest
 from app.domain.entity import Entity
 from app.domain.quota import PRODUCER_IDS_RATE, Layers, Quota
-from workers.spark.log import Period, literal
-from workers.spark.refused import Refused
-from workers.spark.standing import Ids
+from workers.spark.bucket_state import IdsState
+from workers.spark.errors import JobError
+from workers.spark.log import Period, escape_pattern
 
 CORRUPT: Final = "_corrupt"
 FILE: Final = "_file"
 TYPE: Final = "_type"
-"""What JSON has as the id; null of Parquet, where a column has one type."""
+"""The column with the JSON type of the id; null for Parquet, where a column has one type."""
 
 ID_TYPES: Final = ("BIGINT", "STRING")
-"""What `POST /v1/decide` takes as one: 4711.0 is none there, and would be another text than 4711 here."""
+"""The types that `POST /v1/decide` accepts: not 4711.0, whose text would differ from that of 4711."""
 
 YEARS: Final = (946_684_800_000, 7_258_118_400_000)
-"""2000 to 2199: a time in seconds or microseconds lies far outside."""
+"""The years 2000 to 2199: a time in seconds or microseconds is far outside."""
 
 CHARGES: Final = 1_000_000
-"""Of a limit that decides nothing here: what a history did is taken as it is."""
+"""A limit for the replayed quota, which decides nothing: the history is taken as it is."""
 
 PARQUET_TYPES: Final = {
     "principal": (t.StringType,),
@@ -44,93 +49,76 @@ PARQUET_TYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """What the three columns are called."""
+class HistoryColumns:
+    """The names of the three columns."""
 
     principal: str = "principal"
     id: str = "id"
     time: str = "time"
 
-    def named(self) -> dict[str, str]:
-        """Each column's name by what it is."""
-        return {"principal": self.principal, "id": self.id, "time": self.time}
 
-
-def read(spark: SparkSession, url: str, kind: str, columns: Columns, period: Period) -> DataFrame:
-    """The uses of a period: ``principal``, ``id`` as text, ``at_ms``.
+def read(spark: SparkSession, url: str, kind: str, columns: HistoryColumns, period: Period) -> DataFrame:
+    """The uses in a period, with the columns ``principal``, ``id`` (as text) and ``at_ms``.
 
     Raises:
-        Refused: a file or a value is not what it should be; the message names it.
+        JobError: a file or a value is invalid; the message names it.
     """
     try:
-        place = _literal(spark, url)
-        found = _json(spark, place, columns) if kind == "json" else _parquet(spark, url, place, columns)
+        path = _literal(spark, url)
+        history = _json(spark, path, columns) if kind == "json" else _parquet(spark, url, path, columns)
     except AnalysisException as error:
-        raise Refused(f"{url}: {str(error).splitlines()[0]}") from None
-    except Py4JJavaError as error:  # a filesystem that is none, or away
-        raise Refused(f"{url}: {' '.join(str(error.java_exception.getMessage()).split())}") from None
-    uses = found.select(
+        raise JobError(f"{url}: {str(error).splitlines()[0]}") from None
+    except Py4JJavaError as error:  # the filesystem is unknown or unreachable
+        raise JobError(f"{url}: {' '.join(str(error.java_exception.getMessage()).split())}") from None
+    uses = history.select(
         f.col(columns.principal).alias("principal"),
         f.col(columns.id).cast("string").alias("id"),
-        _at_ms(found, columns.time).alias("at_ms"),
+        _at_ms(history, columns.time).alias("at_ms"),
         f.col(columns.time).cast("string").alias("time"),
         CORRUPT,
         FILE,
         TYPE,
     )
     _check(uses, url, columns)
-    uses = uses.select("principal", "id", "at_ms")
-    if period.from_ms is not None:
-        uses = uses.where(f.col("at_ms") >= period.from_ms)
-    return uses if period.to_ms is None else uses.where(f.col("at_ms") < period.to_ms)
+    return uses.select("principal", "id", "at_ms").where(period.contains(f.col("at_ms")))
 
 
-def by_principal(uses: DataFrame, partitions: int | None = None) -> DataFrame:
-    """Each principal's uses together, and in order of time."""
-    spread = uses.repartition(partitions, "principal") if partitions else uses.repartition("principal")
-    return spread.sortWithinPartitions("principal", "at_ms", "id")
+def by_principal(uses: DataFrame) -> DataFrame:
+    """The uses, grouped by principal and ordered by time."""
+    return uses.repartition("principal").sortWithinPartitions("principal", "at_ms", "id")
 
 
-def standing(
+def replaying(
     at_ms: int, window_ms: int, layers: Layers, max_ids: int, secret: bytes
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Assertion]]:
-    """What the principals' filters and windows should hold, from the rows of ``by_principal``.
-
-    A charge is a use of an id that the layers had forgotten, or had never seen.
-    """
+    """A function from the rows of ``by_principal`` to the assertions of the producer-id buckets."""
     quota = Quota(PRODUCER_IDS_RATE, CHARGES, "producer_ids", "deny", window_ms=window_ms, layers=layers)
 
-    def stand(batches: Iterable[pa.RecordBatch]) -> Iterator[Assertion]:
-        of, ids = None, None
-        for batch in batches:
-            for principal, id_, used_ms in zip(
-                *(column.to_pylist() for column in batch.columns), strict=True
-            ):
-                if ids is None or principal != of:
-                    if ids is not None:
-                        yield from ids.assertions(at_ms)
-                    of = principal
-                    ids = Ids(PRODUCER_IDS_RATE, str(Entity.of(user=principal)), None, max_ids)
-                known = as_id(id_)
-                if known != NO_PRODUCER_ID:
-                    ids.use(digest(secret, principal, known), used_ms, quota)
-        if ids is not None:
-            yield from ids.assertions(at_ms)
+    def replay(batches: Iterable[pa.RecordBatch]) -> Iterator[Assertion]:
+        uses = chain.from_iterable(
+            zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in batches
+        )
+        for principal, group in groupby(uses, key=itemgetter(0)):
+            state = IdsState(PRODUCER_IDS_RATE, str(Entity.of(user=principal)), None, max_ids)
+            for _, id_, used_ms in group:
+                if (number := as_id(id_)) != NO_PRODUCER_ID:
+                    state.use(digest(secret, principal, number), used_ms, quota)
+            yield from state.assertions(at_ms)
 
-    return stand
+    return replay
 
 
 def _literal(spark: SparkSession, url: str) -> str:
-    """A file or folder that has this very name, as Spark takes it; else it is a pattern of names."""
+    """The path for Spark: escaped if a file or folder has exactly this name, else a pattern."""
     context: Any = spark.sparkContext
     path = context._jvm.org.apache.hadoop.fs.Path(url)  # noqa: SLF001  there is no other way to Hadoop's
     files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
-    return literal(url) if files.exists(path) else url
+    return escape_pattern(url) if files.exists(path) else url
 
 
-def _json(spark: SparkSession, place: str, columns: Columns) -> DataFrame:
-    """JSON lines; what a value was is judged when all are looked at."""
-    lines = spark.read.text(place).select(
+def _json(spark: SparkSession, path: str, columns: HistoryColumns) -> DataFrame:
+    """JSON lines; ``_check`` judges the values later."""
+    lines = spark.read.text(path).select(
         "value", f.try_parse_json("value").alias("line"), f.input_file_name().alias(FILE)
     )
     line = f.col("line")
@@ -139,7 +127,7 @@ def _json(spark: SparkSession, place: str, columns: Columns) -> DataFrame:
         return f.try_variant_get(line, f"$['{name}']", type_)
 
     return lines.where(f.trim("value") != "").select(
-        *(field(name, "string").alias(name) for name in columns.named().values()),
+        *(field(name, "string").alias(name) for name in asdict(columns).values()),
         f.when(
             ~f.coalesce(f.schema_of_variant(line).startswith("OBJECT"), f.lit(False)), f.col("value")
         ).alias(CORRUPT),
@@ -148,37 +136,41 @@ def _json(spark: SparkSession, place: str, columns: Columns) -> DataFrame:
     )
 
 
-def _parquet(spark: SparkSession, url: str, place: str, columns: Columns) -> DataFrame:
-    found = spark.read.parquet(place)
-    types = dict(found.dtypes)
-    for what, name in columns.named().items():
+def _parquet(spark: SparkSession, url: str, path: str, columns: HistoryColumns) -> DataFrame:
+    history = spark.read.parquet(path)
+    types = dict(history.dtypes)
+    for role, name in asdict(columns).items():
         if name not in types:
-            held = ", ".join(types) or "none"
-            raise Refused(
-                f"{url}: column {name}: is missing; name it with --{what}-column (there are: {held})"
+            present = ", ".join(types) or "none"
+            raise JobError(
+                f"{url}: column {name}: is missing; name it with --{role}-column (there are: {present})"
             )
-        if not isinstance(found.schema[name].dataType, PARQUET_TYPES[what]):
-            right = " or ".join(each().simpleString() for each in PARQUET_TYPES[what])
-            raise Refused(f"{url}: column {name}: is {types[name]}, must be {right}")
+        if not isinstance(history.schema[name].dataType, PARQUET_TYPES[role]):
+            right = " or ".join(each().simpleString() for each in PARQUET_TYPES[role])
+            raise JobError(f"{url}: column {name}: is {types[name]}, must be {right}")
     none = f.lit(None).cast("string")
-    return found.withColumns({CORRUPT: none, TYPE: none, FILE: f.input_file_name()})
+    return history.withColumns({CORRUPT: none, TYPE: none, FILE: f.input_file_name()})
 
 
-def _at_ms(found: DataFrame, name: str) -> Column:
-    """A time in milliseconds: a number of them, an instant, or the text of either; null for what is none."""
+def _at_ms(history: DataFrame, name: str) -> Column:
+    """A time in milliseconds, from a number of them, a timestamp, or the text of either; null if invalid."""
     column = f.col(name)
-    if isinstance(found.schema[name].dataType, t.LongType):
+    if isinstance(history.schema[name].dataType, t.LongType):
         return column
-    if not isinstance(found.schema[name].dataType, t.StringType):
+    if not isinstance(history.schema[name].dataType, t.StringType):
         return f.unix_millis(column.cast("timestamp"))
     number = f.when(column.rlike("^[0-9]{1,18}$"), column).cast("bigint")
     return f.coalesce(number, f.unix_millis(f.try_to_timestamp(column)))
 
 
-def _check(uses: DataFrame, url: str, columns: Columns) -> None:
-    """Refuse a history in which a row is not readable, or says nothing in one of its three columns."""
+def _check(uses: DataFrame, url: str, columns: HistoryColumns) -> None:
+    """Refuse a history with an unreadable row, or a missing or invalid value.
+
+    Raises:
+        JobError: names the file, the field, what would be right, and the row.
+    """
     wrong: list[tuple[str, Column, str]] = [
-        ("", f.col(CORRUPT).isNotNull(), "a line is no JSON object"),
+        ("", f.col(CORRUPT).isNotNull(), "a line is not a JSON object"),
         (
             columns.principal,
             f.col("principal").isNull() | (f.col("principal") == ""),
@@ -202,18 +194,15 @@ def _check(uses: DataFrame, url: str, columns: Columns) -> None:
         ),
     ]
     any_wrong = f.lit(False)
-    for _, found, _ in wrong:
-        any_wrong |= f.coalesce(found, f.lit(False))
-    bad = uses.where(any_wrong).limit(1).collect()
-    if not bad:
+    for _, condition, _ in wrong:
+        any_wrong |= f.coalesce(condition, f.lit(False))
+    bad = uses.where(any_wrong)
+    if not bad.limit(1).collect():
         return
-    for name, found, why in wrong:
-        if row := uses.where(any_wrong).where(found).limit(1).collect():
-            first = row[0]
-            where = (first[FILE] or url).removeprefix("file://")
-            said = (
-                first[CORRUPT]
-                or f"principal={first['principal']!r} id={first['id']!r} time={first['time']!r}"
-            )
+    for name, condition, why in wrong:
+        if rows := bad.where(condition).limit(1).collect():
+            row = rows[0]
+            file = (row[FILE] or url).removeprefix("file://")
+            text = row[CORRUPT] or f"principal={row['principal']!r} id={row['id']!r} time={row['time']!r}"
             field = f"field {name}: " if name else ""
-            raise Refused(f"{where}: {field}{why}; in {said[:200]}")
+            raise JobError(f"{file}: {field}{why}; in {text[:200]}")

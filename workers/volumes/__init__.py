@@ -1,1 +1,1 @@
-"""The observer of volumes: asks the brokers of a cluster for their disks, and keeps the record."""
+"""The volume observer: asks Kafka's brokers for their disk usage and writes the volume record."""

@@ -1,4 +1,4 @@
-"""The source `kafka`: every active broker is asked for its disks, each on its own and all at once."""
+"""The source `kafka`: asks all active brokers for their disk usage, in parallel and independently."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from kafka import errors
 from kafka.protocol.admin import DescribeClusterRequest, DescribeLogDirsRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from app.domain.volumes import Observation, ObservationFailed, Volume
-from app.run import kafka_call, kafka_client
-from app.run.kafka_call import TooOld, Unanswered
+from app.domain.errors import ObservationError
+from app.domain.volumes import Observation, Volume
+from app.kafka import configuration
+from app.kafka.call import ask, late
+from app.kafka.configuration import address
+from app.kafka.errors import BrokerSilentError, BrokerTooOldError
 from workers.volumes.threads import Threads
 
 T = TypeVar("T")
 
 SPARE: Final = 0.05
-"""The part of its time that an observation leaves over, as a busy machine is late."""
+"""The fraction of its time that an observation leaves unused, as a busy machine is late."""
 
-SIZES_SINCE: Final = 4
-"""The first version of DescribeLogDirs that tells sizes (KIP-827, Kafka 3.3)."""
+SIZES_VERSION: Final = 4
+"""The first version of DescribeLogDirs with sizes (KIP-827, Kafka 3.3)."""
 
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
 
 
-class Broker(NamedTuple):
-    """An active broker, and where it is for clients."""
+class BrokerAddress(NamedTuple):
+    """An active broker's id, and its `host:port` for clients."""
 
     id: str
     server: str
@@ -38,49 +41,48 @@ class Broker(NamedTuple):
 class KafkaSource:
     """Observes the volumes of a Kafka cluster.
 
-    Each broker gets a new connection each time. Keeping them would save some 20 ms of an observation; made
-    anew, nothing is left over from a broker that hung, moved or was replaced, and renewed certificates are
-    taken up.
+    Each observation opens new connections. Keeping them would save about 20 ms, but new ones have no state of
+    a broker that hung, moved or was replaced, and they use renewed certificates.
 
     Raises:
-        ValueError: a property or the bootstrap cannot be used; the text begins with the variable's name.
+        ValueError: a property or the bootstrap is invalid; the text begins with the variable's name.
     """
 
     def __init__(self, bootstrap: str, properties: Mapping[str, str]) -> None:
-        kafka_client.quiet()
-        self._bootstrap = kafka_client.servers(bootstrap)
-        self._configuration = kafka_client.configuration(properties)
-        longest_ms = self._configuration.get("request_timeout_ms", kafka_client.DEFAULT_TIMEOUT_MS)
+        configuration.silence_library()
+        self._bootstrap = configuration.servers(bootstrap)
+        self._configuration = configuration.configuration(properties)
+        longest_ms = self._configuration.get("request_timeout_ms", configuration.DEFAULT_TIMEOUT_MS)
         assert isinstance(longest_ms, int)
         self._longest_s = longest_ms / 1000
         self._threads = Threads()
 
     async def observe(self, within_s: float) -> Observation:
-        """One observation, no later than that, whatever the brokers do.
+        """Return one observation within the time, whatever the brokers do.
 
         Raises:
-            ObservationFailed: none of the brokers to begin with described the cluster.
+            ObservationError: no bootstrap server described the cluster.
         """
         ends = time.monotonic() + within_s * (1 - SPARE)
         self._threads.clear()
-        # A broker that hangs while the cluster is described shall not take the time of the rest.
+        # A bootstrap server that hangs must leave time for the rest.
         brokers = await self._describe(within_s / 2)
         left_s = max(0.0, ends - time.monotonic())
-        told = await asyncio.gather(*(self._look(broker, left_s) for broker in brokers))
+        answers = await asyncio.gather(*(self._look(broker, left_s) for broker in brokers))
         volumes: list[Volume] = []
         silent = {}
-        for broker, answer in zip(brokers, told, strict=True):
+        for broker, answer in zip(brokers, answers, strict=True):
             if isinstance(answer, str):
                 silent[broker.id] = answer
             else:
                 volumes += answer
         return Observation(tuple(volumes), frozenset(b.id for b in brokers) - silent.keys(), silent)
 
-    async def _describe(self, within_s: float) -> list[Broker]:
-        """The active brokers, by the first of those to begin with that says it."""
-        questions = partial(_describing, self._configuration)
+    async def _describe(self, within_s: float) -> list[BrokerAddress]:
+        """The active brokers, from the bootstrap server that answers first."""
+        call = partial(_describe_cluster, self._configuration)
         asked = {
-            asyncio.create_task(self._ask(f"bootstrap {server}", server, questions, within_s)): server
+            asyncio.create_task(self._ask(f"bootstrap {server}", server, call, within_s)): server
             for server in self._bootstrap
         }
         refused = {}
@@ -91,64 +93,66 @@ class KafkaSource:
                 for answer in done:
                     try:
                         return answer.result()
-                    except Unanswered as why:
+                    except BrokerSilentError as why:
                         refused[asked[answer]] = str(why)
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        raise ObservationFailed("; ".join(f"{server}: {refused[server]}" for server in self._bootstrap))
+        raise ObservationError("; ".join(f"{server}: {refused[server]}" for server in self._bootstrap))
 
-    async def _look(self, broker: Broker, within_s: float) -> Sequence[Volume] | str:
-        """A broker's volumes, or why it did not tell them."""
-        telling = partial(_telling, self._configuration, broker)
+    async def _look(self, broker: BrokerAddress, within_s: float) -> Sequence[Volume] | str:
+        """A broker's volumes, or why they are unknown."""
+        call = partial(_describe_volumes, self._configuration, broker)
         try:
-            return await self._ask(f"broker {broker.id}", broker.server, telling, within_s)
-        except Unanswered as why:
+            return await self._ask(f"broker {broker.id}", broker.server, call, within_s)
+        except BrokerSilentError as why:
             return str(why)
 
-    async def _ask(self, place: str, server: str, call: Callable[[str, float], T], within_s: float) -> T:
-        """A blocking call in a thread; left to itself when its time is over."""
+    async def _ask(self, key: str, server: str, call: Callable[[str, float], T], within_s: float) -> T:
+        """Run a blocking call in a thread, and abandon it when its time is over."""
         within_s = min(within_s, self._longest_s)
         try:
-            return await self._threads.call(place, partial(call, server, within_s), within_s)
+            return await self._threads.call(key, partial(call, server, within_s), within_s)
         except TimeoutError:
-            raise Unanswered(kafka_call.late(within_s)) from None
+            raise BrokerSilentError(late(within_s)) from None
 
 
-def _describing(configuration: Mapping[str, Any], server: str, within_s: float) -> list[Broker]:
-    """The active brokers of a cluster; those before 2.8 say it another way."""
-    questions = [DescribeClusterRequest(), MetadataRequest(topics=[], allow_auto_topic_creation=False)]
+def _describe_cluster(configuration: Mapping[str, Any], server: str, within_s: float) -> list[BrokerAddress]:
+    """The active brokers of a cluster; Kafka before 2.8 needs another request."""
+    requests = [DescribeClusterRequest(), MetadataRequest(topics=[], allow_auto_topic_creation=False)]
     try:
-        answer = kafka_call.ask(server, configuration, questions, within_s)
-    except TooOld:
-        raise Unanswered("is too old to describe its cluster") from None
+        answer = ask(server, configuration, requests, within_s)
+    except BrokerTooOldError:
+        raise BrokerSilentError("is too old to describe its cluster") from None
     if code := getattr(answer, "error_code", 0):
-        raise Unanswered(_refusal(code))
+        raise BrokerSilentError(_refusal(code))
     brokers = [
-        Broker(
+        BrokerAddress(
             str(getattr(found, "broker_id", getattr(found, "node_id", ""))),
-            kafka_client.address(found.host, found.port),
+            address(found.host, found.port),
         )
         for found in answer.brokers
     ]
     if not brokers:
-        raise Unanswered("names no active broker")
+        raise BrokerSilentError("lists no active broker")
     return brokers
 
 
-def _telling(configuration: Mapping[str, Any], broker: Broker, server: str, within_s: float) -> list[Volume]:
+def _describe_volumes(
+    configuration: Mapping[str, Any], broker: BrokerAddress, server: str, within_s: float
+) -> list[Volume]:
     """The volumes of one broker."""
-    # No topics are asked for: the sizes come all the same, and not a line for each partition.
-    question = DescribeLogDirsRequest(topics=[], min_version=SIZES_SINCE)
+    # Without topics: the sizes come all the same, without a row for each partition.
+    request = DescribeLogDirsRequest(topics=[], min_version=SIZES_VERSION)
     try:
-        answer = kafka_call.ask(server, configuration, [question], within_s)
-    except TooOld:
-        raise Unanswered("is too old to tell the sizes of its disks, as Kafka 3.3 and later do") from None
+        answer = ask(server, configuration, [request], within_s)
+    except BrokerTooOldError:
+        raise BrokerSilentError("is too old to report the sizes of its disks: that needs Kafka 3.3") from None
     if answer.error_code:
-        raise Unanswered(_refusal(answer.error_code))
+        raise BrokerSilentError(_refusal(answer.error_code))
     if not answer.results:
-        raise Unanswered("names no log directory")
+        raise BrokerSilentError("names no log directory")
     return [
         Volume(broker.id, found.log_dir, *_sizes(found.error_code, found.total_bytes, found.usable_bytes))
         for found in answer.results
@@ -156,7 +160,7 @@ def _telling(configuration: Mapping[str, Any], broker: Broker, server: str, with
 
 
 def _sizes(error_code: int, total_bytes: int, usable_bytes: int) -> tuple[int | None, int | None]:
-    """A directory that is offline has no sizes: -1, which is neither 0 nor full."""
+    """The sizes of a directory; those of an offline one are -1, which means unknown."""
     if error_code:
         return None, None
     return (total_bytes if total_bytes >= 0 else None), (usable_bytes if usable_bytes >= 0 else None)

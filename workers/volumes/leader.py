@@ -1,9 +1,8 @@
-"""Who of several observers asks the cluster, and what becomes of the answers.
+"""The observer: one of several leads, asks the cluster every interval and writes the volume record.
 
-One holds the lease, observes every interval and writes the record; the others wait for the lease. A lease
-lasts less than an interval, so a leader that died or hangs is followed by another within two; one that wakes
-up late is fenced off by the store (``app/store/lease.py``). All that is known stands in the record, so a new
-leader goes on where the old one was.
+The leader holds a lease; the others wait for it. The lease is shorter than an interval, so if the leader dies
+or hangs, another takes over within two intervals. A former leader that wakes up late is fenced off by the
+store (``app/store/lease.py``). All state is in the record, so a new leader continues where the old one was.
 """
 
 from __future__ import annotations
@@ -15,66 +14,74 @@ from typing import Final, Protocol
 
 import structlog
 
-from app.domain.volumes import Observation, ObservationFailed, Rules, State, failed, observed, start
+from app.domain.errors import ObservationError
+from app.domain.volumes import (
+    FactorState,
+    Observation,
+    VolumeRules,
+    after_failure,
+    after_observation,
+    start_state,
+)
 from app.store.lease import Lease
 from app.store.port import StoreError
 from app.store.volumes import Reading, VolumeRecord, change
 
-LEASE_OF_INTERVAL: Final = 0.6
-SHORTEST_LEASE_S: Final = 0.6
-LONGEST_LEASE_S: Final = 10.0
-BEATS_IN_LEASE: Final = 3
-"""How often a lease is renewed, or tried for, while it lasts."""
+LEASE_FRACTION: Final = 0.6
+MIN_LEASE_S: Final = 0.6
+MAX_LEASE_S: Final = 10.0
+BEATS_PER_LEASE: Final = 3
+"""How often the lease is renewed, or requested, during its length."""
 
-OBSERVE_OF_INTERVAL: Final = 0.8
-"""What part of an interval an observation may take, so that it ends before the next one is due."""
+OBSERVE_FRACTION: Final = 0.8
+"""The fraction of an interval that an observation may take, so that it ends before the next is due."""
 
 log: Final = structlog.get_logger("quotagate.volumes")
 
 
-class Source(Protocol):
-    """Where observations come from; ``workers/volumes/kafka.py`` is one."""
+class VolumeSource(Protocol):
+    """Where observations come from, such as ``workers/volumes/kafka.py``."""
 
     async def observe(self, within_s: float) -> Observation:
-        """Look at every broker, and end within so many seconds.
+        """Observe every broker, and return within so many seconds.
 
         Raises:
-            ObservationFailed: the cluster itself could not be described.
+            ObservationError: the cluster itself could not be described.
         """
 
 
-def lease_s(rules: Rules) -> float:
-    """How long a lease lasts.
+def lease_s(rules: VolumeRules) -> float:
+    """Return the length of a lease in seconds.
 
-    >>> [lease_s(Rules(interval_ms=ms)) for ms in (500, 10_000, 60_000)]
+    >>> [lease_s(VolumeRules(interval_ms=ms)) for ms in (500, 10_000, 60_000)]
     [0.6, 6.0, 10.0]
     """
-    return min(max(rules.interval_ms / 1000 * LEASE_OF_INTERVAL, SHORTEST_LEASE_S), LONGEST_LEASE_S)
+    return min(max(rules.interval_ms / 1000 * LEASE_FRACTION, MIN_LEASE_S), MAX_LEASE_S)
 
 
 class Observer:
-    """One of the contenders."""
+    """One of the processes that contend for the lease."""
 
     def __init__(
         self,
-        source: Source,
+        source: VolumeSource,
         record: VolumeRecord,
         lease: Lease,
-        rules: Rules,
+        rules: VolumeRules,
     ) -> None:
         self._source = source
         self._record = record
         self._lease = lease
         self._rules = rules
         self._clock = asyncio.get_running_loop().time
-        self._beat_s = lease_s(rules) / BEATS_IN_LEASE
+        self._beat_s = lease_s(rules) / BEATS_PER_LEASE
         self._interval_s = rules.interval_ms / 1000
         self._due = 0.0
         self._observing: asyncio.Task[None] | None = None
-        self._said: str | None = None
+        self._status: str | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Contend, and observe while leading, until told to stop."""
+        """Contend for the lease, and observe while leading, until ``stop`` is set."""
         try:
             while not stop.is_set():
                 await self._contend()
@@ -96,55 +103,55 @@ class Observer:
         try:
             leads = await self._lease.acquire() is not None
         except StoreError as error:
-            self._say(f"the store does not answer: {error}")
-            return  # whether the lease is still ours is not known; what we write is fenced
+            self._log_change(f"the store does not answer: {error}")
+            return  # unknown whether the lease is still ours, but writes are fenced
         if leads and not led:
             self._due = self._clock()
-            log.info("leads the observation of volumes", token=self._lease.token)
+            log.info("volume observer leads", token=self._lease.token)
         elif led and not leads:
-            log.warning("another observer leads now")
+            log.warning("volume observer lost the lease to another")
 
     async def _observe(self, token: int) -> None:
-        """Look once, and write down what follows."""
+        """Observe once, and write the result to the record."""
         try:
             try:
-                seen: Observation | ObservationFailed = await self._source.observe(
-                    self._interval_s * OBSERVE_OF_INTERVAL
+                seen: Observation | ObservationError = await self._source.observe(
+                    self._interval_s * OBSERVE_FRACTION
                 )
-            except ObservationFailed as error:
+            except ObservationError as error:
                 seen = error
             await self._write(seen, token)
         except StoreError as error:
-            self._say(f"the store does not answer: {error}")
+            self._log_change(f"the store does not answer: {error}")
         except Exception:
-            log.exception("an observation of volumes ended in a fault")
+            log.exception("volume observation failed")
 
-    async def _write(self, seen: Observation | ObservationFailed, token: int) -> None:
-        said, after = await change(self._record, partial(self._judged, seen), token)
-        if said == "written":
-            self._tell(after)
-        elif said == "fenced":
-            log.warning("another observer leads now; what this one saw is dropped", token=token)
+    async def _write(self, seen: Observation | ObservationError, token: int) -> None:
+        result, after = await change(self._record, partial(self._next_state, seen), token)
+        if result == "written":
+            self._log_state(after)
+        elif result == "fenced":
+            log.warning("volume observation dropped: another observer leads now", token=token)
         else:
-            log.warning("others change the record of volumes all the time; an observation is dropped")
+            log.warning("volume observation dropped: the record changed on every attempt")
 
-    def _judged(self, seen: Observation | ObservationFailed, reading: Reading) -> State:
+    def _next_state(self, seen: Observation | ObservationError, reading: Reading) -> FactorState:
         state = reading.state
         if state is None or state.source != self._rules.source:
-            state = start(reading.now_ms, self._rules)
-        if isinstance(seen, ObservationFailed):
-            return failed(state, str(seen), reading.now_ms, self._rules)
-        return observed(state, seen, reading.now_ms, self._rules)
+            state = start_state(reading.now_ms, self._rules)
+        if isinstance(seen, ObservationError):
+            return after_failure(state, str(seen), reading.now_ms, self._rules)
+        return after_observation(state, seen, reading.now_ms, self._rules)
 
-    def _tell(self, state: State) -> None:
+    def _log_state(self, state: FactorState) -> None:
         known = f"{state.active_brokers} brokers, {len(state.volumes)} volumes"
-        self._say(f"{state.trouble}; {state.reason}" if state.trouble else f"all is told: {known}")
+        self._log_change(f"{state.trouble}; {state.reason}" if state.trouble else f"complete: {known}")
 
-    def _say(self, text: str) -> None:
-        """Said once for as long as it stays the same."""
-        if text != self._said:
-            self._said = text
-            log.info("volumes", said=text)
+    def _log_change(self, status: str) -> None:
+        """Log a status that differs from the one before."""
+        if status != self._status:
+            self._status = status
+            log.info("volumes observed", status=status)
 
     async def _end(self) -> None:
         if self._observing is not None:

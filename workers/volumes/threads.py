@@ -1,4 +1,4 @@
-"""Blocking calls in threads, of which some may hang where nothing can end them."""
+"""Blocking calls in threads, for calls that may hang and cannot be stopped."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ T = TypeVar("T")
 
 
 class Threads:
-    """A thread for each call, and never more than one under way to a place.
+    """Runs each call in a thread, at most one at a time for each key.
 
-    A call may hang for longer than anyone waits for it, in the resolver of names for instance. It keeps its
-    place until it comes back, so that such calls do not pile up, and does not keep the program from ending.
+    A call may hang for longer than anyone waits for it, for instance in name resolution. It occupies its key
+    until it returns, so hanging calls do not pile up. Such a thread does not keep the process alive.
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[str, Future[Any]] = {}
+        self._running: dict[str, Future[Any]] = {}
 
-    async def call(self, place: str, call: Callable[[], T], within_s: float) -> T:
-        """What a call gives back, after an earlier one to the same place.
+    async def call(self, key: str, call: Callable[[], T], within_s: float) -> T:
+        """Return the result of a call, made after an earlier one with the same key has returned.
 
         Raises:
-            TimeoutError: it, or the earlier one, did not come back in time.
+            TimeoutError: the call, or the earlier one, did not return in time.
         """
         async with asyncio.timeout(within_s):
-            while (earlier := self._under_way.get(place)) is not None and not earlier.done():
-                with suppress(Exception):  # that was for whoever made that call
+            while (earlier := self._running.get(key)) is not None and not earlier.done():
+                with suppress(Exception):  # the earlier caller gets it
                     await asyncio.shield(asyncio.wrap_future(earlier))
             result: Future[T] = Future()
-            self._under_way[place] = result
-            threading.Thread(target=_into, args=(result, call), name=f"kafka {place}", daemon=True).start()
+            self._running[key] = result
+            threading.Thread(target=_run, args=(result, call), name=f"kafka {key}", daemon=True).start()
             return await asyncio.wrap_future(result)
 
     def clear(self) -> None:
-        """Forget the places of calls that have come back."""
-        self._under_way = {place: call for place, call in self._under_way.items() if not call.done()}
+        """Forget calls that have returned."""
+        self._running = {key: call for key, call in self._running.items() if not call.done()}
 
 
-def _into(result: Future[T], call: Callable[[], T]) -> None:
+def _run(result: Future[T], call: Callable[[], T]) -> None:
     if not result.set_running_or_notify_cancel():
         return
     try:
         value = call()
-    except BaseException as error:  # noqa: BLE001  it is raised again for whoever waits
+    except BaseException as error:  # noqa: BLE001  the waiting caller gets it
         result.set_exception(error)
     else:
         result.set_result(value)

@@ -1,4 +1,4 @@
-// The console: one page over the same routes that everybody has. No framework, nothing from outside.
+// The console: one page that uses the public routes. No framework, no foreign code.
 "use strict";
 
 const KEYS = {{keys}};
@@ -7,7 +7,7 @@ const HEALTH_MS = 5000;
 const byId = (id) => document.getElementById(id);
 const TABS = [...document.querySelectorAll("[role=tab]")];
 
-// Making elements: text is always text, so no name can be markup.
+// Making elements: text is set as text, so no name can become markup.
 
 function made(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -25,11 +25,11 @@ const shown = (number) => number.toLocaleString("en", { maximumFractionDigits: 3
 const fill = (id, rows, nothing, columns) => byId(id).replaceChildren(
   ...(rows.length ? rows : [made("tr", {}, made("td", { colspan: columns, class: "hint" }, nothing))]));
 
-// Asking the service
+// Requests to the service
 
 class Refused extends Error {}
 
-// In this page alone: storage is open to every page of this host, and one of them runs foreign scripts.
+// Kept in this page only: storage is open to every page of this host, and one of them runs foreign scripts.
 let key = "";
 
 async function ask(path, { method = "GET", body, headers = {} } = {}) {
@@ -57,7 +57,7 @@ function explained(answer, text) {
   }
 }
 
-// Every action goes through here, so that what goes wrong is always said in the same place.
+// Every action goes through here, so that errors always appear in the same place.
 async function act(work) {
   try {
     const result = await work();
@@ -214,7 +214,7 @@ function editRow(key, text) {
   const row = made("tr", {},
     made("td", {}, made("select", { "aria-label": "Quota" }, ...options)),
     made("td", {}, made("input", { "aria-label": "Value", value: text, spellcheck: "false" })),
-    made("td", {}, made("button", { type: "button", title: "Take away", onclick: () => row.remove() }, "×")));
+    made("td", {}, made("button", { type: "button", title: "Delete", onclick: () => row.remove() }, "×")));
   return row;
 }
 
@@ -233,7 +233,7 @@ function edited() {
   for (const row of byId("edit-rows").rows) {
     const key = row.querySelector("select").value;
     const text = row.querySelector("input").value.trim();
-    if (key in quotas) throw new Refused(`${key} stands twice.`);
+    if (key in quotas) throw new Refused(`${key} is duplicated.`);
     try {
       quotas[key] = JSON.parse(text);
     } catch {
@@ -247,7 +247,7 @@ async function written(method, body) {
   const entity = byId("edit-entity").value.trim().replace(/[?#/\\]/g, encodeURIComponent);
   const headers = editing.version === null ? { "If-None-Match": "*" } : { "If-Match": `"${editing.version}"` };
   const reason = byId("edit-reason").value.trim();
-  // A header holds bytes: UTF-8, of which each is given as one character.
+  // A header holds bytes: one character for each byte of the UTF-8 text.
   if (reason) headers["X-Reason"] = String.fromCharCode(...new TextEncoder().encode(reason));
   const answer = await ask(`/v1/quotas/${entity}`, { method, body, headers });
   await find(false);
@@ -263,7 +263,7 @@ byId("editor").addEventListener("submit", (event) => {
   event.preventDefault();
   act(async () => {
     const quotas = await written("PUT", edited());
-    edit(quotas, { focus: byId("editor").contains(document.activeElement) });  // unless somebody has gone on meanwhile
+    edit(quotas, { focus: byId("editor").contains(document.activeElement) });  // unless the user has moved on meanwhile
   });
 });
 byId("edit-add").addEventListener("click", () => {
@@ -272,7 +272,7 @@ byId("edit-add").addEventListener("click", () => {
   row.querySelector("select").focus();
 });
 byId("edit-delete").addEventListener("click", () => {
-  if (confirm(`Take away all quotas of ${editing.entity}?`)) act(async () => { await written("DELETE"); closeEditor(); });
+  if (confirm(`Delete all quotas of ${editing.entity}?`)) act(async () => { await written("DELETE"); closeEditor(); });
 });
 byId("edit-close").addEventListener("click", closeEditor);
 
@@ -313,7 +313,7 @@ byId("which").addEventListener("submit", (event) => {
 });
 byId("reset").addEventListener("click", () => {
   const { bucket, quota } = watched;
-  if (confirm(`Forget what ${bucket} was charged${quota ? ` of ${quota}` : ""}?`)) {
+  if (confirm(`Reset the bucket ${bucket}${quota ? ` of ${quota}` : ""}?`)) {
     act(async () => { await ask("/v1/buckets:reset", { method: "POST", body: watched }); await lookAtBucket(); });
   }
 });
@@ -357,7 +357,7 @@ async function lookAtThrottles() {
     const waits = of("throttle_seconds").sort((a, b) => b.value - a.value);
     fill("throttle-rows", waits.map(({ labels, value }) => made("tr", {}, ...cells(made("code", {}, labels.quota),
       made("code", {}, labels.entity), `${shown(value)} s`, measured.get(`${labels.quota} ${labels.entity}`) ?? null))),
-      "Nobody had to wait in the last two minutes.", 4);
+      "Nobody was throttled in the last two minutes.", 4);
     const counted = of("decisions_total");
     fill("decision-rows", counted.map(({ labels, value }) => made("tr", {}, ...cells(labels.decision,
       labels.quota ? made("code", {}, labels.quota) : "–", labels.source, perSecond(now, labels, value), value))),
@@ -390,7 +390,7 @@ async function lookAtHealth() {
   });
 }
 
-// Volumes, and the throttle factor that they make
+// Volumes, and the throttle factor computed from them
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
@@ -422,9 +422,9 @@ async function lookAtVolumes() {
     byId("factor-list").replaceChildren(made("dt", {}, "Throttle factor"), factor,
       ...Object.entries(lines).flatMap(([name, said]) => [made("dt", {}, name), made("dd", {}, said)]));
     const { drill } = now;
-    const told = drill ? `Drill by ${drill.who}: factor ${shown(drill.factor)}, whatever the volumes say` : "";
-    // Said once to who listens, and not again at each refresh: only the time that is left changes.
-    if (byId("drill").dataset.told !== told) byId("drill").textContent = byId("drill").dataset.told = told;
+    const notice = drill ? `Drill by ${drill.who}: factor ${shown(drill.factor)}, whatever the volumes say` : "";
+    // Screen readers hear it once, and not at each refresh.
+    if (byId("drill").dataset.notice !== notice) byId("drill").textContent = byId("drill").dataset.notice = notice;
     if (drill) factor.append(` for ${left(drill.until_ms)} by a drill`);
     fill("volume-rows", now.volumes.map((volume) => made("tr", {}, ...volumeCells(volume))),
       "No volume is known.", 7);

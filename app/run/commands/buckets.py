@@ -1,4 +1,4 @@
-"""`quotagate buckets`: how counters stand, and emptying one."""
+"""`quotagate buckets`: show the state of a bucket, or reset it."""
 # ruff: noqa: D301  a real backspace keeps the lines of examples apart
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from app.run.commands.options import AtMs
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 
-group = typer.Typer(help="Buckets, the counters that requests are charged to.", no_args_is_help=True)
+group = typer.Typer(
+    help="Show and reset buckets, the counters that requests are charged to.", no_args_is_help=True
+)
 
 Bucket = Annotated[
     str,
@@ -25,7 +27,7 @@ Bucket = Annotated[
 ]
 Quota = Annotated[
     str | None,
-    typer.Option(metavar="KEY", help="This quota alone.", autocompletion=values.completed_names),
+    typer.Option(metavar="KEY", help="Only this quota.", autocompletion=values.completed_names),
 ]
 
 
@@ -39,7 +41,7 @@ def show_(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Show how a bucket stands; looking changes nothing.
+    """Show the state of a bucket, without changing it.
 
     \b
     Examples:
@@ -53,7 +55,7 @@ def show_(
     if not found["buckets"]:
         show.note("No quota charges this bucket.")
         return
-    # A column that fits none of the rows says nothing.
+    # Columns that are empty in all rows are left out.
     columns = [
         name
         for name in found["buckets"][0]
@@ -72,7 +74,7 @@ def reset(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Empty a bucket: what was charged to it is forgotten, and so are the producer ids it remembers.
+    """Reset a bucket: forget everything charged to it, and the producer ids it remembers.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Commands whose work is done by a program of ``workers``, which ``app`` never imports."""
+"""Runs the programs of ``workers``, which ``app`` never imports."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-PASSED_ON: Final[dict[str, Any]] = {
+PASS_THROUGH: Final[dict[str, Any]] = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
     "help_option_names": [],
 }
-"""How a command takes its arguments that hands them to its program as they are, ``--help`` too."""
+"""The context settings of a command that passes its arguments on unchanged, ``--help`` too."""
 
 
 def become(module: str, arguments: Sequence[str], settings: Mapping[str, str] | None = None) -> NoReturn:
-    """Go on as that program, under the same process id: its signals, its terminal, its exit code.
+    """Replace this process by that program, which keeps the process id, signals and terminal.
 
     Args:
-        settings: variables that it finds in its environment beside ours.
+        settings: environment variables for it, in addition to ours.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`quotagate decide`: one ask, one decision."""
+"""`quotagate decide`: ask for one decision."""
 # ruff: noqa: D301  a real backspace keeps the lines of examples apart
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.run.commands.target import ConfigFile, Key, Url
 
 
 class Mode(enum.StrEnum):
-    """What an ask does."""
+    """The mode of an ask."""
 
     admit = "admit"
     peek = "peek"
@@ -26,13 +26,13 @@ class Mode(enum.StrEnum):
 
 
 class Enforcement(enum.StrEnum):
-    """The one enforcement that an ask may demand."""
+    """The enforcement that an ask may demand."""
 
     deny = "deny"
 
 
 def decide(
-    principal: Annotated[str | None, typer.Option(help="Who asks.")] = None,
+    principal: Annotated[str | None, typer.Option(help="The principal that asks.")] = None,
     client_id: Annotated[str | None, typer.Option(help="Its client-id.")] = None,
     ip: Annotated[str | None, typer.Option(help="Its address.")] = None,
     broker: Annotated[str | None, typer.Option(help="The broker that is asked.")] = None,
@@ -47,24 +47,30 @@ def decide(
         list[str] | None, typer.Option(help="Usage: a producer id; repeat for more.")
     ] = None,
     mode: Annotated[
-        Mode, typer.Option(help="Admit and charge, only look, record what is done, or give back.")
+        Mode,
+        typer.Option(help="Admit and charge; only look; record work already done; or give a charge back."),
     ] = (Mode.admit),
-    enforcement: Annotated[Enforcement | None, typer.Option(help="Decide every quota as deny.")] = None,
+    enforcement: Annotated[
+        Enforcement | None, typer.Option(help="Decide every quota with enforcement deny.")
+    ] = None,
     recheck: Annotated[bool, typer.Option("--recheck", help="The second ask for a held connection.")] = False,
     cluster_action: Annotated[
         bool, typer.Option("--cluster-action", help="Exempt from request quotas.")
     ] = False,
     at_ms: AtMs = None,
-    ask_id: Annotated[str | None, typer.Option("--id", help="Asked again with it, answers the same.")] = None,
+    ask_id: Annotated[
+        str | None,
+        typer.Option("--id", help="An id for the ask; a repeated ask with it gets the same decision."),
+    ] = None,
     detail: Annotated[bool, typer.Option("--detail", help="Show each quota that applied.")] = False,
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Ask a running service for a decision.
+    """Ask a running node for a decision.
 
-    Exit code 0 when the work may be done (admit, delay), 1 when not (throttle, reject).
+    Exit code 0 if the work may be done (admit, delay), 1 if not (throttle, reject).
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`quotagate quotas effective` and `history`: which limits hold for somebody, and how they came about."""
+"""`quotagate quotas effective` and `history`: which limits apply to a caller, and who changed them."""
 # ruff: noqa: D301  a real backspace keeps the lines of examples apart
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from app.run.commands.target import ConfigFile, Key, Url
 group = typer.Typer()
 
 DRILLS: Final = "throttle_factor"
-"""What the history calls what drills change."""
+"""The name of drills in the history."""
 
 
 @group.command()
 def effective(
-    principal: Annotated[str | None, typer.Option(help="Who would ask.")] = None,
+    principal: Annotated[str | None, typer.Option(help="The principal that would ask.")] = None,
     client_id: Annotated[str | None, typer.Option(help="Its client-id.")] = None,
     ip: Annotated[str | None, typer.Option(help="Its address.")] = None,
     broker: Annotated[str | None, typer.Option(help="The broker that would be asked.")] = None,
@@ -34,7 +34,7 @@ def effective(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Explain the limits that hold for somebody: which entity gives each, and instead of which others.
+    """Explain the limits that apply to a caller: which entity sets each, and which limits it overrides.
 
     With -o json each quota comes with its whole ladder.
 
@@ -43,17 +43,17 @@ def effective(
       quotagate quotas effective --principal alice --client-id etl
       quotagate quotas effective --ip 10.0.0.7 --listener EXTERNAL -o json
     """
-    asked = {
+    caller = {
         "principal": principal,
         "client_id": client_id,
         "ip": ip,
         "broker": broker,
         "listener": listener,
     }
-    if all(name is None for name in asked.values()):
-        raise typer.BadParameter("name somebody, such as --principal alice or --ip 10.0.0.7")
+    if all(name is None for name in caller.values()):
+        raise typer.BadParameter("name a caller, such as --principal alice or --ip 10.0.0.7")
     with connected(url, key, config) as node:
-        found = node.get("/v1/quotas:effective", **asked, at_ms=at_ms)
+        found = node.get("/v1/quotas:effective", **caller, at_ms=at_ms)
     if show.document(found, output):
         return
     if not found["quotas"]:
@@ -71,7 +71,7 @@ def history(
     entity: Annotated[
         str | None,
         typer.Argument(
-            help=f"Changes of this entity alone; {DRILLS}: drills.", autocompletion=values.completed_types
+            help=f"Only changes of this entity; {DRILLS} for drills.", autocompletion=values.completed_types
         ),
     ] = None,
     *,
@@ -81,7 +81,7 @@ def history(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Show who changed what, when and why; the newest change comes first.
+    """Show who changed what, when and why, newest change first.
 
     \b
     Examples:
@@ -100,7 +100,7 @@ def history(
 
 
 def _ladder(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """The limit that holds, and below it the limits further down its ladder, which do not."""
+    """The limit that applies, and the limits of its ladder that it overrides."""
     yield (one["quota"], one["limit"], one["limit_now"], one["entity"], one["bucket"])
     for level in one["ladder"]:
         if level["entity"] != one["entity"] and level["limit"] is not None:
@@ -108,10 +108,12 @@ def _ladder(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _changes(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """What a change did, one quota on a line; who did it, when and why stands on the first."""
+    """The rows of a change, one per quota; the first also shows who, when and why."""
     if one["entity"] == DRILLS:
-        told = " -> ".join("none" if each is None else _drill(each) for each in (one["before"], one["after"]))
-        yield (show.when(one["at_ms"]), one["who"], one["entity"], f"drill {told}", one["reason"])
+        change = " -> ".join(
+            "none" if each is None else _drill(each) for each in (one["before"], one["after"])
+        )
+        yield (show.when(one["at_ms"]), one["who"], one["entity"], f"drill {change}", one["reason"])
         return
     before, after = one["before"] or {}, one["after"] or {}
     common = (show.when(one["at_ms"]), one["who"], one["entity"])
@@ -123,9 +125,9 @@ def _changes(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             common, reason = ("", "", ""), ""
 
 
-def _drill(said: Mapping[str, Any]) -> str:
-    return f"{show.cell(said['factor'])} until {show.when(said['until_ms'])}"
+def _drill(drill: Mapping[str, Any]) -> str:
+    return f"{show.cell(drill['factor'])} until {show.when(drill['until_ms'])}"
 
 
-def _brief(said: Mapping[str, Any] | None) -> str:
-    return "none" if said is None else show.brief(said)
+def _brief(definition: Mapping[str, Any] | None) -> str:
+    return "none" if definition is None else show.brief(definition)

@@ -11,19 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
+from app.node.errors import NodeRequestError
 from app.run.commands import plans, quotas_file, quotas_schema, show
 from app.run.commands.node import Node, connected
 from app.run.commands.options import Reason
 from app.run.commands.pages import one_version
-from app.run.commands.plans import Plan
+from app.run.commands.plans import ChangePlan
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
-from app.run.errors import CannotAsk
 
 group = typer.Typer()
 
 
-def _there(file: Path) -> Path:
+def _existing(file: Path) -> Path:
     if str(file) != "-" and not file.is_file():
         raise typer.BadParameter(f"there is no file {file}")
     return file
@@ -31,16 +31,16 @@ def _there(file: Path) -> Path:
 
 File = Annotated[
     Path,
-    typer.Option("--file", "-f", callback=_there, help="The file; - is standard input."),
+    typer.Option("--file", "-f", callback=_existing, help="The file; - is standard input."),
 ]
 OnlyNamed = Annotated[
-    bool, typer.Option("--only-named", help="Leave entities alone that the file does not name.")
+    bool, typer.Option("--only-named", help="Do not touch entities that the file does not name.")
 ]
 
 
 @group.command()
 def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.yaml) -> None:
-    """Write the whole catalog as a file, in one canonical order.
+    """Write the whole catalog to standard output, in canonical order.
 
     \b
     Examples:
@@ -48,14 +48,14 @@ def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: 
       quotagate quotas export -o json
     """
     if output is Output.table:
-        raise typer.BadParameter("a file is yaml or json; `quotagate quotas list` shows a table")
+        raise typer.BadParameter("an export is yaml or json; `quotagate quotas list` shows a table")
     with connected(url, key, config) as node:
         listed = one_version(node, "/v1/quotas", "quotas")
     quotas = quotas_file.ordered((one["entity"], one["quotas"]) for one in listed.items)
     if output is Output.json:
         show.document({"quotas": dict(quotas)}, output)
     else:
-        sys.stdout.writelines(quotas_file.write(quotas, plans.known_etag(listed.etag).strip('"')))
+        sys.stdout.writelines(quotas_file.write(quotas, plans.required_etag(listed.etag).strip('"')))
 
 
 @group.command()
@@ -68,26 +68,26 @@ def plan(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Show what applying a file would change, and write nothing.
+    """Show what applying a file would change, without changing anything.
 
-    The file is the whole truth: what it does not hold is removed. A bucket that is emptied forgets what it
-    was charged.
+    The file is the whole catalog: quotas that are not in it are removed. Some changes empty a quota's
+    buckets; the plan shows which.
 
     \b
     Examples:
       quotagate quotas plan -f quotas.yaml
       quotagate quotas plan -f team-a.yaml --only-named
     """
-    wanted = _read(file)
+    target = _read(file)
     with connected(url, key, config) as node:
-        found = _plan(node, wanted, only_named=only_named)
-    if not show.document({"version": found.version, "changes": found.changes}, output):
-        _show(found)
-        if found.changes:
+        planned = _plan(node, target, only_named=only_named)
+    if not show.document({"version": planned.version, "changes": planned.changes}, output):
+        _show(planned)
+        if planned.changes:
             options = (
-                f"--if-match {found.version}{' --only-named' if only_named else ''} -f {quote(str(file))}"
+                f"--if-match {planned.version}{' --only-named' if only_named else ''} -f {quote(str(file))}"
             )
-            show.note(f"To apply just this: quotagate quotas apply {options}")
+            show.note(f"To apply exactly this: quotagate quotas apply {options}")
 
 
 @group.command()
@@ -95,11 +95,11 @@ def apply(
     file: File,
     *,
     only_named: OnlyNamed = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     if_match: Annotated[
         int | None,
         typer.Option(
-            metavar="VERSION", help="Only if the catalog is at this version still, as plan shows it."
+            metavar="VERSION", help="Apply only if the catalog is still at this version, which plan shows."
         ),
     ] = None,
     reason: Reason = None,
@@ -108,9 +108,9 @@ def apply(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Make the catalog what a file says: all of it, or nothing.
+    """Apply a file to the catalog, atomically.
 
-    Shows the plan, and asks at a terminal. Refuses if the catalog has changed since the plan.
+    Shows the plan and, at a terminal, asks before applying it. Refuses if the catalog has changed since then.
 
     \b
     Examples:
@@ -118,22 +118,22 @@ def apply(
       quotagate quotas apply -f quotas.yaml --yes --if-match 17 --reason launch
     """
     asks = not yes and sys.stdin.isatty() and str(file) != "-"
-    wanted = _read(file)
+    target = _read(file)
     with connected(url, key, config) as node:
-        found = _plan(node, wanted, only_named=only_named)
-        if if_match is not None and if_match != found.version:
-            raise CannotAsk(
-                f"the catalog changed since the plan: it is at version {found.version}, not {if_match}. "
+        planned = _plan(node, target, only_named=only_named)
+        if if_match is not None and if_match != planned.version:
+            raise NodeRequestError(
+                f"the catalog changed since the plan: it is at version {planned.version}, not {if_match}. "
                 "Nothing was applied."
             )
         if output is Output.table:
-            _show(found)
-        if not found.changes:
-            show.document({"version": found.version, "changes": []}, output)
+            _show(planned)
+        if not planned.changes:
+            show.document({"version": planned.version, "changes": []}, output)
             return
         if asks:
-            plans.confirm(found, node)
-        done = plans.apply(node, found, reason)
+            plans.confirm(planned, node)
+        done = plans.apply(node, planned, reason)
     if not show.document(done, output):
         typer.echo(f"Applied. The catalog is at version {done['version']}.")
 
@@ -143,7 +143,7 @@ def lint(
     file: File,
     output: Out = Output.table,
 ) -> None:
-    """Check a file, without a node: every fault with its line.
+    """Check a file without a node; show every fault with its line.
 
     \b
     Examples:
@@ -156,7 +156,7 @@ def lint(
             typer.echo(show.plain(f"{file}:{fault.line}: {fault.message}"))
         if not faults:
             typer.echo(
-                f"{file}: good, with quotas of {plans.count(len(contents.quotas), 'entity', 'entities')}."
+                f"{file}: valid, with quotas of {plans.count(len(contents.quotas), 'entity', 'entities')}."
             )
     if faults:
         raise typer.Exit(1)
@@ -164,7 +164,7 @@ def lint(
 
 @group.command()
 def schema() -> None:
-    """Print the JSON schema of the file, for editors.
+    """Print the JSON schema of such a file, for editors.
 
     \b
     Examples:
@@ -177,31 +177,31 @@ def _text(file: Path) -> str:
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        raise CannotAsk(f"{file}: {error}") from None
+        raise NodeRequestError(f"{file}: {error}") from None
 
 
 def _read(file: Path) -> Mapping[str, Mapping[str, Any]]:
     contents = quotas_file.read(_text(file))
     if contents.faults:
         lines = [f"{file}:{fault.line}: {fault.message}" for fault in contents.faults]
-        raise CannotAsk(show.plain_lines([f"{file} has faults; nothing was asked", *lines]))
+        raise NodeRequestError(show.plain_lines([f"{file} has faults; no request was sent", *lines]))
     return contents.quotas
 
 
-def _plan(node: Node, wanted: Mapping[str, Mapping[str, Any]], *, only_named: bool) -> Plan:
-    """What must change for the catalog to be what the file says."""
-    etag, now = plans.catalog(node)
+def _plan(node: Node, target: Mapping[str, Mapping[str, Any]], *, only_named: bool) -> ChangePlan:
+    """Plan the changes that turn the catalog into the file's content."""
+    etag, catalog = plans.catalog(node)
     alterations = []
-    for entity in [*wanted, *(entity for entity in now if entity not in wanted and not only_named)]:
-        said, stands = wanted.get(entity, {}), now.get(entity, {})
-        altered = {quota: new for quota, new in said.items() if stands.get(quota) != new}
-        altered |= dict.fromkeys(quota for quota in stands if quota not in said)
+    for entity in [*target, *(entity for entity in catalog if entity not in target and not only_named)]:
+        new, old = target.get(entity, {}), catalog.get(entity, {})
+        altered = {quota: definition for quota, definition in new.items() if old.get(quota) != definition}
+        altered |= dict.fromkeys(quota for quota in old if quota not in new)
         if altered:
             alterations.append({"entity": entity, "quotas": altered})
     return plans.plan(node, etag, alterations)
 
 
-def _show(found: Plan) -> None:
+def _show(planned: ChangePlan) -> None:
     plans.show_changes(
-        found, f"Nothing changes: the catalog, at version {found.version}, is what the file says."
+        planned, f"Nothing changes: the catalog, at version {planned.version}, already equals the file."
     )

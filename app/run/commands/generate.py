@@ -1,4 +1,4 @@
-"""`quotagate generate`: traffic with ground truth, made by a program of its own."""
+"""`quotagate generate`: generate traffic with ground truth."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from app.run.commands import child
 from app.run.commands.secret import secret_of
 
 HASHES: Final = "log"
-"""What it makes of ids that it hashes itself: a store of this deployment is to know them."""
+"""The subcommand that hashes ids itself, so it needs the deployment's secret."""
 
 
 def generate(context: typer.Context) -> None:
-    """Make realistic traffic with ground truth: sent to nodes, or written as a decision log."""
+    """Generate realistic traffic with ground truth: send it to nodes, or write it as a decision log."""
     settings = {}
     if context.args[:1] == [HASHES] and {"-h", "--help"}.isdisjoint(context.args):
-        from app.run.settings import PREFIX, load  # noqa: PLC0415  every other command starts twice as fast without
+        from app.node.settings import PREFIX, load  # every other command starts twice as fast without it
 
         if secret := secret_of(load()):
             settings[f"{PREFIX}HASH_SECRET"] = secret.hex()

@@ -1,4 +1,4 @@
-"""`quotagate quotas --alter` and `--describe`: Kafka's own spelling, against a running node."""
+"""`quotagate quotas --alter` and `--describe`: the options of kafka-configs.sh, for a running node."""
 # ruff: noqa: D301  a real backspace keeps the lines of examples apart
 
 from __future__ import annotations
@@ -9,27 +9,30 @@ from typing import Annotated, Any
 import typer
 
 from app.domain.quota_value import merge
-from app.run.commands import kafka_words, show
-from app.run.commands.kafka_words import Spelled
-from app.run.commands.node import Node, Refused, connected
-from app.run.commands.options import Reason
+from app.kafka import syntax
+from app.kafka.syntax import KafkaOptions
+from app.run.commands import show, values
+from app.run.commands.node import Node, NodeRefusalError, connected
+from app.run.commands.options import Reason, option_order
 from app.run.commands.pages import pages
 from app.run.commands.quotas import written_headers
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
-from app.run.commands.values import matches
 
-PANEL = "Kafka's spelling, in place of a command"
+PANEL = "Options of kafka-configs.sh, instead of a command"
 
 
 def kafka(
     ctx: typer.Context,
     *,
     alter: Annotated[
-        bool, typer.Option("--alter", rich_help_panel=PANEL, help="Change what --add-config ... say.")
+        bool,
+        typer.Option(
+            "--alter", rich_help_panel=PANEL, help="Change quotas, as --add-config and --delete-config say."
+        ),
     ] = False,
     describe: Annotated[
-        bool, typer.Option("--describe", rich_help_panel=PANEL, help="Show what is set.")
+        bool, typer.Option("--describe", rich_help_panel=PANEL, help="Show the quotas.")
     ] = False,
     entity_type: Annotated[
         list[str] | None,
@@ -43,7 +46,7 @@ def kafka(
     entity_default: Annotated[
         int,
         typer.Option(
-            "--entity-default", count=True, rich_help_panel=PANEL, help="The default, in place of a name."
+            "--entity-default", count=True, rich_help_panel=PANEL, help="The default, instead of a name."
         ),
     ] = 0,
     user: Annotated[str | None, typer.Option(rich_help_panel=PANEL, help="Short for a user.")] = None,
@@ -65,11 +68,13 @@ def kafka(
     ] = False,
     add_config: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=NUMBER,...", rich_help_panel=PANEL, help="Quotas to set; others stay."),
+        typer.Option(
+            metavar="KEY=NUMBER,...", rich_help_panel=PANEL, help="Quotas to set; others stay unchanged."
+        ),
     ] = None,
     delete_config: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY,...", rich_help_panel=PANEL, help="Quotas to take away."),
+        typer.Option(metavar="KEY,...", rich_help_panel=PANEL, help="Quotas to remove."),
     ] = None,
     reason: Reason = None,
     url: Url = None,
@@ -77,11 +82,11 @@ def kafka(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Quotas: set, look up, explain, and keep as files.
+    """Set, look up and explain quotas, and keep them as files.
 
-    The options of kafka-configs.sh are understood too. The limits of brokers and listeners are named
-    max.connection.creation.rate and listener.name.NAME.max.connection.creation.rate there; NAME is taken as
-    it is written.
+    The options of kafka-configs.sh work too. There, the limits of brokers and listeners are named
+    max.connection.creation.rate and listener.name.NAME.max.connection.creation.rate; the case of NAME
+    matters.
 
     \b
     Examples:
@@ -100,7 +105,7 @@ def kafka(
         "ip": ip_defaults,
         "broker": broker_defaults,
     }
-    spelled = Spelled(
+    options = KafkaOptions(
         entity_type=entity_type or (),
         entity_name=entity_name or (),
         entity_default=entity_default,
@@ -110,38 +115,41 @@ def kafka(
         delete_config=delete_config or (),
     )
     if ctx.invoked_subcommand is not None:
-        if order := kafka_words.order_of(ctx):
+        if order := option_order(ctx):
             option = order[0].replace("_", "-")
-            ctx.fail(f"--{option} stands before {ctx.invoked_subcommand}: options go after the command")
+            ctx.fail(f"--{option} comes before {ctx.invoked_subcommand}: options go after the command")
         return
     if alter == describe:
         ctx.fail("give --alter or --describe, or a command such as set or list")
-    names = kafka_words.named(spelled, kafka_words.order_of(ctx))
+    if describe and (add_config or delete_config):
+        ctx.fail("--add-config and --delete-config go with --alter")
+    try:
+        names = syntax.entity_names(options, option_order(ctx))
+        changes = {} if describe else syntax.changes(options, names, values.value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if describe:
-        if spelled.add_config or spelled.delete_config:
-            ctx.fail("--add-config and --delete-config go with --alter")
-        lists = [matches(match, strict=strict) for match, strict in kafka_words.filters(names)]
+        lists = [values.matches(match, strict=strict) for match, strict in syntax.filters(names)]
         with connected(url, key, config) as node:
             found = [one for query in lists for one in pages(node, "/v1/quotas", "quotas", query).items]
         if not show.document({"quotas": found}, output):
-            for line in kafka_words.described(found):
+            for line in syntax.describe_lines(found, show.cell):
                 typer.echo(show.plain(line))
         return
-    changes = kafka_words.changes(spelled, names)
     with connected(url, key, config) as node:
         answer = _change(node, changes, reason)
     if not show.document(answer, output):
         for entity in changes:
-            typer.echo(show.plain(f"Completed updating config for {kafka_words.title_of(entity)}."))
+            typer.echo(show.plain(f"Completed updating config for {syntax.title_of(entity)}."))
 
 
 def _change(node: Node, changes: Mapping[str, Mapping[str, Any]], reason: str | None) -> dict[str, Any]:
-    """Make changes, of several entities all or none."""
+    """Make the changes; those of several entities are applied atomically."""
     if len(changes) == 1:
         [(entity, patch)] = changes.items()
         answer = node.ask("PATCH", f"/v1/quotas/{entity}", patch, headers=written_headers(reason, None))
         return {} if answer.status_code == 204 else answer.json()
-    # The version is read before the quotas: a change of these while they are read is noticed too.
+    # The version is read before the quotas, so If-Match also fails if they change while they are read.
     etag = node.ask("GET", "/v1/quotas", query={"limit": 1}).headers["ETag"]
     alterations = []
     for entity, patch in changes.items():
@@ -155,10 +163,10 @@ def _change(node: Node, changes: Mapping[str, Mapping[str, Any]], reason: str | 
 
 
 def _quotas(node: Node, entity: str) -> dict[str, Any]:
-    """What is set on an entity, if anything is."""
+    """The quotas of an entity; empty if it has none."""
     try:
         found: dict[str, Any] = node.get(f"/v1/quotas/{entity}")["quotas"]
-    except Refused as refused:
+    except NodeRefusalError as refused:
         if refused.status != 404:
             raise
         return {}

@@ -1,4 +1,4 @@
-"""`quotagate keys`: who may ask what."""
+"""`quotagate keys`: create, list, rotate and revoke API keys."""
 # ruff: noqa: D301  a real backspace keeps the lines of examples apart
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.run.commands.node import connected, segment
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 
-group = typer.Typer(help="API keys: make, list, replace and revoke.", no_args_is_help=True)
+group = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 
 SCOPES: Final = ("decide", "account", "read", "write", "admin")
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -32,7 +32,7 @@ def create(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"What it may do: {', '.join(SCOPES)}; repeat for more.  [default: decide]",
+            help=f"A scope: {', '.join(SCOPES)}; repeat for more.  [default: decide]",
             autocompletion=lambda: list(SCOPES),
         ),
     ] = None,
@@ -40,18 +40,18 @@ def create(
         list[str] | None,
         typer.Option(
             metavar="ENTITY",
-            help="Asks for this entity alone, such as user=acme or 'user=acme-*'; repeat for more.",
+            help="Restrict asks to this entity, such as user=acme or 'user=acme-*'; repeat for more.",
         ),
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="In 90m, 12h or 30d; or at 2027-01-31T12:00:00Z.")
+        str | None, typer.Option(metavar="WHEN", help="After 90m, 12h or 30d, or at 2027-01-31T12:00:00Z.")
     ] = None,
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Make a key. It is shown once, here, and kept nowhere in clear.
+    """Create a key. It is shown only once; the catalog keeps a hash.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def create(
 
 @group.command("list")
 def list_(url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.table) -> None:
-    """List keys: their names and what they may do, never the keys themselves.
+    """List all keys with their scopes, without the secrets.
 
     \b
     Examples:
@@ -93,7 +93,7 @@ def list_(url: Url = None, key: Key = None, config: ConfigFile = None, output: O
 def revoke(
     name: Name, url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.table
 ) -> None:
-    """Revoke a key: within a second no node takes it any more.
+    """Revoke a key: within a second, every node refuses it.
 
     \b
     Examples:
@@ -109,14 +109,15 @@ def rotate(
     name: Name,
     *,
     grace: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="How long the old key lives on: 90s, 15m, 24h or 7d.")
+        str | None,
+        typer.Option(metavar="SPAN", help="How long the old key stays valid: 90s, 15m, 24h or 7d."),
     ] = None,
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Give a key a new secret, shown once; the old one lives on for a grace, if one is given.
+    """Replace a key by a new one, shown only once; with --grace, the old one stays valid for a while.
 
     \b
     Examples:
@@ -129,14 +130,14 @@ def rotate(
 
 
 def _show_secret(made: Mapping[str, Any], output: Output) -> None:
-    """A new key: alone on standard output, so that it can be stored without being seen."""
+    """Print only the key on standard output, so that it can be piped to a file."""
     if not show.document(made, output):
         typer.echo(made["key"])
         show.note(f"This is the key {made['name']}. It is not shown again.")
 
 
 def _span(text: str) -> int:
-    """A span of time in milliseconds.
+    """Return a span of time in milliseconds.
 
     >>> _span("90s"), _span("7d")
     (90000, 604800000)
@@ -147,7 +148,7 @@ def _span(text: str) -> int:
 
 
 def _instant(text: str) -> int:
-    """An instant in milliseconds: a span from now, or a date and time.
+    """Return a time in milliseconds: a span from now, or a date and time.
 
     >>> _instant("2027-01-31T12:00:00Z"), _instant("2027-01-31")
     (1801396800000, 1801353600000)

@@ -1,4 +1,4 @@
-"""Asking a running node over HTTP, and saying readably why it refuses."""
+"""Requests to a running node over HTTP, with readable errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from urllib.parse import quote
 
 import httpx
 
+from app.node.errors import NodeRequestError
 from app.run.commands import target
 from app.run.commands.show import plain_lines
-from app.run.errors import CannotAsk
 
 TIMEOUT_S: Final = 10.0
 
 
-class Refused(CannotAsk):
+class NodeRefusalError(NodeRequestError):
     """The node answered with a problem; ``status`` is its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -27,21 +27,21 @@ class Refused(CannotAsk):
 
 
 class Node:
-    """One running node, asked with one key."""
+    """A running node, and the key for requests to it."""
 
-    def __init__(self, asked: target.Target, http: httpx.Client) -> None:
-        self._target = asked
+    def __init__(self, node: target.Target, http: httpx.Client) -> None:
+        self._target = node
         self._http = http
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the node."""
         return self._target.url
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """The document at a path; parameters that are None are left out."""
-        found: dict[str, Any] = self.ask("GET", path, query=query).json()
-        return found
+        """Return the JSON at a path; parameters that are None are left out."""
+        body: dict[str, Any] = self.ask("GET", path, query=query).json()
+        return body
 
     def ask(
         self,
@@ -53,34 +53,34 @@ class Node:
         headers: Mapping[str, str | None] | None = None,
         timeout: float = TIMEOUT_S,
     ) -> httpx.Response:
-        """One answer that is a success: JSON, or nothing.
+        """Send a request and return its successful response, with JSON or without a body.
 
         Raises:
-            Refused: the node says why not.
-            CannotAsk: there is no node, or what answers is none.
+            NodeRefusalError: the node refused the request.
+            NodeRequestError: no answer, or not one of a node.
         """
         url = self._target.url + path
-        if self._target.key and not self._target.key.isprintable():  # an error would show all of it
-            raise CannotAsk("the key holds characters that no key has")
-        sent = {"Authorization": f"Bearer {self._target.key}"} if self._target.key else {}
-        sent |= {name: value for name, value in (headers or {}).items() if value is not None}
+        if self._target.key and not self._target.key.isprintable():  # httpx would show it in its error
+            raise NodeRequestError("the key has invalid characters")
+        all_headers = {"Authorization": f"Bearer {self._target.key}"} if self._target.key else {}
+        all_headers |= {name: value for name, value in (headers or {}).items() if value is not None}
         if body is not None:
-            sent.setdefault("Content-Type", "application/json")
-        asked = {name: value for name, value in (query or {}).items() if value is not None}
+            all_headers.setdefault("Content-Type", "application/json")
+        params = {name: value for name, value in (query or {}).items() if value is not None}
         try:
             answer = self._http.request(
                 method,
                 url,
                 json=body,
-                params=asked or None,
-                headers=[(name.encode(), value.encode()) for name, value in sent.items()],
+                params=params or None,
+                headers=[(name.encode(), value.encode()) for name, value in all_headers.items()],
                 timeout=timeout,
             )
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise CannotAsk(f"{url}: {error}") from None
+            raise NodeRequestError(f"{url}: {error}") from None
         document = _document(answer, url)
         if not answer.is_success:
-            raise Refused(answer.status_code, self._why(answer.status_code, document))
+            raise NodeRefusalError(answer.status_code, self._why(answer.status_code, document))
         return answer
 
     def _why(self, status: int, problem: Mapping[str, Any]) -> str:
@@ -100,16 +100,17 @@ class Node:
 
 @contextmanager
 def connected(url: str | None, key: str | None, config: Path | None) -> Iterator[Node]:
-    """The node that a command's connection options mean.
+    """Connect to the node of a command's connection options.
 
-    The environment's proxies are for other machines: one that is asked for this machine would look for the
-    node on its own, and would be sent the key.
+    Proxies from the environment are ignored for a node on this machine: a proxy would look for it on the
+    proxy's machine, and would see the key.
     """
-    asked = target.find(url, key, config)
-    # Made here, as whom to trust may be said by the environment too (SSL_CERT_FILE).
-    tls = _tls(asked.certificates) if asked.certificates else httpx.create_ssl_context()
-    with httpx.Client(verify=tls, trust_env=not target.is_here(asked.url)) as http:
-        yield Node(asked, http)
+    node = target.find(url, key, config)
+    # httpx reads SSL_CERT_FILE only with trust_env, which is off for this machine, so the context is made
+    # here.
+    tls = _tls(node.certificates) if node.certificates else httpx.create_ssl_context()
+    with httpx.Client(verify=tls, trust_env=not target.is_loopback(node.url)) as http:
+        yield Node(node, http)
 
 
 def _tls(certificates: target.Certificates) -> ssl.SSLContext:
@@ -117,13 +118,15 @@ def _tls(certificates: target.Certificates) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=certificates.ca)
         if certificates.cert:
             context.load_cert_chain(certificates.cert, certificates.key)
-    except OSError as error:  # there is no such file, or it holds none
-        raise CannotAsk(f"the certificates of the configuration file cannot be used: {error}") from None
+    except OSError as error:  # no such file, or no certificate in it
+        raise NodeRequestError(
+            f"the certificates of the configuration file cannot be used: {error}"
+        ) from None
     return context
 
 
 def segment(text: str) -> str:
-    """Text as one segment of a path."""
+    """Return text as one segment of a path."""
     return quote(text, safe="")
 
 
@@ -135,5 +138,5 @@ def _document(answer: httpx.Response, url: str) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise CannotAsk(f"{url}: answered {answer.status_code}, and not with JSON")
+        raise NodeRequestError(f"{url}: answered {answer.status_code} without JSON")
     return document

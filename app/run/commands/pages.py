@@ -1,4 +1,4 @@
-"""Reading a list page by page, with progress at a terminal."""
+"""Reads lists page by page, with progress at a terminal."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from app.node.errors import NodeRequestError
 from app.run.commands import show
 from app.run.commands.node import Node
-from app.run.errors import CannotAsk
 
-LONGEST_PAGE: Final = 1_000
-BEGINNINGS: Final = 5
-"""How often a list that changes under the reader is begun anew."""
+MAX_PAGE: Final = 1_000
+ATTEMPTS: Final = 5
+"""How often a list that changes while it is read is read again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """What a list holds, and its ETag, if it has one."""
+class ListContent:
+    """The items of a list, and its ETag, if it has one."""
 
     items: list[Any]
     etag: str | None
@@ -25,39 +25,39 @@ class Listed:
 
 def pages(
     node: Node, path: str, name: str, query: Mapping[str, Any] | None = None, *, limit: int | None = None
-) -> Listed:
-    """Every page of a list, or as many as hold ``limit`` items."""
-    found, etags = _read(node, path, name, query or {}, limit)
-    return Listed(found, etags.pop() if len(etags) == 1 else None)
+) -> ListContent:
+    """Return the items of all pages, or the first ``limit`` items."""
+    items, etags = _read(node, path, name, query or {}, limit)
+    return ListContent(items, etags.pop() if len(etags) == 1 else None)
 
 
-def one_version(node: Node, path: str, name: str) -> Listed:
-    """Every page of a list, all of one version: begun anew when the list has changed in between.
+def one_version(node: Node, path: str, name: str) -> ListContent:
+    """Return the items of all pages at one version; read again if the list changed in between.
 
     Raises:
-        CannotAsk: it changed each time.
+        NodeRequestError: it changed on every attempt.
     """
-    for _ in range(BEGINNINGS):
-        found, etags = _read(node, path, name, {}, None)
+    for _ in range(ATTEMPTS):
+        items, etags = _read(node, path, name, {}, None)
         if len(etags) == 1:
-            return Listed(found, etags.pop())
-    raise CannotAsk(f"{path} changed {BEGINNINGS} times while it was read; try again")
+            return ListContent(items, etags.pop())
+    raise NodeRequestError(f"{path} changed {ATTEMPTS} times while it was read; try again")
 
 
 def _read(
     node: Node, path: str, name: str, query: Mapping[str, Any], limit: int | None
 ) -> tuple[list[Any], set[str | None]]:
-    found: list[Any] = []
+    items: list[Any] = []
     etags: set[str | None] = set()
     cursor: str | None = None
     with show.progress().status(f"reading {name} ...") as status:
         while True:
-            left = LONGEST_PAGE if limit is None else min(LONGEST_PAGE, limit - len(found))
+            left = MAX_PAGE if limit is None else min(MAX_PAGE, limit - len(items))
             answer = node.ask("GET", path, query={**query, "limit": left, "cursor": cursor})
             page = answer.json()
-            found += page[name]
+            items += page[name]
             etags.add(answer.headers.get("etag"))
             cursor = page["next_cursor"]
-            if cursor is None or (limit is not None and len(found) >= limit):
-                return found, etags
-            status.update(f"reading {name} ... {len(found):,}")
+            if cursor is None or (limit is not None and len(items) >= limit):
+                return items, etags
+            status.update(f"reading {name} ... {len(items):,}")

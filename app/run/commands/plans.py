@@ -1,4 +1,4 @@
-"""A plan: what a change would do at one version of the catalog, shown, and applied at that version alone."""
+"""A plan: the changes to one version of the catalog, to be shown, and applied only to that version."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any, Final, NamedTuple
 
 import typer
 
+from app.node.errors import NodeRequestError
 from app.run.commands import show
-from app.run.commands.node import Node, Refused
+from app.run.commands.node import Node, NodeRefusalError
 from app.run.commands.pages import one_version
-from app.run.errors import CannotAsk
 
 MAX_BODY: Final = 1_048_576
 MAX_ALTERATIONS: Final = 10_000
-"""What a node takes in one request."""
+"""The largest request that a node accepts."""
 APPLY_TIMEOUT_S: Final = 120.0
 SPLIT: Final = "Split the file, and apply its parts with --only-named."
 
 Alteration = dict[str, Any]
-"""What an entity's quotas are to become, as the node reads it; a quota that is None goes."""
+"""New quotas of an entity, as the API takes them; None removes a quota."""
 
 
-class Catalog(NamedTuple):
-    """What is set, by entity, at one version."""
+class CatalogContent(NamedTuple):
+    """All quotas by entity, at one version."""
 
     etag: str
     quotas: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What alterations would change, at one version of the catalog."""
+class ChangePlan:
+    """The changes that alterations would make to one version of the catalog."""
 
     etag: str
     alterations: list[Alteration]
@@ -42,49 +42,49 @@ class Plan:
 
     @property
     def version(self) -> int:
-        """The version that it was made at."""
+        """The catalog's version that the plan is for."""
         return int(self.etag.strip('"'))
 
 
-def catalog(node: Node) -> Catalog:
-    """The whole catalog, all of one version."""
+def catalog(node: Node) -> CatalogContent:
+    """Read the whole catalog at one version."""
     listed = one_version(node, "/v1/quotas", "quotas")
-    return Catalog(known_etag(listed.etag), {one["entity"]: one["quotas"] for one in listed.items})
+    return CatalogContent(required_etag(listed.etag), {one["entity"]: one["quotas"] for one in listed.items})
 
 
-def known_etag(etag: str | None) -> str:
-    """The version of what was read.
+def required_etag(etag: str | None) -> str:
+    """Return the ETag of a response.
 
     Raises:
-        CannotAsk: the node does not say.
+        NodeRequestError: it is missing.
     """
     if etag is None:
-        raise CannotAsk("the node does not say the catalog's version: it is older than this command")
+        raise NodeRequestError("the node does not send the catalog's version: it is older than this command")
     return etag
 
 
-def plan(node: Node, etag: str, alterations: list[Alteration]) -> Plan:
-    """What alterations would change, said by the node itself, which alone knows which buckets are kept."""
-    found = Plan(etag, alterations, [])
+def plan(node: Node, etag: str, alterations: list[Alteration]) -> ChangePlan:
+    """Ask the node what alterations would change; only the node knows which buckets are kept."""
+    planned = ChangePlan(etag, alterations, [])
     if alterations:
-        found.changes.extend(_post(node, found, validate_only=True)["changes"])
-    return found
+        planned.changes.extend(_post(node, planned, validate_only=True)["changes"])
+    return planned
 
 
-def apply(node: Node, found: Plan, reason: str | None) -> dict[str, Any]:
-    """Do what a plan says, all of it or nothing; the new version, and the changes."""
+def apply(node: Node, planned: ChangePlan, reason: str | None) -> dict[str, Any]:
+    """Apply a plan atomically; return the new version and the changes."""
     try:
-        return _post(node, found, reason=reason)
-    except Refused:
+        return _post(node, planned, reason=reason)
+    except NodeRefusalError:
         raise
-    except CannotAsk as error:
-        raise CannotAsk(
-            f"{error}\n  No answer came: either all of it was applied or nothing. Plan again to see which."
+    except NodeRequestError as error:
+        raise NodeRequestError(
+            f"{error}\n  There was no answer: all changes were applied, or none. Plan again to see which."
         ) from None
 
 
 def parts(alterations: Sequence[Alteration]) -> Iterator[list[Alteration]]:
-    """Alterations in parts that a node takes, for whom it is enough that each part is made whole.
+    """Split alterations into requests that a node accepts; each request is applied atomically.
 
     >>> [len(part) for part in parts([{"entity": "user=a", "quotas": {}}] * 10_001)]
     [10000, 1]
@@ -102,9 +102,9 @@ def parts(alterations: Sequence[Alteration]) -> Iterator[list[Alteration]]:
         yield part
 
 
-def show_changes(found: Plan, nothing: str) -> None:
-    """A plan as a table, or that nothing changes."""
-    if not found.changes:
+def show_changes(planned: ChangePlan, nothing: str) -> None:
+    """Show a plan as a table, or the text ``nothing`` if it changes nothing."""
+    if not planned.changes:
         typer.echo(nothing)
         return
     show.table(
@@ -118,28 +118,28 @@ def show_changes(found: Plan, nothing: str) -> None:
                 one["after"] and show.brief(one["after"]),
                 one["buckets"],
             )
-            for one in found.changes
+            for one in planned.changes
         ],
     )
-    kinds = Counter(one["change"] for one in found.changes)
-    emptied = sum(one["buckets"] == "emptied" for one in found.changes)
-    said = ", ".join(f"{kinds[kind]} {kind}" for kind in ("added", "changed", "removed"))
+    kinds = Counter(one["change"] for one in planned.changes)
+    emptied = sum(one["buckets"] == "emptied" for one in planned.changes)
+    summary = ", ".join(f"{kinds[kind]} {kind}" for kind in ("added", "changed", "removed"))
     buckets = count(emptied, "quota empties its buckets", "quotas empty their buckets")
     typer.echo(
-        f"Plan: {said}; {buckets if emptied else 'every bucket is kept'}. "
-        f"The catalog is at version {found.version}."
+        f"Plan: {summary}; {buckets if emptied else 'every bucket is kept'}. "
+        f"The catalog is at version {planned.version}."
     )
 
 
-def confirm(found: Plan, node: Node) -> None:
-    """Ask the person at the terminal; without a yes, nothing more is done."""
+def confirm(planned: ChangePlan, node: Node) -> None:
+    """Ask the person at the terminal; abort without a yes."""
     typer.confirm(
-        f"Apply {count(len(found.changes), 'change', 'changes')} to {node.url}?", abort=True, err=True
+        f"Apply {count(len(planned.changes), 'change', 'changes')} to {node.url}?", abort=True, err=True
     )
 
 
 def count(number: int, one: str, more: str) -> str:
-    """A number of things, in words.
+    """Return a number with its noun.
 
     >>> count(1, "entity", "entities"), count(2000, "entity", "entities")
     ('1 entity', '2,000 entities')
@@ -148,23 +148,23 @@ def count(number: int, one: str, more: str) -> str:
 
 
 def _post(
-    node: Node, found: Plan, *, reason: str | None = None, validate_only: bool = False
+    node: Node, planned: ChangePlan, *, reason: str | None = None, validate_only: bool = False
 ) -> dict[str, Any]:
-    size = _size(found.alterations)
-    if size > MAX_BODY or len(found.alterations) > MAX_ALTERATIONS:
-        raise CannotAsk(
-            f"{len(found.alterations):,} entities change, {size:,} bytes; {MAX_ALTERATIONS:,} entities and "
-            f"{MAX_BODY:,} bytes go into one change that is made whole or not at all. {SPLIT}"
+    size = _size(planned.alterations)
+    if size > MAX_BODY or len(planned.alterations) > MAX_ALTERATIONS:
+        raise NodeRequestError(
+            f"{len(planned.alterations):,} entities change, {size:,} bytes; {MAX_ALTERATIONS:,} entities and "
+            f"{MAX_BODY:,} bytes are the most in one atomic change. {SPLIT}"
         )
-    body = {"alterations": found.alterations, "validate_only": validate_only}
-    headers = {"If-Match": found.etag, "X-Reason": reason}
+    body = {"alterations": planned.alterations, "validate_only": validate_only}
+    headers = {"If-Match": planned.etag, "X-Reason": reason}
     with show.progress().status("planning ..." if validate_only else "applying ..."):
         try:
             answer = node.ask("POST", "/v1/quotas:apply", body, headers=headers, timeout=APPLY_TIMEOUT_S)
-        except Refused as refused:
+        except NodeRefusalError as refused:
             if refused.status != 412:
                 raise
-            raise Refused(
+            raise NodeRefusalError(
                 412, "the catalog changed since the plan. Nothing was applied; plan again."
             ) from None
     applied: dict[str, Any] = answer.json()
@@ -172,7 +172,7 @@ def _post(
 
 
 def _size(alterations: list[Alteration]) -> int:
-    """How many bytes a change takes on its way, in the longer of its two forms."""
+    """The bytes of a request body with these alterations, at most."""
     return len(_json({"alterations": alterations, "validate_only": False}))
 
 

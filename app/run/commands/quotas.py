@@ -1,25 +1,24 @@
-"""`quotagate quotas`: the quotas of one entity and of all, on a running node."""
+"""`quotagate quotas set`, `get`, `list` and `delete`: quotas on a running node."""
 # ruff: noqa: D301  a real backspace keeps the lines of examples apart
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from app.run.commands import show, values
-from app.run.commands.kafka_words import KafkaWords
 from app.run.commands.node import connected
-from app.run.commands.options import Reason
+from app.run.commands.options import OrderedOptionsGroup, Reason
 from app.run.commands.pages import pages
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
 
 group = typer.Typer(
-    cls=KafkaWords,
+    cls=OrderedOptionsGroup,
     epilog="An entity is user=alice, client-id=etl, user=alice,client-id=etl, ip=10.0.0.7, broker=1, "
-    "listener=EXTERNAL or broker=1,listener=EXTERNAL; * is the default (user=*), %2A the name *.",
+    "listener=EXTERNAL or broker=1,listener=EXTERNAL; user=* is the default; %2A is the name *.",
 )
 
 EntityArgument = Annotated[
@@ -32,10 +31,10 @@ EntityArgument = Annotated[
 ]
 IfMatch = Annotated[
     int | None,
-    typer.Option(metavar="VERSION", help="Only if the entity is at this version still, as get shows it."),
+    typer.Option(
+        metavar="VERSION", help="Change only if the entity is still at this version, which get shows."
+    ),
 ]
-ALL: Final = 1_000
-"""The longest page there is."""
 
 
 @group.command("set")
@@ -58,10 +57,10 @@ def set_(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Set quotas of an entity; those that are not named stay as they are.
+    """Set quotas of an entity; quotas that are not named stay unchanged.
 
     VALUE is a number, the limit; or fields, limit=100,samples=21,enforcement=deny; or JSON. Fields that are
-    not named stay too; the value null takes a field or a quota away.
+    not named stay too; the value null removes a field or a quota.
 
     \b
     Examples:
@@ -91,7 +90,7 @@ def get(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Show the quotas of one entity, and what they promise.
+    """Show the quotas of one entity, and what they guarantee.
 
     \b
     Examples:
@@ -109,13 +108,13 @@ def list_(
         list[str] | None,
         typer.Argument(
             metavar="[MATCH...]",
-            help="type=NAME exactly, 'type=*' the default, type alone any; several must all hold.",
+            help="type=NAME is this name, 'type=*' the default, type any name; all must match.",
             autocompletion=values.completed_types,
         ),
     ] = None,
     *,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Only entities of just the types that are named.")
+        bool, typer.Option("--strict", help="Only entities with exactly the named types.")
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Show at most this many entities.")] = None,
     url: Url = None,
@@ -123,7 +122,7 @@ def list_(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """List quotas, all of them or those of some entities.
+    """List the quotas of all entities, or of some.
 
     \b
     Examples:
@@ -153,7 +152,7 @@ def delete(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Take away quotas of an entity: all, or the ones that are named.
+    """Remove quotas of an entity: all, or only those that are named.
 
     \b
     Examples:
@@ -171,20 +170,20 @@ def delete(
 
 
 def written_headers(reason: str | None, if_match: int | None) -> dict[str, str | None]:
-    """The headers of a change."""
+    """Return the headers of a change."""
     return {"X-Reason": reason, "If-Match": None if if_match is None else f'"{if_match}"'}
 
 
 def show_entity(found: Mapping[str, Any], output: Output) -> None:
-    """One entity: its quotas, one on a line, and what each promises."""
+    """Show one entity: a row per quota, with what it guarantees."""
     if show.document(found, output):
         return
     bounds = found.get("bounds", {})
     show.table(
         ["QUOTA", "LIMIT", "SETTINGS", "PROMISE"],
         [
-            (quota, said["limit"], settings_of(said), bounds.get(quota, {}).get("text"))
-            for quota, said in found["quotas"].items()
+            (quota, definition["limit"], settings_of(definition), bounds.get(quota, {}).get("text"))
+            for quota, definition in found["quotas"].items()
         ],
         right=["LIMIT"],
     )
@@ -192,7 +191,7 @@ def show_entity(found: Mapping[str, Any], output: Output) -> None:
 
 
 def show_rows(found: list[Any]) -> None:
-    """Many entities: one quota on a line, the entity named once."""
+    """Show many entities: a row per quota."""
     show.table(
         ["ENTITY", "QUOTA", "LIMIT", "SETTINGS"],
         [row for entity in found for row in _rows(entity)],
@@ -200,12 +199,12 @@ def show_rows(found: list[Any]) -> None:
     )
 
 
-def settings_of(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a quota says beside its limit."""
-    return {field: setting for field, setting in said.items() if field != "limit"}
+def settings_of(definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a quota without its limit."""
+    return {field: setting for field, setting in definition.items() if field != "limit"}
 
 
 def _rows(entity: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     name = entity["entity"]
-    for quota, said in entity["quotas"].items():
-        yield (name, quota, said["limit"], settings_of(said))
+    for quota, definition in entity["quotas"].items():
+        yield (name, quota, definition["limit"], settings_of(definition))

@@ -1,4 +1,4 @@
-"""A file of quotas: read with the line of every fault, and written in one canonical way."""
+"""Files of quotas: read with the line of every fault, and written in canonical form."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ import yaml
 from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-from app.domain.entity import TYPES, Entity, EntityError
+from app.domain.entity import TYPES, Entity
+from app.domain.errors import EntityError, QuotaValueError
 from app.domain.quota import Defaults
-from app.domain.quota_value import Definition, ValueErrors, check_all, pointer
+from app.domain.quota_value import Definition, check_all, pointer
 from app.run.commands.quotas_schema import NAME as SCHEMA
 from app.run.commands.values import NUMBER
 
 MAX_DEPTH: Final = 10
 MAX_KEY: Final = 1_000
-"""YAML takes a longer key only behind a question mark."""
+"""YAML allows a longer key only after a question mark."""
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG: Final = "tag:yaml.org,2002:"
 
 
-Entry = tuple[str, Mapping[str, Definition]]
-"""An entity as it is spelled, and its quotas."""
+EntityAndQuotas = tuple[str, Mapping[str, Definition]]
+"""An entity in its canonical spelling, and its quotas."""
 
 
-class Fault(NamedTuple):
-    """What is wrong, and the line it stands on, from 1."""
+class FileFault(NamedTuple):
+    """A line number, from 1, and what is wrong there."""
 
     line: int
     message: str
@@ -38,31 +39,31 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file says: normalised quotas by the canonical spelling of their entity."""
+    """The content of a file: normalised quotas by canonical entity, and the faults."""
 
     quotas: Mapping[str, Mapping[str, Definition]]
-    faults: Sequence[Fault]
+    faults: Sequence[FileFault]
 
 
 def read(text: str) -> Contents:
-    """The quotas of a file, and everything wrong with it."""
+    """Read a file, with everything that is wrong with it."""
     try:
         if line := _too_deep(text):
-            return Contents({}, [Fault(line, "is nested too deeply")])
+            return Contents({}, [FileFault(line, "is nested too deeply")])
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        return Contents({}, [Fault(line, f"not YAML: {error.reason}")])
+        return Contents({}, [FileFault(line, f"not YAML: {error.reason}")])
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        return Contents({}, [Fault(mark.line + 1 if mark else 1, f"not YAML: {error.problem}")])
-    reading = _Reading()
-    quotas = reading.file(root)
-    return Contents(quotas, sorted(reading.faults))
+        return Contents({}, [FileFault(mark.line + 1 if mark else 1, f"not YAML: {error.problem}")])
+    reader = _FileReader()
+    quotas = reader.file(root)
+    return Contents(quotas, sorted(reader.faults))
 
 
 def _too_deep(text: str) -> int | None:
-    """The line on which nesting goes beyond any file of quotas: composing it could end the program."""
+    """The line where nesting is too deep for a file of quotas; composing it could crash the process."""
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, CollectionStartEvent):
@@ -74,19 +75,19 @@ def _too_deep(text: str) -> int | None:
     return None
 
 
-def ordered(quotas: Iterable[Entry]) -> list[Entry]:
-    """Quotas as they stand in a file: by the types of their entity, then by name."""
+def ordered(quotas: Iterable[EntityAndQuotas]) -> list[EntityAndQuotas]:
+    """Sort quotas as in a file: by the types of their entity, then by name."""
     return sorted(quotas, key=lambda one: ([TYPES.index(type_) for type_ in _types(one[0])], one[0]))
 
 
-def write(quotas: Sequence[Entry], version: str) -> Iterator[str]:
-    """The lines of a file with these quotas; one that is its limit alone is a number."""
+def write(quotas: Sequence[EntityAndQuotas], version: str) -> Iterator[str]:
+    """Yield the lines of a file; a quota with only a limit is written as a number."""
     yield f"# yaml-language-server: $schema={SCHEMA}\n"
     yield f"# The whole catalog at version {version}. `quotagate quotas schema > {SCHEMA}` helps editors.\n"
     yield "quotas:\n" if quotas else "quotas: {}\n"
-    for entity, said in quotas:
+    for entity, definitions in quotas:
         yield f"  {entity}:\n" if len(entity) <= MAX_KEY else f"  ? {entity}\n  :\n"
-        for key, definition in said.items():
+        for key, definition in definitions.items():
             limit_alone = definition.keys() == {"limit"}
             yield f"    {key}: {_flow(definition['limit'] if limit_alone else definition)}\n"
 
@@ -96,7 +97,7 @@ def _types(entity: str) -> list[str]:
 
 
 def _flow(value: object) -> str:
-    """A value on one line, as every reader of YAML takes it.
+    """A value on one line that every YAML reader reads the same.
 
     >>> _flow({"limit": 0.00001, "shadow": True, "enforcement": "deny"})
     '{limit: 0.00001, shadow: true, enforcement: deny}'
@@ -111,11 +112,11 @@ def _flow(value: object) -> str:
     return str(value)
 
 
-class _Reading:
-    """One reading of a file; faults gather, so that all are told at once."""
+class _FileReader:
+    """Reads one file; collects all faults instead of stopping at the first."""
 
     def __init__(self) -> None:
-        self.faults: list[Fault] = []
+        self.faults: list[FileFault] = []
 
     def file(self, root: Node | None) -> dict[str, Mapping[str, Definition]]:
         if root is None:
@@ -126,7 +127,7 @@ class _Reading:
             if name == "quotas":
                 found = self._quotas(below)
             else:
-                self._fault(at, f"{name}: unknown; there is quotas alone")
+                self._fault(at, f"{name}: unknown; the only key is quotas")
         if isinstance(root, MappingNode) and not any(key.value == "quotas" for key, _ in root.value):
             self._fault(root, "quotas is missing")
         return found
@@ -143,12 +144,12 @@ class _Reading:
             spelled = str(entity)
             if spelled != name:
                 self._fault(at, f"{name}: must be spelled {spelled}")
-            elif (said := self._set(below, entity)) is not None:
-                found[spelled] = said
+            elif (definitions := self._set(below, entity)) is not None:
+                found[spelled] = definitions
         return found
 
     def _set(self, node: Node, entity: Entity) -> Mapping[str, Definition] | None:
-        """An entity's quotas; None when something is wrong with them."""
+        """The quotas of an entity; None if they have a fault."""
         before = len(self.faults)
         lines: dict[str, Node] = {"": node}
         values = self._value(node, "", lines)
@@ -159,7 +160,7 @@ class _Reading:
             return None
         try:
             return check_all(values, entity, Defaults())
-        except ValueErrors as wrong:
+        except QuotaValueError as wrong:
             for field, message in wrong.errors:
                 where = field
                 while where not in lines:
@@ -168,11 +169,11 @@ class _Reading:
             return None
 
     def _value(self, node: Node, path: str, lines: dict[str, Node]) -> Any:
-        """What a node says; None where there is a fault, such as what readers of YAML disagree about."""
+        """The value of a node; None with a fault, such as a value that YAML readers read differently."""
         if isinstance(node, ScalarNode):
             return self._scalar(node)
         if not isinstance(node, MappingNode):
-            self._fault(node, "a list has no place here")
+            self._fault(node, "a list is not allowed here")
             return None
         if path.count("/") > 2:
             self._fault(node, "is nested too deeply")
@@ -185,20 +186,20 @@ class _Reading:
         return found
 
     def _items(self, node: Node, what: str) -> Iterator[tuple[str, Node, Node]]:
-        """The names of a mapping, where each stands, and what is below it; no name twice."""
+        """The names of a mapping with their nodes and values; a duplicate name is a fault."""
         if not isinstance(node, MappingNode):
             self._fault(node, what)
             return
         seen: dict[str, int] = {}
         for key, below in node.value:
             if key.tag == f"{_TAG}merge":
-                self._fault(key, "<< is not read: write the quotas out")
+                self._fault(key, "<< is not supported: write the quotas out")
             elif not isinstance(key, ScalarNode):
                 self._fault(key, "a name must be text")
             elif key.tag != f"{_TAG}str":
                 self._fault(key, f"{key.value}: a name must be text: put it in quotes")
             elif key.value in seen:
-                self._fault(key, f"{key.value}: stands twice, first on line {seen[key.value]}")
+                self._fault(key, f"{key.value}: is duplicated, first on line {seen[key.value]}")
             else:
                 seen[key.value] = key.start_mark.line + 1
                 yield key.value, key, below
@@ -207,15 +208,15 @@ class _Reading:
         written: str = node.value
         if node.style or node.tag not in {f"{_TAG}{kind}" for kind in _KINDS}:
             if node.tag != f"{_TAG}str":
-                self._fault(node, f"{written!r}: the tag {node.tag} has no place here")
+                self._fault(node, f"{written!r}: the tag {node.tag} is not allowed here")
                 return None
             return written
         kind = node.tag.removeprefix(_TAG)
         if kind == "null":
-            self._fault(node, "a value is missing: to take a quota away, remove its line")
+            self._fault(node, "a value is missing: to remove a quota, remove its line")
         elif kind == "bool" and written not in {"true", "false"}:
             meant = "true" if written.lower() in _TRUE else "false"
-            self._fault(node, f"{written!r} is read as {meant} by YAML: write {meant}")
+            self._fault(node, f"{written!r} means {meant} in YAML: write {meant}")
         elif kind == "bool":
             return written == "true"
         elif kind in {"int", "float"} and NUMBER.fullmatch(written):
@@ -224,7 +225,7 @@ class _Reading:
             return written
         else:
             read = _read_as(node)
-            self._fault(node, f"{written!r} is read as {read} by YAML: write a plain number, such as 1000")
+            self._fault(node, f"{written!r} means {read} in YAML: write a plain number, such as 1000")
         return None
 
     def _number(self, node: ScalarNode) -> int | float | None:
@@ -236,7 +237,7 @@ class _Reading:
         return number
 
     def _fault(self, node: Node | None, message: str) -> None:
-        self.faults.append(Fault(node.start_mark.line + 1 if node else 1, message))
+        self.faults.append(FileFault(node.start_mark.line + 1 if node else 1, message))
 
 
 _KINDS: Final = ("null", "bool", "int", "float", "str", "timestamp")
@@ -246,6 +247,6 @@ _TRUE: Final = {"yes", "on", "true"}
 def _read_as(node: ScalarNode) -> str:
     try:
         read = yaml.SafeLoader("").construct_object(node)
-    except ValueError:  # a day that is none
+    except ValueError:  # an invalid date
         return "a date"
     return "text" if isinstance(read, str) else str(read)

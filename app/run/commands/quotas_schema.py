@@ -1,4 +1,4 @@
-"""The JSON schema of a file of quotas, made from the code; editors complete and check by it."""
+"""The JSON schema of a file of quotas, generated from the code, for completion and checks in editors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NAME: Final = rf"(?:\*|{_WORD})"
 
 
 def document() -> dict[str, Any]:
-    """The schema: each entity takes the quotas that fit it.
+    """Return the schema: each entity allows the quotas that fit its types.
 
-    It says what a schema can say; `quotagate quotas lint` knows all of it.
+    A schema cannot express all rules; `quotagate quotas lint` checks all of them.
     """
-    # Takes half a second, which only this command should wait for.
-    from app.http.quotas_schema import COMPONENTS  # noqa: PLC0415
+    # Imported here, as it takes half a second.
+    from app.http.quotas_schema import COMPONENTS
 
     values = COMPONENTS["QuotaSet"]["properties"]
     return {
@@ -50,7 +50,7 @@ def document() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The schema as a file."""
+    """Return the schema as the text of a file."""
     return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The deployment's hash secret, for programs of ours that hash ids themselves."""
+"""The deployment's hash secret, for programs that hash ids themselves."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from app.run.errors import CannotRun
+from app.node.errors import CommandError
 
 if TYPE_CHECKING:
-    from app.run.settings import Settings
+    from app.node.settings import Settings
 
 
 def secret_of(given: Settings) -> bytes | None:
-    """The deployment's secret: the setting, else what the catalog keeps; None if there is no catalog yet."""
+    """Return the secret from the setting, else from the catalog; None if there is no catalog yet."""
     if given.hash_secret is not None:
         return given.hash_secret
-    from app.catalog.catalog import Catalog  # noqa: PLC0415  SQLAlchemy, only where it is needed
-    from app.catalog.deployment import DeploymentRefused  # noqa: PLC0415
-    from app.catalog.port import CatalogAway  # noqa: PLC0415
-    from app.catalog.schema import SchemaRefused  # noqa: PLC0415
-    from app.run import logs  # noqa: PLC0415
-    from app.run.wiring import defaults  # noqa: PLC0415
+    from app.catalog.catalog import Catalog
+    from app.catalog.errors import CatalogUnavailableError, DeploymentMismatchError, SchemaVersionError
+    from app.node import logs
+    from app.run.wiring import defaults
 
-    logs.configure(logging.WARNING)  # that the catalog was read is no news here
+    logs.configure(logging.WARNING)  # without the catalog's info lines
 
     async def kept() -> bytes:
         catalog = Catalog(given.catalog_url, defaults(given))
@@ -33,7 +31,7 @@ def secret_of(given: Settings) -> bytes | None:
 
     try:
         return asyncio.run(kept())
-    except DeploymentRefused as refused:
-        raise CannotRun(str(refused)) from None
-    except (CatalogAway, SchemaRefused):
+    except DeploymentMismatchError as refused:
+        raise CommandError(str(refused)) from None
+    except (CatalogUnavailableError, SchemaVersionError):
         return None

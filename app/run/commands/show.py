@@ -1,4 +1,4 @@
-"""How answers are shown: as a table, JSON or YAML; nothing that a terminal would obey reaches it."""
+"""Shows answers as a table, JSON or YAML, with control characters escaped."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_COLUMNS: Final = 100_000
-"""In a pipe nothing wraps: a program reads rows."""
+"""Lines in a pipe do not wrap, as programs read them."""
 WHOLE: Final = ("QUOTA", "WHEN", "WHO", "BUCKETS")
-"""Columns that stay on one line."""
+"""Columns whose values are never wrapped."""
 NAMES: Final = ("ENTITY", "FROM", "BUCKET", "NAME")
-"""Columns that stay on one line where they can: in a narrow terminal settings give way first."""
-NARROWEST: Final = 12
+"""Columns whose values are wrapped last: in a narrow terminal, settings wrap first."""
+MIN_WIDTH: Final = 12
 GAP: Final = 2
 MIN_COLUMNS: Final = 72
-"""In a terminal narrower than this it is the terminal that wraps: no number is ever cut."""
+"""In a narrower terminal, the terminal wraps the lines, so no number is cut."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class Output(enum.StrEnum):
-    """How an answer is shown."""
+    """The format of an answer."""
 
     table = "table"
     json = "json"
     yaml = "yaml"
 
 
-Out = Annotated[Output, typer.Option("--output", "-o", help="How to show the answer.")]
+Out = Annotated[Output, typer.Option("--output", "-o", help="The output format.")]
 
 
 def plain(text: str) -> str:
-    r"""Text without control characters, which could move a terminal's cursor or colour it.
+    r"""Escape control characters, which could move a terminal's cursor or change its colours.
 
     >>> plain("a\x1b[31mb")
     'a\\x1b[31mb'
@@ -51,12 +51,12 @@ def plain(text: str) -> str:
 
 
 def plain_lines(lines: Iterable[str]) -> str:
-    """Lines of such text."""
+    """Escape control characters in each line, and join the lines."""
     return "\n".join(map(plain, lines))
 
 
 def document(answer: Any, output: Output) -> bool:
-    """Show an answer as JSON or YAML; False when a table is wanted, which only the command can lay out."""
+    """Print an answer as JSON or YAML; return False for a table, which the command prints itself."""
     if output is Output.json:
         typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
     elif output is Output.yaml:
@@ -65,7 +65,7 @@ def document(answer: Any, output: Output) -> bool:
 
 
 def done(output: Output) -> None:
-    """Show that there is nothing to show: an empty document for whoever parses it."""
+    """Print an empty document, as programs expect one."""
     document({}, output)
 
 
@@ -75,7 +75,12 @@ def table(
     right: Iterable[str] = (),
     styles: Mapping[str, str] | None = None,
 ) -> None:
-    """Rows under a header; columns named in ``right`` hold numbers, and at a terminal words have styles."""
+    """Print rows under a header.
+
+    Args:
+        right: the columns that are right-aligned, such as numbers.
+        styles: the styles of certain values at a terminal.
+    """
     cells = [[cell(value) for value in row] for row in rows]
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     whole = _whole(dict(zip(header, _widths(header, cells), strict=True)), {*right, *WHOLE})
@@ -88,20 +93,20 @@ def table(
 
 
 def records(rows: Sequence[Mapping[str, Any]], right: Iterable[str] = ()) -> None:
-    """Rows of the same fields: as a table where it fits, else one field on a line."""
+    """Print records as a table if it fits, else with one field per line."""
     cells = [[cell(value) for value in row.values()] for row in rows]
     widths = _widths(list(rows[0]), cells)
     if sum(widths) + GAP * (len(widths) - 1) <= _console().width:
         table(list(rows[0]), cells, right)
         return
-    for place, row in enumerate(rows):
-        if place:
+    for index, row in enumerate(rows):
+        if index:
             typer.echo()
         fields(row.items())
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> None:
-    """Names and values, one pair on a line."""
+    """Print names and values, one pair per line."""
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -111,7 +116,7 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> None:
 
 
 def cell(value: Any) -> str:
-    """One value in a table.
+    """Return a value as the text of a table cell.
 
     >>> cell(None), cell(True), cell(5.0), cell({"limit": 5, "shadow": False})
     ('-', 'yes', '5', 'limit=5 shadow=no')
@@ -130,18 +135,18 @@ def cell(value: Any) -> str:
     return plain(str(value))
 
 
-def brief(said: Mapping[str, Any]) -> str:
-    """A quota in few words: its limit, and what else it says.
+def brief(definition: Mapping[str, Any]) -> str:
+    """Return a quota as short text: its limit, then its other fields.
 
     >>> brief({"limit": 5, "samples": 21})
     '5 samples=21'
     """
-    more = {field: setting for field, setting in said.items() if field != "limit"}
-    return cell(said["limit"]) + (f" {cell(more)}" if more else "")
+    more = {field: setting for field, setting in definition.items() if field != "limit"}
+    return cell(definition["limit"]) + (f" {cell(more)}" if more else "")
 
 
 def when(at_ms: int | None) -> str:
-    """An instant as people read it, in UTC.
+    """Return a time in UTC, for people.
 
     >>> when(1_700_000_000_123)
     '2023-11-14 22:13:20Z'
@@ -150,7 +155,7 @@ def when(at_ms: int | None) -> str:
 
 
 def note(text: str) -> None:
-    """Say something beside the answer, where a pipe does not carry it."""
+    """Print a note on stderr, so that it does not go into a pipe."""
     typer.echo(plain(text), err=True)
 
 
@@ -159,10 +164,10 @@ def _widths(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _whole(widths: Mapping[str, int], whole: set[str]) -> set[str]:
-    """The columns that stay on one line: these, and names, as long as the rest has room."""
+    """The columns that are not wrapped: ``whole``, and names as long as the rest fits."""
     room = _console().width - GAP * (len(widths) - 1)
     for name in NAMES:
-        needed = (width if one in {*whole, name} else min(width, NARROWEST) for one, width in widths.items())
+        needed = (width if one in {*whole, name} else min(width, MIN_WIDTH) for one, width in widths.items())
         if name in widths and sum(needed) <= room:
             whole = {*whole, name}
     return whole
@@ -180,11 +185,11 @@ def _print(grid: Table) -> None:
 
 
 def _console() -> Console:
-    """Where answers are shown."""
+    """The console for answers."""
     columns = max(get_terminal_size().columns, MIN_COLUMNS) if sys.stdout.isatty() else PIPE_COLUMNS
     return Console(width=columns, markup=False, emoji=False, highlight=False)
 
 
 def progress() -> Console:
-    """Where progress is shown: at a terminal, beside the answer."""
+    """The console for progress: stderr."""
     return Console(stderr=True, markup=False, emoji=False, highlight=False)

@@ -1,4 +1,4 @@
-"""`quotagate spark JOB ...`: a Spark job over the decision log, with the settings of this installation."""
+"""`quotagate spark JOB ...`: run a Spark job over the decision log, with this installation's settings."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from app.node.errors import CommandError
 from app.run.commands import child
 from app.run.commands.secret import secret_of
-from app.run.errors import CannotRun
 
 if TYPE_CHECKING:
-    from app.run.settings import Settings
+    from app.node.settings import Settings
 
 ROOT: Final = Path(__file__).parents[3]
 NEEDS_SECRET: Final = frozenset({"backfill"})
-"""Jobs that hash ids themselves; no other one is given the secret."""
+"""Jobs that hash ids themselves; only they get the secret."""
 
 
 def spark(
     context: typer.Context,
     job: Annotated[str | None, typer.Argument(show_default=False)] = None,
 ) -> None:
-    """Run a Spark job over the decision log; without JOB, or with --help, say which there are.
+    """Run a Spark job over the decision log; without JOB, or with --help, list the jobs.
 
-    Spark and a Java are installed when they are first asked for, in a checkout; elsewhere they come with
-    `pip install "quotagate[spark]"`. Options of a job: quotagate spark JOB --help.
+    In a checkout, Spark and Java are installed at first use. Elsewhere, install them with
+    `pip install "quotagate[spark]"`. For the options of a job: quotagate spark JOB --help.
     """
     arguments = [*([job] if job else []), *context.args]
     if not arguments:
@@ -38,25 +38,25 @@ def spark(
     if asks_for_help:
         child.become("workers.spark", arguments)
     _install()
-    from app.run.settings import load  # noqa: PLC0415  every other command starts twice as fast without
+    from app.node.settings import load  # every other command starts twice as fast without it
 
     child.become("workers.spark", arguments, _settings(load(), job))
 
 
 def _install() -> None:
-    """Have pyspark: in a checkout it is fetched, as `make test` does."""
+    """Install pyspark if it is missing and this is a checkout."""
     if importlib.util.find_spec("pyspark") is not None:
         return
     if not (ROOT / "Makefile").is_file() or Path(sys.prefix) != ROOT / ".venv":
-        raise CannotRun('Spark is not installed; pip install "quotagate[spark]" brings it, and a Java')
-    typer.echo("quotagate: fetching Spark, which is done once (half a gigabyte) ...", err=True)
+        raise CommandError('Spark is not installed; pip install "quotagate[spark]" installs it with Java')
+    typer.echo("quotagate: downloading Spark, once (half a gigabyte) ...", err=True)
     if subprocess.run(["make", ".venv/.spark"], cwd=ROOT, stdout=sys.stderr, check=False).returncode:
-        raise CannotRun("Spark could not be fetched; `make .venv/.spark` says why")
+        raise CommandError("Spark could not be installed; run `make .venv/.spark` to see why")
 
 
 def _settings(given: Settings, job: str | None) -> dict[str, str]:
-    """What a job reads from its environment; the secret travels there alone, never in an argument."""
-    from app.run.settings import PREFIX  # noqa: PLC0415
+    """The environment of a job. The secret goes only there, never into an argument."""
+    from app.node.settings import PREFIX
 
     settings = {
         "LOG_URL": given.log_url or str(given.home.resolve() / "log"),

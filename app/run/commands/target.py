@@ -1,4 +1,4 @@
-"""Which node a command asks, with which key: option, environment, configuration file, defaults."""
+"""The node of a command, and the key for it: from options, environment, configuration file or defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from app.run.errors import CannotAsk
+from app.node.errors import NodeRequestError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 PANEL: Final = "Connection"
@@ -22,7 +22,9 @@ Url = Annotated[
         envvar="QUOTAGATE_URL", help=f"The node to ask; {DEFAULT_URL} by default.", rich_help_panel=PANEL
     ),
 ]
-Key = Annotated[str | None, typer.Option(envvar="QUOTAGATE_KEY", help="A key of it.", rich_help_panel=PANEL)]
+Key = Annotated[
+    str | None, typer.Option(envvar="QUOTAGATE_KEY", help="A key of the node.", rich_help_panel=PANEL)
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -37,12 +39,12 @@ ConfigFile = Annotated[
 
 
 NAMES: Final = ("url", "key", "key_file", "ca_file", "cert_file", "cert_key_file")
-"""What a configuration file may say."""
+"""The names in a configuration file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """For a node that speaks TLS: whom to trust if not the system's authorities, and what to show it."""
+    """For a node with TLS: the trusted CA, if not the system's, and the client certificate with its key."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -54,7 +56,7 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A node to ask; ``key_from`` says where the key was found, for whoever wonders why it is refused."""
+    """A node, and the key for it; ``key_from`` is the file of the key, for error messages."""
 
     url: str
     key: str | None
@@ -63,8 +65,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
-    """What a configuration file says."""
+class ConnectionConfig:
+    """The content of a configuration file."""
 
     url: str | None = None
     key: str | None = None
@@ -72,22 +74,22 @@ class Configured:
 
 
 def find(url: str | None, key: str | None, config: Path | None) -> Target:
-    """The node and the key; options and environment come as ``url`` and ``key``.
+    """Return the node and its key; ``url`` and ``key`` come from options or the environment.
 
-    A key that was not given with the command goes only where it belongs: the file's to the file's node, the
-    admin key of this machine to this machine, which no proxy is asked for.
+    Without a key there, the node decides: the configuration file's key is sent only to the file's node, and
+    this machine's admin key only to this machine, never through a proxy.
     """
     path = config or _default_file()
-    said = _read(path) if path.is_file() else Configured()
-    where = (url or said.url or DEFAULT_URL).rstrip("/")
+    configured = _read(path) if path.is_file() else ConnectionConfig()
+    where = (url or configured.url or DEFAULT_URL).rstrip("/")
     if key and key.strip():
-        return Target(where, key.strip(), None, said.certificates)
-    if said.key and (url is None or said.url is None or where == said.url.rstrip("/")):
-        return Target(where, said.key, str(path), said.certificates)
+        return Target(where, key.strip(), None, configured.certificates)
+    if configured.key and (url is None or configured.url is None or where == configured.url.rstrip("/")):
+        return Target(where, configured.key, str(path), configured.certificates)
     kept = Path(os.environ.get("QUOTAGATE_HOME") or ".quotagate") / "admin.key"
-    if is_here(where) and (own := _kept_key(kept)):
-        return Target(where, own, str(kept), said.certificates)
-    return Target(where, None, None, said.certificates)
+    if is_loopback(where) and (own := _kept_key(kept)):
+        return Target(where, own, str(kept), configured.certificates)
+    return Target(where, None, None, configured.certificates)
 
 
 def _default_file() -> Path:
@@ -95,41 +97,41 @@ def _default_file() -> Path:
     return Path(home) / "quotagate" / "config.toml"
 
 
-def _read(path: Path) -> Configured:
+def _read(path: Path) -> ConnectionConfig:
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CannotAsk(f"{path}: {error}") from None
-    wrong = [name for name, value in said.items() if not isinstance(value, str) or not value]
-    if unknown := sorted(said.keys() - set(NAMES)):
-        raise CannotAsk(f"{path}: {', '.join(unknown)}: unknown; there are {', '.join(NAMES)}")
+        raise NodeRequestError(f"{path}: {error}") from None
+    wrong = [name for name, value in values.items() if not isinstance(value, str) or not value]
+    if unknown := sorted(values.keys() - set(NAMES)):
+        raise NodeRequestError(f"{path}: {', '.join(unknown)}: unknown; there are {', '.join(NAMES)}")
     if wrong:
-        raise CannotAsk(f"{path}: {', '.join(wrong)}: must be text in quotes")
-    if {"key", "key_file"} <= said.keys():
-        raise CannotAsk(f"{path}: give key or key_file, not both")
-    if "cert_key_file" in said and "cert_file" not in said:
-        raise CannotAsk(f"{path}: cert_key_file goes with cert_file")
-    files = {name: path.parent / Path(said[name]).expanduser() for name in said if name.endswith("_file")}
-    key = said.get("key")
+        raise NodeRequestError(f"{path}: {', '.join(wrong)}: must be text in quotes")
+    if {"key", "key_file"} <= values.keys():
+        raise NodeRequestError(f"{path}: give key or key_file, not both")
+    if "cert_key_file" in values and "cert_file" not in values:
+        raise NodeRequestError(f"{path}: cert_key_file goes with cert_file")
+    files = {name: path.parent / Path(values[name]).expanduser() for name in values if name.endswith("_file")}
+    key = values.get("key")
     if "key_file" in files:
         try:
             key = files["key_file"].read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise CannotAsk(f"{path}: key_file: {error}") from None
+            raise NodeRequestError(f"{path}: key_file: {error}") from None
     certificates = Certificates(files.get("ca_file"), files.get("cert_file"), files.get("cert_key_file"))
-    return Configured(said.get("url"), key, certificates)
+    return ConnectionConfig(values.get("url"), key, certificates)
 
 
 def _kept_key(path: Path) -> str | None:
     try:
         return path.read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):  # there is none, or it is not ours to read
+    except (OSError, ValueError):  # missing, or not readable for us
         return None
 
 
-def is_here(url: str) -> bool:
-    """Whether a URL leads to loopback: this machine's own admin key goes there alone, and never by proxy."""
-    import httpx  # noqa: PLC0415  the help does without it
+def is_loopback(url: str) -> bool:
+    """Whether a URL leads to loopback, which gets this machine's admin key and is never asked by proxy."""
+    import httpx
 
     try:
         host = httpx.URL(url).host

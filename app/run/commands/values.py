@@ -1,4 +1,4 @@
-"""Reading what is typed for entities and quotas; what is wrong with it is wrong use, exit code 2."""
+"""Reads entities and quota values from the command line; an invalid one is wrong use, exit code 2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import typer
 
-from app.domain.entity import Entity, EntityError
+from app.domain.entity import Entity
+from app.domain.errors import EntityError
 from app.domain.matching import Filter
 from app.domain.quota import KEYS
 from app.domain.quota_value import CHOICES, RANGES
@@ -24,7 +25,7 @@ _WORDS: Final = {"true": True, "false": False, "null": None}
 
 
 def entity(text: str) -> Entity:
-    """An entity as it is typed, such as ``user=alice,client-id=etl``.
+    """Read an entity, such as ``user=alice,client-id=etl``.
 
     >>> str(entity("client-id=etl,user=a b"))
     'user=a%20b,client-id=etl'
@@ -38,7 +39,7 @@ def entity(text: str) -> Entity:
 
 
 def matches(texts: Sequence[str], *, strict: bool) -> dict[str, Any]:
-    """A filter of entities as it is typed, as the parameters of a list.
+    """Read a filter of entities; return the query parameters of a list.
 
     >>> matches(["user=alice", "client-id"], strict=True)
     {'match': ['user=alice', 'client-id'], 'strict': 'true'}
@@ -51,7 +52,7 @@ def matches(texts: Sequence[str], *, strict: bool) -> dict[str, Any]:
 
 
 def assignments(words: Sequence[str]) -> dict[str, Any]:
-    """Quotas as they are typed: ``KEY=VALUE``, each key once.
+    """Read quotas, each ``KEY=VALUE`` and each key once.
 
     >>> assignments(["producer_ids_rate=5", "request_rate=limit=100,enforcement=deny"])
     {'producer_ids_rate': 5, 'request_rate': {'limit': 100, 'enforcement': 'deny'}}
@@ -68,7 +69,7 @@ def assignments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def value(key: str, spelled: str) -> Any:
-    """A quota's value: a number, its limit; fields, ``limit=100,samples=21``; or JSON.
+    """Read a quota's value: a number (its limit), fields as in ``limit=100,samples=21``, or JSON.
 
     >>> value("producer_ids_rate", "limit=5,layers.interval_ms=1000,layers.ttl_ms=2000")
     {'limit': 5, 'layers': {'interval_ms': 1000, 'ttl_ms': 2000}}
@@ -85,8 +86,8 @@ def value(key: str, spelled: str) -> Any:
         return _number(key, spelled)
     fields: dict[str, Any] = {}
     for part in spelled.split(","):
-        name, equals, said = part.partition("=")
-        if not equals or not name or not said:
+        name, equals, text = part.partition("=")
+        if not equals or not name or not text:
             raise typer.BadParameter(f"{key}: {part!r}: write FIELD=VALUE, such as limit=100")
         *above, last = name.split(".")
         inside = fields
@@ -96,12 +97,12 @@ def value(key: str, spelled: str) -> Any:
                 raise typer.BadParameter(f"{key}: {step} is given twice")
         if last in inside:
             raise typer.BadParameter(f"{key}: {name} is given twice")
-        inside[last] = _WORDS[said] if said in _WORDS else _scalar(key, said)
+        inside[last] = _WORDS[text] if text in _WORDS else _scalar(key, text)
     return fields
 
 
 def factor(spelled: str) -> float:
-    """A factor as it is typed.
+    """Read a factor from 0 to 1.
 
     >>> factor("0.2")
     0.2
@@ -112,43 +113,43 @@ def factor(spelled: str) -> float:
 
 
 def duration_ms(spelled: str) -> int:
-    """An ISO 8601 duration of days, hours, minutes and seconds, in milliseconds.
+    """Read an ISO 8601 duration of days, hours, minutes and seconds; return milliseconds.
 
     >>> duration_ms("PT10M"), duration_ms("P1DT1H"), duration_ms("PT0.5S")
     (600000, 90000000, 500)
     """
-    told = _DURATION.fullmatch(spelled)
-    if told is None or not any(told.groups()):
+    parts = _DURATION.fullmatch(spelled)
+    if parts is None or not any(parts.groups()):
         raise typer.BadParameter(f"{spelled!r}: write an ISO 8601 duration, such as PT10M or PT1H30M")
-    days, hours, minutes, seconds = (Decimal(part or 0) for part in told.groups())
+    days, hours, minutes, seconds = (Decimal(part or 0) for part in parts.groups())
     return int((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)
 
 
 def completed_keys(incomplete: str) -> list[str]:
-    """What a shell offers for ``KEY=``."""
+    """Completions for ``KEY=``."""
     return [f"{key}=" for key in KEYS if key.startswith(incomplete)]
 
 
 def completed_names(incomplete: str) -> list[str]:
-    """What a shell offers for a quota key alone."""
+    """Completions for a quota key."""
     return [key for key in KEYS if key.startswith(incomplete)]
 
 
 def completed_types(incomplete: str) -> list[str]:
-    """What a shell offers for the beginning of an entity."""
+    """Completions for the beginning of an entity."""
     types = ("user=", "client-id=", "ip=", "broker=", "listener=")
     return [type_ for type_ in types if type_.startswith(incomplete)]
 
 
 def fields_help() -> str:
-    """The fields of a quota, for the help."""
+    """Return the fields of a quota, for the help."""
     choices = [f"{field} ({', '.join(words)})" for field, words in CHOICES.items()]
     ranges = [f"{field} ({low} to {high})" for field, (low, high) in RANGES.items()]
     return "; ".join(["limit", "shadow (true, false)", *choices, *ranges, "burst", "layers"])
 
 
-def _scalar(key: str, said: str) -> int | float | str:
-    return _number(key, said) if NUMBER.fullmatch(said) else said
+def _scalar(key: str, text: str) -> int | float | str:
+    return _number(key, text) if NUMBER.fullmatch(text) else text
 
 
 def _number(key: str, spelled: str) -> int | float:
@@ -162,11 +163,11 @@ def _json(key: str, spelled: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            raise ValueError("a name stands twice")
+            raise ValueError("a name is duplicated")
         return found
 
     def no_number(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON number")
+        raise ValueError(f"{name} is not a JSON number")
 
     try:
         return json.loads(spelled, object_pairs_hook=once, parse_constant=no_number)

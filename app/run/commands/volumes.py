@@ -1,4 +1,4 @@
-"""`quotagate volumes`: how full disks are and what factor they make, drills, and observations by hand."""
+"""`quotagate volumes`: show volumes and the throttle factor, run drills, push observations."""
 # ruff: noqa: D301  a real backspace keeps the lines of examples apart
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def volumes(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Volumes, and the throttle factor that full ones make: what it is, why and until when.
+    """Show volumes and the throttle factor that follows from them: its value, reason and validity.
 
     \b
     Examples:
@@ -52,13 +52,11 @@ def drill(
     *,
     factor: Annotated[
         float | None,
-        typer.Option(parser=values.factor, metavar="0..1", help="What produce limits are multiplied by."),
+        typer.Option(parser=values.factor, metavar="0..1", help="The factor for produce limits."),
     ] = None,
     for_ms: Annotated[
         int | None,
-        typer.Option(
-            "--for", parser=values.duration_ms, metavar="DURATION", help="For how long, such as PT10M."
-        ),
+        typer.Option("--for", parser=values.duration_ms, metavar="DURATION", help="How long, such as PT10M."),
     ] = None,
     end: Annotated[bool, typer.Option("--end", help="End the drill that is running.")] = False,
     reason: Reason = None,
@@ -67,9 +65,9 @@ def drill(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Set a factor for a while, whatever the volumes say; it ends by itself.
+    """Set the factor for a limited time, whatever the volumes are; a drill ends by itself.
 
-    A drill goes before every observation: with --factor 1 everybody may produce onto a disk that runs full.
+    A drill overrides every observation: with --factor 1, callers may fill a disk.
 
     \b
     Examples:
@@ -78,11 +76,11 @@ def drill(
       quotagate volumes drill --end
     """
     given = {"--factor": factor, "--for": for_ms}
-    if end and (said := [name for name, value in given.items() if value is not None]):
-        raise typer.BadParameter(f"goes without {' and '.join(said)}", param_hint="--end")
+    if end and (extra := [name for name, value in given.items() if value is not None]):
+        raise typer.BadParameter(f"cannot be combined with {' or '.join(extra)}", param_hint="--end")
     for name, value in given.items():
         if value is None and not end:
-            raise typer.BadParameter("is needed to begin a drill; --end ends one", param_hint=name)
+            raise typer.BadParameter("is needed to start a drill; --end ends one", param_hint=name)
     with connected(url, key, config) as node:
         if end:
             node.ask("DELETE", DRILL, headers={"X-Reason": reason})
@@ -94,7 +92,7 @@ def drill(
 
 @group.command()
 def push(
-    file: Annotated[typer.FileText, typer.Argument(metavar="FILE", help="JSON; - is the standard input.")],
+    file: Annotated[typer.FileText, typer.Argument(metavar="FILE", help="JSON; - is standard input.")],
     *,
     at_ms: AtMs = None,
     url: Url = None,
@@ -102,7 +100,7 @@ def push(
     config: ConfigFile = None,
     output: Out = Output.table,
 ) -> None:
-    """Push an observation, where the source is push: what POST /v1/volumes takes.
+    """Push an observation, if the source is push; FILE is the body of POST /v1/volumes.
 
     \b
     Examples:
@@ -163,7 +161,7 @@ def _row(volume: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def bar(part: float, *, drawn: bool) -> str:
-    """A part of a whole; anything above nothing can be seen, and only all of it fills the bar.
+    """Draw a fraction; any fraction above 0 shows, and only 1 fills the bar.
 
     >>> bar(0.5, drawn=False), bar(0.999, drawn=True)
     ('##########..........', '███████████████████░')
@@ -174,7 +172,7 @@ def bar(part: float, *, drawn: bool) -> str:
 
 
 def size(count: int | None) -> str | None:
-    """Bytes as people read them, rounded down: a volume never seems to have more left than it has.
+    """Return bytes for people, rounded down, so a volume never seems to have more space than it has.
 
     >>> size(1023), size(1024 * 1024 - 1), size(10 * 1024**3)
     ('1023 B', '1023 KiB', '10 GiB')

@@ -1,30 +1,64 @@
---[[ What a call brings and what it returns.
+--[[ The arguments and reply of a call to the script; the variables and functions that all its parts share.
 
-keys     for each ask in order: the key of its kept answer, if it has an id; then a key for each of its quotas.
-         In a call that is logged, the key of the order at the end.
-args[1]  the call:   <B B d>   1 if the callers' clocks decide; 1 to sum delays as KIP-124 does, plus 2 to be logged;
-                               ids a principal may have
-args[n]  an ask:     <B B d>   mode, quotas, at_ms (of the caller's clock; else not looked at)
-                     <I2>      length of its context, plus 1; 0 if the ask has no id
-                     quotas    <B B I2 d d d d d d>  algorithm, flags, ids, limit, usage, a, b, c, longest delay,
-                               then 32 bytes for each id
-                     context   what the node wants back with a kept answer
-         a, b, c     sampled rate: samples, sample_ms, -; token bucket: burst, deepest debt (units), -;
-                     ids: window, interval, ttl (ms)
-Returns  { now in ms, answer, answer, ... }: of the first asks at least one, of all unless the call wrote much; an
-         answer is "\0" and <B B B d d d d d d> for each quota: outcome,
-         reason, clock correction + 4 x live layers, throttle_ms, observed, remaining, largest, remembered ids, fill
-         (of a token bucket: how many units of a debt were forgiven);
-         or "\1" and a kept one: <I2> length of its context, context, quotas as above; or "\2" and why there is none.
-         A call that is logged returns besides: its order, then for each answer what became of the ids, a byte each.
-         Reason 4, the store is full: the quota was not looked at, and nothing is charged to it.
-State    one string a bucket, drawn at the head of each algorithm's file; every key has a TTL.
+The script is one function, run(KEYS, ARGV), assembled from these files by app/store/script.py. It decides the asks of
+one call in order, each atomically. It is built once, when its library is first called (app/store/library.py), and
+lives as long as the library; `begin` sets what belongs to one call.
 
-All of this is built once, when the library is first called (app/store/library.py), and lives as long as it: what
-belongs to one call is set anew by `begin`.
+KEYS     For each ask, in order:
+           string  the answer kept for the ask, only if the ask has an id (TTL: how long a retry gets it again)
+           string  for each quota of the ask: its bucket; the algorithm's file draws the state
+         In a call that is logged, at the end:
+           string  the number of the last call that was logged (order.lua)
+
+ARGV[1]  The call, struct <B B d>:
+           B  1 if the callers' clocks decide, 0 if the store's does
+           B  1 to add delays up as KIP-124 does, plus 2 if the call is logged
+           d  the most ids remembered for one principal (count)
+ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
+           B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh
+           B  quotas (count)
+           d  the caller's time (ms since 1970); ignored under the store's clock
+           I2 length of the context (bytes) + 1; 0 if the ask has no id
+         A quota, struct <B B I2 d d d d d d>, then its ids:
+           B  algorithm: 1 sampled rate, 2 token bucket, 3 producer ids
+           B  flags: 1 deny, 2 shadow, 4 connection creation rate, 8 recheck, 16 byte rate, 32 request rate,
+              64 throttle where the store cannot decide
+           I2 ids (count)
+           d  limit (units a second; of producer ids: ids a window)
+           d  usage (units; of producer ids: ids)
+           ddd parameters of the algorithm:
+              sampled rate:  samples (count), sample_ms (ms), 0
+              token bucket:  burst (units), max_debt (units), 0
+              producer ids:  window (ms), interval (ms), ttl of a layer (ms)
+           d  longest delay (ms)
+           32 bytes for each id: its spread, eight I4
+         The context: bytes that the node wants back with a kept answer.
+
+Reply    { now, answer, answer, ... }
+           now     the store's time as text (ms since 1970); '0' under the callers' clocks
+           answer  for the first asks, in order: at least one, and all unless the call wrote more than MOST_WRITTEN
+                   '\0' and a result for each quota
+                   '\1' and the kept answer: I2 length of the context, the context, a result for each quota
+                   '\2' and the reason why there is no answer: the bucket cannot be read
+         A call that is logged goes on: the call's number as text ('0' if it could write nothing), then for each answer
+         what became of the ask's ids, one byte each: 0 not written, 1 charged, 2 refreshed.
+         A result, struct <B B B d d d d d d>:
+           B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject
+           B  reason: 0 none, 1 capacity, 2 too large, 4 the store is full (this quota was not judged nor charged)
+           B  clock: 0, 1 taken as the bucket's newest time, 2 bucket moved back; plus 4 x live layers of ids (count)
+           d  throttle_ms (ms)
+           d  observed (units of the limit), d remaining (units), d largest usage that could pass (units; 0 if none)
+           d  ids remembered (count)
+           d  fill of the newest filter (0 to 1); of a token bucket: units of debt that were forgiven
+
+Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the store's clock:
+         FCALL quotagate_... 1 qg1:{user=alice}:request_rate:user=alice:token_bucket.11.1000.cluster.0
+           pack('<BBd', 0, 0, 1000000)
+           pack('<BBdI2', 0, 1, 0, 0) .. pack('<BBI2dddddd', 2, 1, 0, 10, 4, 20, 100, 0, 30000)
+         { '1763719742123', '\0' .. pack('<BBBdddddd', 0, 0, 0, 0, 4, 16, 0, 0, 0) }
 ]]
 
-local CALL, ASK, QUOTA, SAID = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
+local CALL, ASK, QUOTA, RESULT = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
 local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH = 0, 1, 2, 3, 4
 local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
 local CAPACITY, TOO_LARGE, STORE_FULL = 1, 2, 4
@@ -44,11 +78,11 @@ local KEYS, ARGV, caller_clock, max_ids, sequential, logged, clock, written, ful
 local looked_at, was_full = -huge, false
 
 local function begin(keys, args)
-  local ways
+  local options
   KEYS, ARGV, clock, written, full = keys, args, nil, 0, nil
-  caller_clock, ways, max_ids = unpack_(CALL, args[1])
+  caller_clock, options, max_ids = unpack_(CALL, args[1])
   caller_clock = caller_clock == 1
-  sequential, logged = band(ways, 1) > 0, band(ways, 2) > 0
+  sequential, logged = band(options, 1) > 0, band(options, 2) > 0
 end
 
 local function store_now()
@@ -56,7 +90,7 @@ local function store_now()
   return clock[1] * 1000 + floor(clock[2] / 1000)
 end
 
--- Writes that may be large are counted.
+-- Writes that may be large are counted in `written` (bytes).
 local function set(key, text, ttl_ms)
   written = written + #text
   call('SET', key, text, 'PX', ttl_ms)
@@ -67,8 +101,8 @@ local function set_range(key, at, text)
   call('SETRANGE', key, at, text)
 end
 
--- Whether the store has no room for what is new: asked before a key or a segment is made, so that the last eighth is
--- left to those that are there. A look is good for a while, and one answer holds for a call.
+-- Whether the store is too full for anything new. Checked before a key or a segment is made, so that the last eighth of
+-- the memory serves what exists. One check holds for LOOK_EVERY_MS, and for the whole call.
 local function is_full()
   if full == nil then
     local now = store_now()
@@ -85,7 +119,7 @@ local function is_full()
   return full
 end
 
--- How long a key must last, as text: ms from the real now until its state equals an absent one, and some slack.
+-- The TTL of a key as text: the ms from the real now until its state equals that of an absent key, plus some slack.
 local function ttl(ms)
   ms = ceil(min(ms + SLACK_MS, LONGEST_TTL_MS))
   if caller_clock then ms = max(ms, DAY_MS) end

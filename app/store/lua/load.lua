@@ -1,12 +1,27 @@
---[[ Adding what a history says to buckets: it adds, it never forgets, and twice is as once.
+--[[ Loads a history into buckets. It only adds, and loading twice has the same result as loading once.
 
-keys     how far the load has come; then the key of each bucket.
-args[1]  the call: as for a decision
-args[2]  <d d>     now (under the callers' clocks; else not looked at), assertions that are done after this call
-args[n]  a bucket: a quota as in an ask, its `usage` the kind of what follows: 1 ids <I4 x 8, d d> spread, written
-         at, layer's begin; 2 charges <d d> time, ids; 3 samples <d d d> sum, start, last event; 4 a level <d d>
-         tokens, time; and its `ids` how many
-Returns  { now in ms, for each bucket <I4 I4 I4 I4>: added, there, over, no room }
+Last of the parts of the script that loads (app/store/loading.py); call.lua has what it shares with decisions.
+
+KEYS[1]  string  how many assertions of this load are done (TTL 7 days)
+KEYS[n]  string  n >= 2: a bucket, as for a decision
+
+ARGV[1]  The call: as for a decision (call.lua).
+ARGV[2]  struct <d d>: now (ms since 1970; ignored under the store's clock), assertions done after this call (count)
+ARGV[n]  n >= 3: what bucket KEYS[n - 1] should hold. A quota as in an ask (call.lua), in which `usage` is the kind of
+         item and `ids` their count; then the items, in order of time:
+           1  ids      struct <I4 x 8, d d>: spread, written at (ms), begin of its layer (ms)
+           2  charges  struct <d d>: time (ms), ids (count)
+           3  samples  struct <d d d>: sum (units), start (ms), last event (ms)
+           4  tokens   struct <d d>: tokens (units), time (ms)
+
+Reply    { now as text (ms since 1970), for each bucket struct <I4 I4 I4 I4> }: how many items were added, were there
+         already, were over by now, had no room
+
+Example  A token bucket that held -5 tokens a minute ago, in a store without it, as the last of 7 assertions:
+         FCALL quotagate_... 2 qg1:backfill:NAME qg1:{user=alice}:...
+           pack('<BBd', 0, 0, 1000000)   pack('<dd', 0, 7)
+           pack('<BBI2dddddd', 2, 0, 1, 0.01, 4, 20, 100, 0, 30000) .. pack('<dd', -5, 1763719682123)
+         { '1763719742123', pack('<I4I4I4I4', 1, 0, 0, 0) }
 ]]
 
 local LOADERS = { 'load_ids', 'load_charges', 'load_samples', 'load_tokens' }
@@ -14,19 +29,21 @@ local ALGORITHMS = { make_sampled_rate(), make_token_bucket(), make_producer_ids
 local KEPT_MS = 7 * DAY_MS
 
 local function load(key, packed, now)
-  local part, kind, from = { key = key, now = now, mode = ADMIT_MODE }
-  part.kind, part.flags, part.ids, part.limit, kind, part.a, part.b, part.c, part.longest, from =
+  local check = { key = key, now = now, mode = ADMIT_MODE }
+  local kind, first, second, third, from
+  check.kind, check.flags, check.ids, check.limit, kind, first, second, third, check.longest, from =
     unpack_(QUOTA, packed)
-  part.algorithm = ALGORITHMS[part.kind]
-  part.algorithm.load(part)
-  part.t = max(now, part.newest or now) -- a load moves no time: the next ask will, if the clock fell back
-  local became = { 0, 0, 0, 0 }
-  part.algorithm[LOADERS[kind]](part, packed, from, part.ids, became)
-  return pack('<I4I4I4I4', became[ADDED], became[THERE], became[OVER], became[NO_ROOM])
+  check.algorithm = ALGORITHMS[check.kind]
+  check.algorithm.load(check, first, second, third)
+  check.t = max(now, check.newest or now) -- if the clock fell back, the next ask moves the bucket, not a load
+  local tally = { 0, 0, 0, 0 }
+  check.algorithm[LOADERS[kind]](check, packed, from, check.ids, tally)
+  return pack('<I4I4I4I4', tally[ADDED], tally[THERE], tally[OVER], tally[NO_ROOM])
 end
 
 local function run(keys, args)
   begin(keys, args)
+  assert(#args == #keys + 1, 'a load takes an argument for each bucket, after the first two')
   local now, done = unpack_('<dd', args[2])
   if not caller_clock then now = store_now() end
   if is_full() then return redis.error_reply('OOM the store is full: it takes nothing new') end

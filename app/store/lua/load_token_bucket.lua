@@ -1,18 +1,24 @@
--- Loading a level (app/domain/loading.py says what and why); follows token_bucket.lua, in its function.
+--[[ Loads a level (app/domain/loading.py has the rules); follows token_bucket.lua, in the function that makes it.
 
-function token_bucket.load_tokens(part, packed, from, _, became)
+check    the bucket as token_bucket.load left it: KEYS[n] of load.lua
+packed   one item of kind 4 at position `from`: struct <d d> tokens (units), time (ms)
+tally    counts what became of it: ADDED, THERE, OVER
+Example  <5 tokens, 1000 ms> onto a bucket of <8, 1000>: the lower level stays, so the bucket holds <5, 1000>
+]]
+
+function token_bucket.load_tokens(check, packed, from, _, tally)
   local tokens, since = unpack_(TOKENS, packed, from)
-  if tokens_at(part, tokens, since, part.t) >= part.burst then
-    became[OVER] = became[OVER] + 1
+  if tokens_at(check, tokens, since, check.t) >= check.burst then
+    tally[OVER] = tally[OVER] + 1
     return
   end
-  local at = max(part.at or since, since)
-  local level = tokens_at(part, tokens, since, at)
-  if part.newest and tokens_at(part, part.tokens, part.at, at) <= level then
-    became[THERE] = became[THERE] + 1
+  local at = max(check.at or since, since)
+  local level = tokens_at(check, tokens, since, at)
+  if check.newest and tokens_at(check, check.tokens, check.at, at) <= level then
+    tally[THERE] = tally[THERE] + 1
     return
   end
-  part.tokens, part.at = level, at
-  write_tokens(part)
-  became[ADDED] = became[ADDED] + 1
+  check.tokens, check.at = level, at
+  write_tokens(check)
+  tally[ADDED] = tally[ADDED] + 1
 end

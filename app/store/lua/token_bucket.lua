@@ -1,102 +1,106 @@
---[[ The token bucket (app/domain/token_bucket.py says what and why).
+--[[ The token bucket (app/domain/token_bucket.py has the rules and the reasons).
 
-State  <d d>  tokens, the time they were counted at
+KEYS     string  one bucket; TTL: until the bucket is full again
+ARGV     burst (units), max_debt (units); both arrive as the first two parameters of a quota (call.lua)
+State    <d d>   tokens (units; negative in debt), the time they were counted at (ms)
+Example  limit 10 a second, burst 20, state <16, 1000>: at 1200 ms the bucket holds 16 + 10 * 0.2 = 18 tokens, so a
+         usage of 4 is admitted and leaves <14, 1200>
 ]]
 
 local TOKENS = '<dd'
 local token_bucket = {}
 
-function token_bucket.load(part)
-  part.burst, part.max_debt = part.a, part.b
-  part.clock_window = part.limit > 0 and part.burst / part.limit * 1000 or huge
-  local packed = call('GET', part.key)
+function token_bucket.load(check, burst, max_debt)
+  check.burst, check.max_debt = burst, max_debt
+  check.clock_window = check.limit > 0 and check.burst / check.limit * 1000 or huge
+  local packed = call('GET', check.key)
   if packed then
-    part.tokens, part.at = unpack_(TOKENS, packed)
-    part.newest = part.at
+    check.tokens, check.at = unpack_(TOKENS, packed)
+    check.newest = check.at
   end
 end
 
-local function tokens_at(part, tokens, since, at)
-  return min(part.burst, tokens + part.limit * ((at - since) / 1000))
+local function tokens_at(check, tokens, since, at)
+  return min(check.burst, tokens + check.limit * ((at - since) / 1000))
 end
 
--- The tokens with no deeper debt than there may be; `over` is how much of one that forgives.
-local function forgive(part, tokens)
-  if tokens >= -part.max_debt then return tokens end
-  part.over = (part.over or 0) + (-part.max_debt - tokens)
-  return -part.max_debt
+-- The tokens, with any debt beyond max_debt forgiven; `over` adds up how much was.
+local function forgive(check, tokens)
+  if tokens >= -check.max_debt then return tokens end
+  check.over = (check.over or 0) + (-check.max_debt - tokens)
+  return -check.max_debt
 end
 
--- A debt that is too deep is forgiven where it is seen, and stays so once something is written.
-local function tokens_now(part)
-  if not part.newest then return part.burst end
-  local tokens = tokens_at(part, part.tokens, part.at, part.t)
-  if tokens < -part.max_debt then part.tokens, part.at = forgive(part, tokens), part.t end
-  return max(tokens, -part.max_debt)
+-- The tokens now. A debt beyond max_debt is forgiven when it is seen; the next write keeps that.
+local function tokens_now(check)
+  if not check.newest then return check.burst end
+  local tokens = tokens_at(check, check.tokens, check.at, check.t)
+  if tokens < -check.max_debt then check.tokens, check.at = forgive(check, tokens), check.t end
+  return max(tokens, -check.max_debt)
 end
 
-local function write_tokens(part)
+local function write_tokens(check)
   local full_in = 0
-  if part.tokens < part.burst then
-    full_in = part.limit > 0 and (part.burst - part.tokens) / part.limit * 1000 or huge
+  if check.tokens < check.burst then
+    full_in = check.limit > 0 and (check.burst - check.tokens) / check.limit * 1000 or huge
   end
-  call('SET', part.key, pack(TOKENS, part.tokens, part.at), 'PX', ttl(part.at - part.now + full_in))
+  call('SET', check.key, pack(TOKENS, check.tokens, check.at), 'PX', ttl(check.at - check.now + full_in))
 end
 
--- The least d at which the bucket holds the cost; what it holds never falls, so halving finds it.
-local function refill_wait(part)
-  local tokens, since = part.tokens or part.burst, part.at or part.t
+-- The shortest wait (ms) after which the bucket holds the usage. The level never falls, so bisection finds it.
+local function refill_wait(check)
+  local tokens, since = check.tokens or check.burst, check.at or check.t
   local fails, passes = 0, MAX_THROTTLE_MS
-  if tokens_at(part, tokens, since, part.t + passes) < part.usage then return passes end
+  if tokens_at(check, tokens, since, check.t + passes) < check.usage then return passes end
   while passes - fails > 1 do
     local d = floor((fails + passes) / 2)
-    if tokens_at(part, tokens, since, part.t + d) >= part.usage then passes = d else fails = d end
+    if tokens_at(check, tokens, since, check.t + d) >= check.usage then passes = d else fails = d end
   end
   return passes
 end
 
-function token_bucket.judge(part, later)
-  local tokens = tokens_now(part)
-  if band(part.flags, DENY) == 0 then
-    tokens = tokens_at(part, max(tokens - part.usage, -part.max_debt), part.t, part.t + later)
+function token_bucket.judge(check, later)
+  local tokens = tokens_now(check)
+  if band(check.flags, DENY) == 0 then
+    tokens = tokens_at(check, max(tokens - check.usage, -check.max_debt), check.t, check.t + later)
     if tokens >= 0 then return ADMIT, 0 end
-    if part.limit == 0 then return DELAY, part.longest end
-    return DELAY, rounded(-tokens / part.limit * 1000, part.longest)
+    if check.limit == 0 then return DELAY, check.longest end
+    return DELAY, rounded(-tokens / check.limit * 1000, check.longest)
   end
-  if part.usage > part.burst then return REJECT, 0, TOO_LARGE, part.burst end
-  if part.usage == 0 or tokens >= part.usage then return ADMIT, 0 end
-  return THROTTLE, min(part.t - part.now + refill_wait(part), MAX_THROTTLE_MS)
+  if check.usage > check.burst then return REJECT, 0, TOO_LARGE, check.burst end
+  if check.usage == 0 or tokens >= check.usage then return ADMIT, 0 end
+  return THROTTLE, min(check.t - check.now + refill_wait(check), MAX_THROTTLE_MS)
 end
 
-function token_bucket.move(part, by, writing)
-  part.at, part.newest = part.at + by, part.newest + by
-  if writing then write_tokens(part) end
+function token_bucket.move(check, by, writing)
+  check.at, check.newest = check.at + by, check.newest + by
+  if writing then write_tokens(check) end
 end
 
-function token_bucket.touch(part)
-  tokens_now(part)
-  if not part.over then return end
-  part.forgiven = part.over
-  write_tokens(part)
+function token_bucket.touch(check)
+  tokens_now(check)
+  if not check.over then return end
+  check.forgiven = check.over
+  write_tokens(check)
 end
 
-function token_bucket.charge(part)
-  part.tokens, part.at = forgive(part, tokens_now(part) - part.usage), part.t
-  part.forgiven = part.over
-  part.newest = part.t
-  write_tokens(part)
+function token_bucket.charge(check)
+  check.tokens, check.at = forgive(check, tokens_now(check) - check.usage), check.t
+  check.forgiven = check.over
+  check.newest = check.t
+  write_tokens(check)
   return true
 end
 
-function token_bucket.refund(part)
-  if not part.newest then return end
-  tokens_now(part)
-  part.forgiven = part.over
-  part.tokens = min(part.burst, part.tokens + part.usage)
-  write_tokens(part)
+function token_bucket.refund(check)
+  if not check.newest then return end
+  tokens_now(check)
+  check.forgiven = check.over
+  check.tokens = min(check.burst, check.tokens + check.usage)
+  write_tokens(check)
 end
 
-function token_bucket.shows(part)
-  local tokens = tokens_now(part)
-  return part.burst - tokens, tokens, 0, part.forgiven or 0
+function token_bucket.report(check)
+  local tokens = tokens_now(check)
+  return check.burst - tokens, tokens, 0, check.forgiven or 0
 end

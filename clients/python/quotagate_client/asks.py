@@ -1,4 +1,4 @@
-"""Asks as they stand on the wire, and how a batch of them is cut into calls that the wire takes."""
+"""Asks as JSON, and the splitting of large batches into calls of the size that the service takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FRAME: Final = len(b'{"asks":[]}')
 
 
 class Usage(TypedDict, total=False):
-    """What an ask wants to spend; at least one field."""
+    """The usage that an ask charges; at least one field."""
 
     requests: int
     connections: int
@@ -25,7 +25,7 @@ class Usage(TypedDict, total=False):
 
 
 class Ask(TypedDict, total=False):
-    """One ask; ``id`` makes a retry safe, and a client that retries makes one up where it is missing."""
+    """One ask; ``id`` makes a retry safe, and a client with retries generates it if it is missing."""
 
     usage: Required[Usage]
     principal: str | None
@@ -43,12 +43,12 @@ class Ask(TypedDict, total=False):
 
 
 def encode(ask: Ask) -> bytes:
-    """One ask as JSON."""
+    """Return one ask as JSON."""
     return json.dumps(ask, ensure_ascii=False, separators=(",", ":"), default=list).encode()
 
 
 def batches(asks: Iterable[Ask]) -> Iterator[list[bytes]]:
-    """The asks in their order, encoded, as many in each batch as the wire takes."""
+    """Yield the encoded asks in order, in batches of the size that the service takes."""
     batch: list[bytes] = []
     ids = size = 0
     for ask in asks:
@@ -66,5 +66,5 @@ def batches(asks: Iterable[Ask]) -> Iterator[list[bytes]]:
 
 
 def joined(batch: list[bytes]) -> bytes:
-    """The body of a batch."""
+    """Return the body of a batch."""
     return b'{"asks":[' + b",".join(batch) + b"]}"

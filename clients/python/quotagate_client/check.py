@@ -1,4 +1,4 @@
-"""The check as gateways make it: the question in headers and query, the answer in status and headers."""
+"""The check, as gateways call it: the ask in headers and query, the decision in status and headers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import httpx
 from quotagate_client.results import Decision, one
 
 REFUSED: Final = 429
-"""The status that is asked for; 403 would look like a key that lacks a scope."""
+"""The status to ask for; 403 would look like a key that lacks a scope."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckHeaders:
-    """The headers that say who asks, as the service's ``QUOTAGATE_CHECK_*_HEADER`` name them."""
+    """The headers that name the caller; the service's ``QUOTAGATE_CHECK_*_HEADER`` settings."""
 
     principal: str = "X-Quotagate-Principal"
     client_id: str = "X-Quotagate-Client-Id"
     ip: str = "X-Quotagate-IP"
 
     def of(self, principal: str | None, client_id: str | None, ip: str | None) -> dict[bytes, bytes]:
-        """The headers of one question, in UTF-8."""
+        """Return the headers of one check, in UTF-8."""
         said = {self.principal: principal, self.client_id: client_id, self.ip: ip}
         return {name.encode(): value.encode() for name, value in said.items() if value is not None}
 
@@ -46,6 +46,6 @@ class Check:
 
 
 def read(answer: httpx.Response) -> Check:
-    """The check in an answer of 200 or 429."""
+    """Return the check in an answer of 200 or 429."""
     passed_on = ("Retry-After", "RateLimit", "RateLimit-Policy")
     return Check(one(answer), {name: answer.headers[name] for name in passed_on if name in answer.headers})

@@ -1,4 +1,4 @@
-"""What is said to Quotagate, step by step, with no I/O: both clients carry out the same steps.
+"""The protocol with Quotagate, step by step and without I/O: both clients carry out these steps.
 
 A dialogue is a generator. It yields a request to send or a time to sleep, is sent what came of it, and
 returns its result.
@@ -46,7 +46,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """A time to let pass."""
+    """A time to sleep."""
 
     seconds: float
 
@@ -174,7 +174,7 @@ class Dialogues:
             raise Unreachable(outcome, maybe_charged=maybe_charged) from outcome
 
     def _with_id(self, ask: Ask) -> Ask:
-        """The ask with an id of its own, so that it can be sent again."""
+        """Return the ask with an id, so that it can be sent again."""
         if self._retry.times == 0 or "id" in ask or ask.get("mode") == "peek":
             return ask
         return {**ask, "id": f"{self._dice.getrandbits(128):032x}"}
@@ -185,7 +185,7 @@ class Dialogues:
         return decision
 
     def _jittered(self, seconds: float) -> float:
-        """At least so long, and a little longer, so that those who were told the same come apart."""
+        """Return a wait of at least this long, plus jitter, so that callers do not all return at once."""
         return seconds * (1 + self._jitter * self._dice.random())
 
 

@@ -3,8 +3,8 @@
 QuotagateError
 ├── Unreachable       no answer; whether the ask was charged is unknown, unless nothing was sent
 ├── Problem           an answer that is an error: `status`, `detail`, and `errors` by field
-│   └── Overloaded        Quotagate has too much to do; nothing was charged: `retry_after_s`
-├── NotUnderstood     an answer that is none of Quotagate's
+│   └── Overloaded        Quotagate is overloaded; nothing was charged: `retry_after_s`
+├── NotUnderstood     an answer that is not from Quotagate
 ├── BatchCutShort     some parts of a batch were decided, the next one failed
 └── NotAdmitted       the decision says no
     ├── Rejected          and asking again as it is will not help
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 OVERLOADED: Final = "urn:quotagate:overloaded"
 """The type of the problem of an ask that was shed."""
 RETRY_AFTER_S: Final = 1.0
-"""Where such a problem does not say."""
+"""The wait if such a problem does not give one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """What is wrong with one field: a JSON pointer into the body, ``""`` the whole of it."""
+    """An error in one field: a JSON pointer into the body (``""`` is all of it) and a message."""
 
     field: str
     message: str
 
 
 class QuotagateError(Exception):
-    """All that this package raises by itself."""
+    """The base of all errors of this package."""
 
 
 class Unreachable(QuotagateError):
-    """No answer came; ``maybe_charged`` says whether the ask may have been decided all the same."""
+    """There was no answer; ``maybe_charged`` says whether the ask may still have been decided."""
 
     def __init__(self, error: httpx.RequestError, *, maybe_charged: bool) -> None:
         super().__init__(f"no answer: {error!r}")
@@ -51,7 +51,7 @@ class Unreachable(QuotagateError):
 
 
 class Problem(QuotagateError):
-    """An answer that is an error, as RFC 9457 has it; nothing was changed by it."""
+    """An answer that is an error (RFC 9457); the request changed nothing."""
 
     def __init__(self, status: int, title: str, detail: str, errors: Sequence[FieldError] = ()) -> None:
         fields = "".join(f"; {error.field}: {error.message}" for error in errors)
@@ -63,10 +63,10 @@ class Problem(QuotagateError):
 
 
 class Overloaded(Problem):
-    """Quotagate has more to do than it can answer in time; nothing was charged.
+    """Quotagate is overloaded; nothing was charged.
 
     Attributes:
-        retry_after_s: ask again after so many seconds.
+        retry_after_s: when to ask again, in seconds.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Overloaded(Problem):
 
 
 class NotUnderstood(QuotagateError):
-    """An answer with a good status that is none of Quotagate's, for instance a proxy's own page."""
+    """An answer with a good status that is not from Quotagate, for instance a proxy's own page."""
 
     def __init__(self, answer: httpx.Response, why: str) -> None:
         super().__init__(f"{answer.status_code} from {answer.url}, but {why}: {answer.text[:200]!r}")
@@ -86,7 +86,7 @@ class NotUnderstood(QuotagateError):
 class BatchCutShort(QuotagateError):
     """A batch larger than one call: ``decided`` has the answers to its first asks.
 
-    The cause says what became of the call that failed; what comes after it was not sent.
+    The cause is the error of the call that failed; later calls were not sent.
     """
 
     def __init__(self, decided: Sequence[Decision], cause: QuotagateError) -> None:
@@ -105,15 +105,15 @@ class NotAdmitted(QuotagateError):
 
 
 class Rejected(NotAdmitted):
-    """It will never pass as it is."""
+    """The ask will never be admitted as it is."""
 
 
 class DeadlinePassed(NotAdmitted):
-    """It would pass, but later than the caller wants to wait."""
+    """The ask would be admitted, but later than the caller wants to wait."""
 
 
 def overloaded_for_s(answer: httpx.Response) -> float | None:
-    """After how many seconds an overloaded Quotagate may be asked again; None if it says no such thing."""
+    """Return the seconds after which to ask an overloaded Quotagate again; None if it is not overloaded."""
     if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
         return None
     try:
@@ -126,7 +126,7 @@ def overloaded_for_s(answer: httpx.Response) -> float | None:
 
 
 def problem(answer: httpx.Response, first: int = 0) -> Problem:
-    """The problem in an answer; ``first`` is the place of its batch's first ask in the whole."""
+    """Return the problem in an answer; ``first`` is the place of the call's first ask in the whole batch."""
     try:
         body: Any = answer.json()
         errors = [FieldError(error["field"], error["message"]) for error in body.get("errors", ())]

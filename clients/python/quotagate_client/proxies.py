@@ -1,4 +1,4 @@
-"""Which node is asked without the environment's proxies: one on this machine."""
+"""Nodes on this machine are called without the environment's proxies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Connecting(TypedDict, total=False):
 
 
 def proxies_for(url: str) -> Connecting:
-    """How to connect to a URL: a proxy elsewhere cannot reach this machine, and would be sent the key."""
+    """Return how to connect to a URL: a remote proxy cannot reach this machine, and would see the key."""
     if not is_here(url):
         return Connecting()
-    # The context is made first: whom to trust may still be said by the environment (SSL_CERT_FILE).
+    # Make the context first: the environment may still name trusted certificates (SSL_CERT_FILE).
     return Connecting(trust_env=False, verify=httpx.create_ssl_context())
 
 

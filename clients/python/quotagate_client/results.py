@@ -1,4 +1,4 @@
-"""What Quotagate answers, as frozen values; fields that this version does not know are passed over."""
+"""The answers of Quotagate, as frozen values; unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LimitedBy:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one quota that applied says; numbers that nobody knows are None."""
+    """What one quota that applied would decide alone; unknown numbers are None."""
 
     quota: str
     entity: str
@@ -48,7 +48,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to an ask; ``quotas`` are there with ``detail``."""
+    """The answer to an ask; ``quotas`` only with ``detail``."""
 
     decision: Outcome
     throttle_ms: int
@@ -68,12 +68,12 @@ T = TypeVar("T", LimitedBy, Verdict)
 
 
 def one(answer: httpx.Response) -> Decision:
-    """The decision in an answer."""
+    """Return the decision in an answer."""
     return _decision(answer, _json(answer))
 
 
 def many(answer: httpx.Response, asked: int) -> list[Decision]:
-    """As many decisions as asks were sent."""
+    """Return the decisions, one for each ask that was sent."""
     body = _json(answer)
     found = body.get("decisions") if isinstance(body, dict) else None
     if not isinstance(found, list) or len(found) != asked:
@@ -101,7 +101,7 @@ def _decision(answer: httpx.Response, found: Any) -> Decision:
             quotas=tuple(_known(Verdict, quota) for quota in found.get("quotas", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NotUnderstood(answer, "this is no decision") from error
+        raise NotUnderstood(answer, "this is not a decision") from error
 
 
 def _known(kind: type[T], found: dict[str, Any]) -> T:

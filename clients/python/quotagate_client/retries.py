@@ -1,4 +1,4 @@
-"""Which failed calls are made again, and after how long."""
+"""Which failed calls are repeated, and after how long."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 import httpx
 
 NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
-"""With these nothing can have been charged."""
+"""After these errors nothing can have been charged."""
 GATEWAY: Final = frozenset({502, 503, 504})
-"""What a balancer says of a node that may have charged the ask."""
+"""Statuses of a load balancer for a node that may have charged the ask."""
 KEPT_S: Final = 60.0
-"""For so long a node gives the answer to an ask with an id again; a later retry would be charged anew."""
+"""How long a node remembers the answer to an ask with an id; a later retry would be charged again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Retries:
             raise ValueError(f"within_s must be below {KEPT_S:g}: for so long an id is known")
 
     def wait_s(self, failed: int, spent_s: float, dice: random.Random) -> float | None:
-        """How long to wait after so many failures in so many seconds; None: not again."""
+        """Return how long to wait after this many failures and seconds; None: do not retry."""
         if failed > self.times:
             return None
         longest: float = min(self.first_s * 2 ** (failed - 1), self.longest_s)
@@ -44,12 +44,12 @@ class Retries:
         return wait if spent_s + wait <= self.within_s else None
 
     def may_wait(self, failed: int, spent_s: float, wait_s: float) -> bool:
-        """Whether a call that was shed is made again after so long."""
+        """Whether to repeat a call that was shed, after this long."""
         return failed <= self.times and spent_s + wait_s <= self.within_s
 
 
 def may_repeat(outcome: httpx.Response | httpx.RequestError, *, safe: bool) -> bool:
-    """Whether a call that came out like this may be made again; ``safe`` ones charge at most once."""
+    """Whether to repeat a call with this outcome; ``safe`` calls charge at most once."""
     if isinstance(outcome, httpx.Response):
         return safe and outcome.status_code in GATEWAY
     if isinstance(outcome, httpx.UnsupportedProtocol):

@@ -1,4 +1,4 @@
-"""The report's plots as inline SVG, coloured by the page's style, light or dark."""
+"""The report's charts as inline SVG; the page's style sheet colours them, light or dark."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ROW_HEIGHT: Final = 22
 NAMES_WIDTH: Final = 300
 
 
-def stacked(slices: Sequence[Mapping[str, Any]], names: Sequence[str], slice_ms: int) -> str:
-    """Bars over time, each made of the counts of these names; where nothing happened there is a gap."""
+def stacked_bars(slices: Sequence[Mapping[str, Any]], names: Sequence[str], slice_ms: int) -> str:
+    """A bar for each slice of time, stacked from the counts of these names; empty slices leave gaps."""
     if not slices:
         return ""
     first, last = slices[0]["from_ms"], slices[-1]["from_ms"]
@@ -28,10 +28,10 @@ def stacked(slices: Sequence[Mapping[str, Any]], names: Sequence[str], slice_ms:
             tall = one[name] / most * (HEIGHT - BOTTOM - 10)
             if tall:
                 top -= tall
-                says = f"{clock(one['from_ms'])}: {one[name]:,} {name}"
+                tip = f"{clock(one['from_ms'])}: {one[name]:,} {name}"
                 parts.append(
                     f'<rect class="{name}" x="{left:.2f}" y="{top:.2f}" width="{max(step - 1, 0.5):.2f}" '
-                    f'height="{tall:.2f}"><title>{escape(says)}</title></rect>'
+                    f'height="{tall:.2f}"><title>{escape(tip)}</title></rect>'
                 )
     base = HEIGHT - BOTTOM
     parts += [
@@ -44,8 +44,8 @@ def stacked(slices: Sequence[Mapping[str, Any]], names: Sequence[str], slice_ms:
     return _svg(HEIGHT, "decisions over time", parts)
 
 
-def bars(rows: Sequence[tuple[str, float, str, bool]], says: str) -> str:
-    """A bar for each row: its name, its part of the bound, its number, and whether it held."""
+def bars(rows: Sequence[tuple[str, float, str, bool]], label: str) -> str:
+    """A bar for each row: its name, its ratio to the bound, the number to show, and whether it held."""
     if not rows:
         return ""
     longest = max(1.0, *(min(part, 3.0) for _, part, _, _ in rows))
@@ -66,11 +66,11 @@ def bars(rows: Sequence[tuple[str, float, str, bool]], says: str) -> str:
         f'<line class="bound" x1="{at:.2f}" y1="0" x2="{at:.2f}" y2="{tall - 18}"/>',
         f'<text x="{at:.2f}" y="{tall - 4}" text-anchor="middle">the bound</text>',
     ]
-    return _svg(tall, says, parts)
+    return _svg(tall, label, parts)
 
 
 def clock(at_ms: int) -> str:
-    """An instant, to the second.
+    """An instant to the second.
 
     >>> clock(1_795_255_200_000)
     '2026-11-21 10:00:00'
@@ -82,5 +82,5 @@ def _cut(name: str) -> str:
     return name if len(name) <= 46 else f"{name[:45]}…"
 
 
-def _svg(tall: float, says: str, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="{escape(says)}">{"".join(parts)}</svg>'
+def _svg(tall: float, label: str, parts: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'

@@ -1,8 +1,9 @@
-"""Judges a bucket of producer ids by exact sets: which ids were new, and what should have been said.
+"""Judges a bucket of producer ids with exact sets: which ids were new, and what the verdict should have been.
 
-A bucket that may be older than the log, or of which the log does not tell all, is judged by what is certain.
-An id that was in the open layer less than a layer's life ago, less the time that one is open, is known; one
-that was not there for a whole life is new. Between the two the store is believed.
+If a bucket may be older than the log, or the log lacks some of its charges, it is judged by what is certain.
+With the time to live of a layer and the interval at which layers begin: an id that was in the open layer less
+than the time to live minus one interval ago is still known, and an id that was in no open layer for a whole
+time to live is new. In between the store is believed.
 """
 
 from __future__ import annotations
@@ -14,37 +15,39 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from app.domain.ask import Mode
 from app.domain.exact_ids import ExactIds
-from app.domain.oracle import Charge, IdsBucket, Said, corrected
+from app.domain.oracle import BucketCharge, IdsBucket, Judgement, corrected_now
 from app.domain.quota import Layers, Quota
-from workers.spark.audit.admitted import Admitted
-from workers.spark.audit.found import Found, spelled
-from workers.spark.audit.levels import MODES, is_as_logged
-from workers.spark.buckets import Asked
+from workers.spark.audit.admitted_amounts import AdmittedAmounts
+from workers.spark.audit.bucket_findings import BucketFindings
+from workers.spark.audit.levels import is_as_logged
+from workers.spark.buckets import BucketRow
 
 DIGEST_BYTES: Final = 8
 MANY: Final = 1_024
-"""Of so many ids, or twice those that live, the dead ones are dropped."""
+"""Expired ids are dropped once there are this many ids, or twice as many as live ones."""
 PLAUSIBLE: Final = 2
-"""So many ids of one ask may be taken as seen by chance, and go unnamed in a refusal."""
+"""How many new ids of one refused ask may have been taken as seen by chance."""
 
 
 @dataclass(slots=True)
-class Ids:
-    """One principal's bucket, row by row.
+class IdsJudge:
+    """Judges one bucket, row by row.
 
     Attributes:
-        log_from_ms: when the log begins; the bucket may be older. None if that is the first row.
-        exact: the ids and charges that the bucket holds, in layers that begin as its own do, if it is known.
-        held: None if the bucket is known. Else when each id was surely in the open layer, last; its layers
-            may have begun at other times than those of ``exact``.
-        since_ms: since when, in a bucket that is not known, the log tells of all that it remembers.
-        opened_ms: so long ago charges may have been made that the log does not tell of, and nobody's fault.
-        vague: charges whose times the log does not tell, each as late as it can have been.
-        vague_until_ms: until when those count.
+        log_from_ms: when the log begins, as the bucket may be older; None is the time of its first row.
+        exact: the ids and charges of the bucket, with its own layers if the state is known.
+        held: None if the state is known. Otherwise when each id was last certainly in the open layer; the
+            bucket's layers may have begun at other times than those of ``exact``.
+        since_ms: since when the log has all ids that a bucket of unknown state remembers.
+        opened_ms: when the state was last unknown for a reason that is no finding; for one window after it,
+            unlogged charges are not counted either.
+        vague: charges whose times are not in the log, each at its latest possible time.
+        vague_until_ms: when the last of them expires.
         wrote_ms: when an id was last written.
-        lasts_ms: so long the store keeps what was written, by the settings of then, which are ``under``.
-        many: how many ids ``held`` may have before the dead ones are dropped.
+        lasts_ms: until when the store keeps the bucket, by the settings of its last write, ``under``.
+        many: at how many ids expired ones are dropped from ``held``.
     """
 
     max_ids: int = 1_000_000
@@ -61,62 +64,63 @@ class Ids:
     layers: Layers | None = None
     is_loaded: bool = False
     many: int = MANY
-    admitted: Admitted = field(default_factory=Admitted)
+    admitted: AdmittedAmounts = field(default_factory=AdmittedAmounts)
 
-    def see(self, row: Asked, found: Found) -> None:
-        """Replay one ask, and note what is not as it should be."""
-        tally = found.of(row)
-        tally.verdicts += 1
-        tally.corrections += row.correction > 0
+    def judge(self, row: BucketRow, found: BucketFindings) -> None:
+        """Replay one ask, and add what is wrong to the findings."""
+        tally = found.begin(row)
         newest = self.exact.newest_ms
         is_back = newest is not None and row.at_ms < newest
         if row.mode == "peek" and (is_back or row.correction):
-            tally.unjudged += 1  # it was answered from a copy that moved back in time
+            tally.unjudged += 1  # the store answered from a copy that it moved back in time
             return
         charge = self._charge_of(row, newest)
-        self._begin(charge.quota, charge.now_ms)
+        self._update_certainty(charge.quota, charge.now_ms)
         if is_back != (row.correction > 0):
             self._lose_times(charge.now_ms, charge.quota)
-        self._expire(row, charge)
+        self._drop_expired(row, charge)
         surplus = self._surplus(row, charge, found)
         if row.mode != "peek":
-            self._learn(row, charge, found)
-        said = self._counted(row, charge, surplus, found)
-        if said is None:
+            self._check_ids(row, charge, found)
+        judgement = self._judgement(row, charge, surplus, found)
+        if judgement is None:
             tally.unjudged += 1
         else:
             tally.judged += 1
-            if not is_as_logged(said, row):
-                self._differs(row, charge, said, found)
+            if not is_as_logged(judgement, row):
+                self._explain_difference(row, charge, judgement, found)
         if self.wrote_ms == charge.now_ms:
-            self._written(charge.quota)
+            self._note_lifetime(charge.quota)
         if row.mode == "admit" and not row.is_refused and not row.shadow:
             self.admitted.add(row.as_quota(), len(row.charged_ids or ()), charge.now_ms, tally)
 
     def reset(self) -> None:
-        """Begin anew: the bucket was emptied on purpose."""
-        self.exact, self.held, self.layers, self.log_from_ms = ExactIds(), None, None, -math.inf
-        self.vague, self.vague_until_ms = deque(), -math.inf
-        self.admitted, self.is_loaded = Admitted(), False
+        """An administrator reset the bucket."""
+        self._empty()
+        self.layers, self.log_from_ms, self.vague_until_ms = None, -math.inf, -math.inf
+        self.admitted, self.is_loaded = AdmittedAmounts(), False
 
     def load(self) -> None:
-        """Something was put into the bucket that the log does not tell of."""
+        """A backfill was loaded into the bucket; the log does not say what."""
         self.is_loaded = True
 
-    def _charge_of(self, row: Asked, newest: int | None) -> Charge:
-        quota, bucket = row.as_quota(), self._bucket()
-        mode = MODES[MODES.index(row.mode)]
-        now = corrected(mode, quota, bucket, row.at_ms)
-        if newest is not None and now < newest:
-            self.admitted = Admitted()
-            if self.held is not None or self.vague:
-                self._lose_times(now, quota)
-        return Charge(
-            quota, row.usage, quota.enforcement, mode == "record", now, row.at_ms, _digests(row.ids)
-        )
+    def _empty(self) -> None:
+        """The bucket is empty, and so its state is known."""
+        self.exact, self.held, self.vague = ExactIds(), None, deque()
 
-    def _begin(self, quota: Quota, now_ms: int) -> None:
-        """Whether the bucket is known: it is once nothing was written for so long that it is as a new one."""
+    def _charge_of(self, row: BucketRow, newest: int | None) -> BucketCharge:
+        quota = row.as_quota()
+        mode: Mode = row.mode  # type: ignore[assignment]  # as the node checked it
+        now_ms = corrected_now(mode, quota, self._bucket(), row.at_ms)
+        if newest is not None and now_ms < newest:
+            self.admitted = AdmittedAmounts()
+            if self.held is not None or self.vague:
+                self._lose_times(now_ms, quota)
+        ids = _digests(row.ids)
+        return BucketCharge(quota, row.usage, quota.enforcement, mode == "record", now_ms, row.at_ms, ids)
+
+    def _update_certainty(self, quota: Quota, now_ms: int) -> None:
+        """Update what is known of the state: all of it, once all that was written has expired."""
         if self.layers is None:
             self.layers, self.held = quota.layers, {}
             from_ms = now_ms if self.log_from_ms is None else self.log_from_ms
@@ -129,30 +133,30 @@ class Ids:
                 self.held, self.since_ms = {}, now_ms
             self.layers = quota.layers
         if self.held is not None and now_ms - self.wrote_ms >= max(quota.layers.ttl_ms, quota.window_ms):
-            self.exact, self.held, self.vague = ExactIds(), None, deque()
+            self._empty()
 
-    def _expire(self, row: Asked, charge: Charge) -> None:
-        """Let go of what the store dropped: nothing of it lived by its settings, which were widened since."""
-        now, quota = charge.now_ms, charge.quota
-        if now < self.lasts_ms or row.observed is None or self.under is None:
+    def _drop_expired(self, row: BucketRow, charge: BucketCharge) -> None:
+        """Empty the bucket if the store dropped it, as it expired before its settings were widened."""
+        now_ms, quota = charge.now_ms, charge.quota
+        if now_ms < self.lasts_ms or row.observed is None or self.under is None:
             return
         is_same = (self.under.layers, self.under.window_ms) == (quota.layers, quota.window_ms)
         if is_same or round(row.observed) > len(row.charged_ids or ()):
             return
-        known = (self.exact.find(each, now, quota.layers) for each in _digests(row.charged_ids))
-        if self.exact.charged(now, quota.window_ms) or any(known):
-            self.exact, self.held, self.vague = ExactIds(), None, deque()
-        else:  # nothing tells whether it was dropped
-            self.held, self.since_ms = {}, now
+        known = (self._is_known(each, charge) for each in _digests(row.charged_ids))
+        if self.exact.charged(now_ms, quota.window_ms) or any(known):
+            self._empty()
+        else:  # the row does not show whether the store dropped it
+            self.held, self.since_ms = {}, now_ms
 
     def _lose_times(self, now_ms: int, quota: Quota) -> None:
-        """The bucket moved back in time, or its newest time is another: when what came is not known now."""
+        """The bucket moved back in time, or its newest time is unexpected: its times are not known now."""
         self.held, self.since_ms, self.wrote_ms, self.opened_ms = {}, now_ms, now_ms, now_ms
         self.vague = deque(self.exact.charges[self.exact.dead :])
         self.vague_until_ms = now_ms + quota.window_ms
 
     def _doubt(self, now_ms: float, layers: Layers, *, may_hold_more: bool = True) -> None:
-        """The bucket is not known from now on; what it was seen to hold it holds as long as it must."""
+        """The state is unknown from now on; the ids that were in it stay for as long as they must."""
         if self.held is None:
             began = self.exact.layers
             self.held = {
@@ -168,193 +172,196 @@ class Ids:
     def _bucket(self) -> IdsBucket:
         return IdsBucket(self.max_ids, self.exact)
 
-    def _surplus(self, row: Asked, charge: Charge, found: Found) -> int:
-        """How many charges the bucket shows that no row tells of; then it may hold such ids, too."""
+    def _is_known(self, each: bytes, charge: BucketCharge) -> bool:
+        """Whether the exact sets have an id."""
+        return self.exact.find(each, charge.now_ms, charge.quota.layers) is not None
+
+    def _surplus(self, row: BucketRow, charge: BucketCharge, found: BucketFindings) -> int:
+        """How many charges the bucket shows that the log does not have; it may then hold unlogged ids too."""
         if row.observed is None:
             return 0
         window_ms = charge.quota.window_ms
-        told = self.exact.charged(charge.now_ms, window_ms) + len(row.charged_ids or ())
-        surplus = round(row.observed) - min(told, self.max_ids)
+        logged = self.exact.charged(charge.now_ms, window_ms) + len(row.charged_ids or ())
+        surplus = round(row.observed) - min(logged, self.max_ids)
         if surplus <= 0:
             return 0
         if charge.now_ms - self.opened_ms >= window_ms:
-            found.of(row).unlogged += 1
-            found.note("unlogged", row, f"observed {told}", amount=surplus)
+            found.unlogged(row, f"observed {logged}", surplus)
         self._doubt(charge.now_ms, charge.quota.layers)
         self.wrote_ms = charge.now_ms
         return surplus
 
-    def _learn(self, row: Asked, charge: Charge, found: Found) -> None:
-        """Find ids of which the filter said something else than exact sets, and go on as the filter does."""
-        tally, layers, now = found.of(row), charge.quota.layers, charge.now_ms
+    def _check_ids(self, row: BucketRow, charge: BucketCharge, found: BucketFindings) -> None:
+        """Compare what the filter said of each id with the exact sets, and go on as the filter did."""
+        tally, layers, now_ms = found.of(row), charge.quota.layers, charge.now_ms
         charged, refreshed = set(_digests(row.charged_ids)), set(_digests(row.refreshed_ids))
         tally.charged_ids += len(charged)
         if refreshed or not row.is_refused:
-            self.wrote_ms = now
-        strangers = []
+            self.wrote_ms = now_ms
+        falsely_seen = []
         lookups = 0
         for each in charge.spreads:
-            is_held, is_new = self._known(each, charge)
+            is_held, is_new = self._certainty(each, charge)
             lookups += is_new
             if each in charged:
                 if is_held:
                     tally.charged_again += 1
                     found.note("charged_again", row, "seen", digest=_signed(each))
-                    self._begin_anew(charge)
+                    self._begin_after_loss(charge)
                 self.exact.forget(each)
             elif each in refreshed or not row.is_refused:
                 tally.believed += not (is_held or is_new)
                 if is_new:
-                    strangers.append(each)
-                elif self.held is None and each not in refreshed and self.exact.stale(each, now, layers):
-                    self._doubt(now, layers)  # it is in a layer that began by a write that no row tells of
+                    falsely_seen.append(each)
+                elif self.held is None and each not in refreshed and self.exact.stale(each, now_ms, layers):
+                    self._doubt(now_ms, layers)  # it is in a layer that an unlogged write began
                 self._adopt(each, charge)
             elif is_held:
                 self._adopt(each, charge)
             elif is_new:
                 self.exact.forget(each)
         tally.lookups += lookups
-        tally.falsely_seen += len(strangers)
-        for each in strangers:
+        tally.falsely_seen += len(falsely_seen)
+        for each in falsely_seen:
             found.note("falsely_seen", row, "new", digest=_signed(each), among=lookups)
         if self.held is not None:
             self._hold(refreshed if row.is_refused else charge.spreads, charge)
 
-    def _known(self, each: bytes, charge: Charge) -> tuple[bool, bool]:
-        """Whether the bucket must hold an id, and whether it cannot; if it is not known, perhaps neither."""
-        now, layers = charge.now_ms, charge.quota.layers
+    def _certainty(self, each: bytes, charge: BucketCharge) -> tuple[bool, bool]:
+        """Whether a bucket certainly holds an id, and whether it certainly does not; both may be false."""
+        now_ms, layers = charge.now_ms, charge.quota.layers
         if self.held is None:
-            is_held = self.exact.find(each, now, layers) is not None
+            is_held = self._is_known(each, charge)
             return is_held, not is_held
         at_ms = self.held.get(each)
-        is_held = at_ms is not None and now - at_ms <= layers.ttl_ms - layers.interval_ms
-        is_over = at_ms is None or now - at_ms >= layers.ttl_ms
-        return is_held, is_over and now - self.since_ms >= layers.ttl_ms
+        is_held = at_ms is not None and now_ms - at_ms <= layers.ttl_ms - layers.interval_ms
+        is_over = at_ms is None or now_ms - at_ms >= layers.ttl_ms
+        return is_held, is_over and now_ms - self.since_ms >= layers.ttl_ms
 
-    def _hold(self, spreads: Iterable[bytes], charge: Charge) -> None:
-        """Ids that are in the open layer now; none is sure to be where there may not have been room."""
-        now, ttl_ms = charge.now_ms, charge.quota.layers.ttl_ms
+    def _hold(self, spreads: Iterable[bytes], charge: BucketCharge) -> None:
+        """Note ids that are now in the open layer, if there was certainly room for them."""
+        now_ms, ttl_ms = charge.now_ms, charge.quota.layers.ttl_ms
         assert self.held is not None
-        if self.exact.remembered(now, charge.quota.layers) + len(charge.spreads) <= self.max_ids:
-            self.held.update(dict.fromkeys(spreads, now))
+        if self.exact.remembered(now_ms, charge.quota.layers) + len(charge.spreads) <= self.max_ids:
+            self.held.update(dict.fromkeys(spreads, now_ms))
         else:
-            self.since_ms = now
+            self.since_ms = now_ms
         if len(self.held) > self.many:
-            self.held = {each: at_ms for each, at_ms in self.held.items() if now - at_ms < ttl_ms}
+            self.held = {each: at_ms for each, at_ms in self.held.items() if now_ms - at_ms < ttl_ms}
             self.many = max(2 * len(self.held), MANY)
 
-    def _written(self, quota: Quota) -> None:
-        """Note how long the store keeps the bucket: until its newest layer and its newest charge are over."""
+    def _note_lifetime(self, quota: Quota) -> None:
+        """Note how long the store keeps the bucket: until its newest layer and its newest charge expire."""
         exact = self.exact
         newest = max((exact.layers[number] for number in exact.layers), default=-math.inf)
         last_ms = exact.charges[-1] if exact.charges else -math.inf
         self.under, self.lasts_ms = quota, max(newest + quota.layers.ttl_ms, last_ms + quota.window_ms)
 
-    def _adopt(self, each: bytes, charge: Charge) -> None:
-        if self.exact.find(each, charge.now_ms, charge.quota.layers) is None:
+    def _adopt(self, each: bytes, charge: BucketCharge) -> None:
+        if not self._is_known(each, charge):
             self.exact.adopt(each, charge.now_ms, charge.quota.layers)
 
-    def _counted(self, row: Asked, charge: Charge, surplus: int, found: Found) -> Said | None:
-        """What should have been said, once the count of charges is the store's; None if nobody can know."""
-        exact, now, window_ms = self.exact, charge.now_ms, charge.quota.window_ms
-        charged = exact.charged(now, window_ms)
+    def _judgement(
+        self, row: BucketRow, charge: BucketCharge, surplus: int, found: BucketFindings
+    ) -> Judgement | None:
+        """The exact judgement, given as many charges as the store had; None if it is not determined."""
+        exact, now_ms, window_ms = self.exact, charge.now_ms, charge.quota.window_ms
+        charged = exact.charged(now_ms, window_ms)
         expected = min(charged + len(row.charged_ids or ()), self.max_ids)
         missing = 0 if row.observed is None or surplus else expected - round(row.observed)
         if missing > 0 and self.vague:
-            missing -= self._let_go(missing, now - window_ms)
-            charged = exact.charged(now, window_ms)
+            missing -= self._drop_vague(missing, now_ms - window_ms)
+            charged = exact.charged(now_ms, window_ms)
         bucket = self._bucket()
-        said = bucket.judge(charge)
-        if missing > 0 and not is_as_logged(said, row):
-            # they were gone before this ask; the newest are what a failover takes
+        judgement = bucket.judge(charge)
+        if missing > 0 and not is_as_logged(judgement, row):
+            # They were lost before this ask. A failover loses the newest charges.
             exact.uncharge(min(missing, charged))
-            self._lost(row, missing, f"observed {expected}", charge, found)
-            said, missing = bucket.judge(charge), 0
+            self._lose(row, missing, f"observed {expected}", charge, found)
+            judgement, missing = bucket.judge(charge), 0
         elif surplus:
-            exact.charges.extend([now] * surplus)
-            self.vague.extend([now] * surplus)
-            self.vague_until_ms = now + window_ms
-        self._leave(row, charge)
+            exact.charges.extend([now_ms] * surplus)
+            self.vague.extend([now_ms] * surplus)
+            self.vague_until_ms = now_ms + window_ms
+        if row.mode != "peek":
+            if row.is_refused:
+                bucket.touch(charge)
+            else:
+                bucket.charge(charge)
         if missing > 0:
-            exact.uncharge(missing)  # this ask's own charges were never made
-            self._lost(row, missing, f"observed {expected}", charge, found)
-        if is_as_logged(said, row):
-            return said
-        is_vague = now < self.vague_until_ms or now - self.opened_ms < window_ms
-        return None if is_vague or self._is_open(row, said, charge) else said
+            exact.uncharge(missing)  # this ask's own charges were lost
+            self._lose(row, missing, f"observed {expected}", charge, found)
+        if is_as_logged(judgement, row):
+            return judgement
+        is_vague = now_ms < self.vague_until_ms or now_ms - self.opened_ms < window_ms
+        return None if is_vague or self._is_undetermined(row, judgement, charge) else judgement
 
-    def _let_go(self, missing: int, since_ms: int) -> int:
-        """Drop charges whose times are not known, as they were older; how many it were."""
-        charges, gone = self.exact.charges, 0
-        while self.vague and gone < missing:
+    def _drop_vague(self, missing: int, since_ms: int) -> int:
+        """Drop missing charges from those with unknown times, as they were older; returns how many."""
+        charges, dropped = self.exact.charges, 0
+        while self.vague and dropped < missing:
             at_ms = self.vague.popleft()
             place = bisect_left(charges, at_ms, lo=self.exact.dead)
             if at_ms > since_ms and place < len(charges) and charges[place] == at_ms:
                 del charges[place]
-                gone += 1
-        return gone
+                dropped += 1
+        return dropped
 
-    def _is_open(self, row: Asked, said: Said, charge: Charge) -> bool:
-        """Whether nobody can know which ids a verdict was about, or how many the bucket remembers."""
+    def _is_undetermined(self, row: BucketRow, judgement: Judgement, charge: BucketCharge) -> bool:
+        """Whether the verdict depends on ids, or on a number of ids, that are not certain."""
         if self.held is None:
             return False
-        if "capacity" in {row.reason, said.reason}:
+        if "capacity" in {row.reason, judgement.reason}:
             return True
         for each in charge.spreads if row.is_refused or row.mode == "peek" else ():
-            is_held, is_new = self._known(each, charge)
-            seems_held = self.exact.find(each, charge.now_ms, charge.quota.layers) is not None
-            if is_held == is_new or is_held != seems_held:
+            is_held, is_new = self._certainty(each, charge)
+            if is_held == is_new or is_held != self._is_known(each, charge):
                 return True
         return False
 
-    def _leave(self, row: Asked, charge: Charge) -> None:
-        if row.mode == "peek":
-            return
-        if row.is_refused:
-            self._bucket().touch(charge)
-        else:
-            self._bucket().charge(charge)
+    def _lose(
+        self, row: BucketRow, units: int, exact: str, charge: BucketCharge, found: BucketFindings
+    ) -> None:
+        found.lost(row, units, exact)
+        self._begin_after_loss(charge)
 
-    def _lost(self, row: Asked, units: int, exact: str, charge: Charge, found: Found) -> None:
-        tally = found.of(row)
-        tally.lost += 1
-        tally.lost_units += units
-        found.note("lost", row, exact, amount=units)
-        self._begin_anew(charge)
-
-    def _begin_anew(self, charge: Charge) -> None:
-        """The store lost something: its layers begin at other times, and so much may pass once more."""
+    def _begin_after_loss(self, charge: BucketCharge) -> None:
+        """The store lost something: its layers begin at other times, and as much may be admitted again."""
         self._doubt(charge.now_ms, charge.quota.layers, may_hold_more=False)
-        self.admitted = Admitted()
+        self.admitted = AdmittedAmounts()
 
-    def _differs(self, row: Asked, charge: Charge, said: Said, found: Found) -> None:
-        """The verdict is another one; perhaps for ids, not named, that were taken as seen or are lost."""
+    def _explain_difference(
+        self, row: BucketRow, charge: BucketCharge, judgement: Judgement, found: BucketFindings
+    ) -> None:
+        """Count a verdict that differs: by ids falsely seen or lost, if that explains it, else as different.
+
+        A refusal does not say which ids were new.
+        """
         if row.is_refused or row.mode == "peek":
-            now, layers = charge.now_ms, charge.quota.layers
-            seen = [each for each in charge.spreads if self.exact.find(each, now, layers) is not None]
+            seen = [each for each in charge.spreads if self._is_known(each, charge)]
             unseen = [each for each in charge.spreads if each not in seen]
             for passed in range(1, min(len(unseen), PLAUSIBLE) + 1):
                 others = tuple(each for each in charge.spreads if each not in unseen[:passed])
-                if self._gives(others, charge, row):
+                if self._explains(others, charge, row):
                     found.of(row).falsely_seen += passed
                     name = _signed(unseen[0]) if passed == len(unseen) == 1 else None
                     exact = f"{passed} of {len(unseen)} new ids"
                     found.note("falsely_seen", row, exact, digest=name, amount=passed, among=len(unseen))
                     return
-            for gone in range(1, len(seen) + 1):
-                if self._gives((*unseen, *seen[gone:], *(each + b"?" for each in seen[:gone])), charge, row):
-                    self._lost(row, gone, f"{gone} of {len(seen)} ids known", charge, found)
-                    self._drop(seen if gone == len(seen) else ())
+            for lost in range(1, len(seen) + 1):
+                others = (*unseen, *seen[lost:], *(each + b"?" for each in seen[:lost]))
+                if self._explains(others, charge, row):
+                    self._lose(row, lost, f"{lost} of {len(seen)} ids known", charge, found)
+                    self._drop(seen if lost == len(seen) else ())
                     return
-        found.of(row).differs += 1
-        found.note("differs", row, spelled(said.outcome, said.throttle_ms, said.reason))
+        found.differs(row, judgement)
 
-    def _gives(self, spreads: tuple[bytes, ...], charge: Charge, row: Asked) -> bool:
-        """Whether an ask with these ids would have had the verdict."""
+    def _explains(self, spreads: tuple[bytes, ...], charge: BucketCharge, row: BucketRow) -> bool:
+        """Whether the ask would have had this verdict with other ids."""
         return is_as_logged(self._bucket().judge(replace(charge, spreads=spreads)), row)
 
     def _drop(self, spreads: Iterable[bytes]) -> None:
-        """The store does not hold these ids any more."""
+        """Drop ids that the store lost."""
         assert self.held is not None
         for each in spreads:
             self.exact.forget(each)

@@ -1,4 +1,4 @@
-"""Runs every bucket's rows, as they stream by in order, through the judge of its algorithm."""
+"""Runs each bucket's rows, in the store's order, through the judge for its algorithm."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain, groupby, islice
+from operator import attrgetter, itemgetter
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from workers.spark.audit.found import SCHEMA, Found
-from workers.spark.audit.ids import Ids
-from workers.spark.audit.levels import Levels
-from workers.spark.buckets import Asked, asked
+from workers.spark.audit.bucket_findings import SCHEMA, BucketFindings
+from workers.spark.audit.ids import IdsJudge
+from workers.spark.audit.levels import LevelJudge
+from workers.spark.buckets import BucketRow, bucket_rows
 
 ROWS_AT_ONCE: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What the deployment decides, as its settings say.
+class AuditRules:
+    """The settings and events by which buckets are judged.
 
     Attributes:
-        judge_from_ms: earlier rows only say how the buckets stood.
+        sequential: request delays are measured after byte delays (``QUOTAGATE_COMBINE_DELAYS``).
+        judge_from_ms: earlier rows are replayed, but not judged.
         is_whole: no bucket held anything before the log begins.
-        log_from_ms: when that is; None if it is not known.
-        resets, loads: when buckets were emptied, or something was put into them, as places in the store's
-            order, by the bucket's name and the quota.
+        resets, loads: when buckets were reset or loaded, as places in the store's order, by bucket and quota.
+        log_from_ms: when the log begins, if it has rows of the store.
     """
 
     max_ids: int = 1_000_000
@@ -41,80 +41,63 @@ class Rules:
     log_from_ms: int | None = None
 
 
-class Judge(Protocol):
-    """One bucket, row by row."""
+class BucketJudge(Protocol):
+    """Judges one bucket, row by row."""
 
-    def see(self, row: Asked, found: Found) -> None:
-        """Replay one ask, and note what is not as it should be."""
+    def judge(self, row: BucketRow, found: BucketFindings) -> None:
+        """Replay one ask, and add what is wrong to the findings."""
 
     def reset(self) -> None:
-        """Begin anew: the bucket was emptied on purpose."""
+        """An administrator reset the bucket."""
 
     def load(self) -> None:
-        """Something was put into the bucket that the log does not tell of."""
+        """A backfill was loaded into the bucket; the log does not say what."""
 
 
-def judging(rules: Rules) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For ``mapInArrow`` over ``by_bucket``: the rows of ``found.SCHEMA``; in memory stands one bucket."""
+def judging(rules: AuditRules) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For ``mapInArrow`` over ``by_bucket``: the findings; the state of one bucket is in memory at a time."""
 
     def judge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _in_batches(_judged(asked(batches), rules))
+        findings = _judged(bucket_rows(batches), rules)
+        while some := list(islice(findings, ROWS_AT_ONCE)):
+            yield pa.RecordBatch.from_pylist(some, SCHEMA)
 
     return judge
 
 
-def _judged(rows: Iterable[Asked], rules: Rules) -> Iterator[dict[str, Any]]:
-    for _, mine in groupby(rows, key=lambda row: row.key):
-        first = next(mine)
+def _judged(rows: Iterable[BucketRow], rules: AuditRules) -> Iterator[dict[str, Any]]:
+    for _, group in groupby(rows, key=attrgetter("key")):
+        first = next(group)
         judge = _judge_of(first, rules)
-        events = _events(rules, first)
-        found, before = Found(first.quota, first.bucket), Found(first.quota, first.bucket)
-        before_this = -1
-        for row in chain((first,), mine):
+        events = _events(rules, first, judge)
+        found, lead_in = BucketFindings(first.quota, first.bucket), BucketFindings(first.quota, first.bucket)
+        last_order = -1
+        for row in chain((first,), group):
             while events and events[0][0] < row.order:
-                events.popleft()[1](judge)
+                events.popleft()[1]()
             if rules.judge_from_ms is None or row.at_ms >= rules.judge_from_ms:
-                judge.see(row, found)
-                if row.order == before_this:
+                judge.judge(row, found)
+                if row.order == last_order:
                     found.of(row).same_order += 1
                     found.note("same_order", row, "the only row in its place of the store's order")
             else:
-                judge.see(row, before)
-                before.forget()
-            before_this = row.order
+                judge.judge(row, lead_in)
+                lead_in.clear()
+            last_order = row.order
             if found.is_large:
-                yield from found.taken()
-        yield from found.taken()
+                yield from found.flush()
+        yield from found.flush()
 
 
-def _events(rules: Rules, row: Asked) -> deque[tuple[int, Callable[[Judge], None]]]:
-    """What happened to a bucket beside its asks, in order."""
+def _events(rules: AuditRules, row: BucketRow, judge: BucketJudge) -> deque[tuple[int, Callable[[], None]]]:
+    """The resets and loads of a bucket, in order."""
     bucket = (row.bucket, row.quota)
-    resets = [(order, _reset) for order in rules.resets.get(bucket, ())]
-    loads = [(order, _load) for order in rules.loads.get(bucket, ())]
+    resets = [(order, judge.reset) for order in rules.resets.get(bucket, ())]
+    loads = [(order, judge.load) for order in rules.loads.get(bucket, ())]
     return deque(sorted([*resets, *loads], key=itemgetter(0)))
 
 
-def _reset(judge: Judge) -> None:
-    judge.reset()
-
-
-def _load(judge: Judge) -> None:
-    judge.load()
-
-
-def _judge_of(row: Asked, rules: Rules) -> Judge:
+def _judge_of(row: BucketRow, rules: AuditRules) -> BucketJudge:
     if row.algorithm == "producer_ids":
-        return Ids(rules.max_ids, -math.inf if rules.is_whole else rules.log_from_ms)
-    return Levels(rules.sequential, rules.is_whole)
-
-
-def _in_batches(rows: Iterable[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    gathered: list[dict[str, Any]] = []
-    for row in rows:
-        gathered.append(row)
-        if len(gathered) >= ROWS_AT_ONCE:
-            yield pa.RecordBatch.from_pylist(gathered, SCHEMA)
-            gathered = []
-    if gathered:
-        yield pa.RecordBatch.from_pylist(gathered, SCHEMA)
+        return IdsJudge(rules.max_ids, -math.inf if rules.is_whole else rules.log_from_ms)
+    return LevelJudge(rules.sequential, rules.is_whole)

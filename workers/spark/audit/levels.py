@@ -1,4 +1,9 @@
-"""Judges a bucket that is a level, a sampled rate or a token bucket, by replaying its charges as logged."""
+"""Judges a sampled rate or a token bucket by replaying its logged charges.
+
+Every verdict is computed again from the state that the logged charges leave. If the bucket showed something
+else, the judge looks for the charges that were lost, altered or not logged, counts them, and goes on from
+the state that explains what was shown.
+"""
 
 from __future__ import annotations
 
@@ -10,52 +15,59 @@ from typing import Final, NamedTuple
 from app.domain import sampled_rate
 from app.domain.ask import Ask, Mode
 from app.domain.decision import REQUEST_RATES
-from app.domain.ladder import Applied
-from app.domain.oracle import Charge, Part, RateBucket, Said, TokensBucket, corrected, said_of
-from app.domain.quota import Enforcement
+from app.domain.ladder import AppliedQuota
+from app.domain.oracle import (
+    BucketCharge,
+    Judgement,
+    Part,
+    RateBucket,
+    TokensBucket,
+    corrected_now,
+    judgement_of,
+)
 from app.domain.sampled_rate import Samples
 from app.domain.token_bucket import Tokens, tokens_at
-from workers.spark.audit.admitted import Admitted
-from workers.spark.audit.found import Found, spelled
-from workers.spark.audit.unsure import EQUAL, Unsure, charges, exceeds, guesses, shows
-from workers.spark.buckets import Asked
+from workers.spark.audit.admitted_amounts import AdmittedAmounts
+from workers.spark.audit.bucket_findings import BucketFindings
+from workers.spark.audit.uncertain_rate import EQUAL, UncertainRate, exceeds, guesses, observed_units
+from workers.spark.buckets import BucketRow
 
 MODES: Final[tuple[Mode, ...]] = ("admit", "peek", "record", "refund")
 ASKS: Final = {
     (mode, recheck): Ask(mode=mode, recheck=recheck) for mode in MODES for recheck in (False, True)
 }
-"""Of an ask a bucket is told no more than this; the usage stands in the charge."""
+"""All that a bucket needs to know of an ask but its usage, which is in the charge."""
 
 MOVED: Final = 2
-"""The correction of a bucket that moved back in time, as its clock was set back by more than a window."""
+"""The correction of a bucket that moved back in time, as the clock was set back by more than a window."""
 
 State = Samples | Tokens | None
 
 
 class Step(NamedTuple):
-    """One ask, replayed: what the quota says, the state after it, what it shows, and the bucket's time."""
+    """One replayed ask: the exact judgement, the state after it and what it shows, and the bucket's time."""
 
-    said: Said
+    judgement: Judgement
     after: State
     shown: tuple[float, float]
     now_ms: int
 
 
 @dataclass(slots=True)
-class Levels:
-    """One bucket, row by row.
+class LevelJudge:
+    """Judges one bucket, row by row.
 
     Attributes:
         sequential: request delays are measured after byte delays (``QUOTAGATE_COMBINE_DELAYS``).
-        is_whole: it held nothing before its first row.
-        state: as the logged charges leave it; None is an absent bucket.
-        before: the state without the last charge, in case the store lost it.
-        unsure: while the state is not known, what is. A rate alone can be so: a bucket of tokens shows all.
-        is_guessed: the state, though not known, is one that gives what the bucket shows.
-        written: the limit and the burst by which tokens were last taken.
-        is_rounded: the tokens were taken from the log, and their last digits may be others.
-        excused_until_ms: until then may show, and no row tells of it, what a load put into the bucket, or how
-            far its time was ahead of the first row.
+        is_whole: the bucket was empty before its first row.
+        state: what the logged charges leave; None is an empty bucket.
+        before: the state without the last charge, in case the store lost that.
+        uncertain: what is known while the state is not. Only for rates: a token bucket shows all it holds.
+        is_guessed: the state is a guess that explains what the bucket shows.
+        written: the limit and burst at the last charge.
+        is_rounded: the tokens were read from the log, so their last digits may differ.
+        excused_until_ms: until then, unlogged charges may come from a load, or from a bucket whose time was
+            ahead of the first row.
     """
 
     sequential: bool = False
@@ -63,79 +75,74 @@ class Levels:
     state: State = None
     before: State = None
     rows: int = 0
-    unsure: Unsure | None = None
+    uncertain: UncertainRate | None = None
     is_guessed: bool = False
     written: tuple[float, float] | None = None
     is_rounded: bool = False
     is_loaded: bool = False
     excused_until_ms: float = -math.inf
-    admitted: Admitted = field(default_factory=Admitted)
+    admitted: AdmittedAmounts = field(default_factory=AdmittedAmounts)
 
-    def see(self, row: Asked, found: Found) -> None:
-        """Replay one ask, and note what is not as it should be."""
-        tally = found.of(row)
-        tally.verdicts += 1
-        tally.corrections += row.correction > 0
+    def judge(self, row: BucketRow, found: BucketFindings) -> None:
+        """Replay one ask, and add what is wrong to the findings."""
+        tally = found.begin(row)
         if self.is_loaded or (self.rows == 0 and row.correction):
             self.is_loaded = False
             self.excused_until_ms = row.at_ms + row.as_quota().clock_window_ms
-        if self.unsure is not None and self.unsure.has_rested(row):
-            self.state, self.before, self.unsure = (), (), None
+        if self.uncertain is not None and self.uncertain.has_expired(row):
+            self.state, self.before, self.uncertain = (), (), None
         step: Step | None
-        if self.unsure is not None:
+        if self.uncertain is not None:
             step = self._guessed(row, found)
         else:
             step = self._step(self.state, row)
             if self._was_ahead(row):
-                step = self._timeless(step, row)
+                step = self._without_times(step, row)
             elif not fits(step, row):
-                step = self._expired(row) or self._explained(step, row, found)
-        self._judge(step, row, found)
-        if self.is_rounded and step is not None and isinstance(step.after, Tokens) and charges(row):
-            # It is known to the last digit again where it was full before, or is as empty as it may be.
-            known = (row.burst - row.usage, -row.as_quota().max_debt)
-            self.is_rounded = step.after.tokens not in known
+                step = self._dropped(row) or self._explained(step, row, found)
+        self._compare(step, row, found)
         if step is not None:
-            if charges(row):
+            if row.is_charged:
+                if self.is_rounded and isinstance(step.after, Tokens):
+                    # exact again if the bucket was full before, or is now in its deepest debt
+                    exact = (row.burst - row.usage, -row.as_quota().max_debt)
+                    self.is_rounded = step.after.tokens not in exact
                 self.before, self.written = self.state, (row.limit, row.burst)
             self.state = step.after
         if row.correction == MOVED and row.mode != "peek":
-            self.admitted = Admitted()
+            self.admitted = AdmittedAmounts()
         if row.mode == "refund":
-            self.admitted.give_back(row.usage)
+            self.admitted.refund(row.usage)
         elif row.mode == "admit" and not row.is_refused and not row.shadow:
             self.admitted.add(row.as_quota(), row.usage, row.at_ms, tally)
         self.rows += 1
 
     def reset(self) -> None:
-        """Begin anew: the bucket was emptied on purpose."""
-        self.state = self.before = self.unsure = None
+        """An administrator reset the bucket."""
+        self.state = self.before = self.uncertain = None
         self.is_rounded = False
-        self.admitted = Admitted()
+        self.admitted = AdmittedAmounts()
 
     def load(self) -> None:
-        """Something was put into the bucket that the log does not tell of."""
+        """A backfill was loaded into the bucket; the log does not say what."""
         self.is_loaded = True
 
-    def _judge(self, step: Step | None, row: Asked, found: Found) -> None:
-        """Compare the verdict; of a state that is only guessed, one that differs says nothing."""
-        tally = found.of(row)
-        is_exact = step is not None and is_as_logged(step.said, row)
-        if not is_exact and (step is None or self.unsure is not None or self._is_a_hair_off(step, row)):
-            tally.unjudged += 1
+    def _compare(self, step: Step | None, row: BucketRow, found: BucketFindings) -> None:
+        """Compare the verdict with the exact one; a difference proves nothing if the state is a guess."""
+        is_exact = step is not None and is_as_logged(step.judgement, row)
+        if not is_exact and (step is None or self.uncertain is not None or self._may_be_rounding(step, row)):
+            found.of(row).unjudged += 1
             return
-        tally.judged += 1
+        found.of(row).judged += 1
         if not is_exact:
             assert step is not None
-            tally.differs += 1
-            found.note("differs", row, spelled(step.said.outcome, step.said.throttle_ms, step.said.reason))
+            found.differs(row, step.judgement)
 
-    def _is_a_hair_off(self, step: Step, row: Asked) -> bool:
-        """Whether rounding explains the verdict: no bucket that was full since tells of that any more."""
-        return self.is_rounded and abs(step.said.throttle_ms - row.throttle_ms) <= 1
+    def _may_be_rounding(self, step: Step, row: BucketRow) -> bool:
+        return self.is_rounded and abs(step.judgement.throttle_ms - row.throttle_ms) <= 1
 
-    def _expired(self, row: Asked) -> Step | None:
-        """The ask of an absent bucket, if the store may have dropped it: by the burst of then it was full."""
+    def _dropped(self, row: BucketRow) -> Step | None:
+        """The ask in an empty bucket, if the store may have dropped it: by its old burst it was full."""
         if not isinstance(self.state, Tokens) or self.written is None:
             return None
         limit, burst = self.written
@@ -144,164 +151,158 @@ class Levels:
         step = self._step(None, row)
         return step if fits(step, row) else None
 
-    def _was_ahead(self, row: Asked) -> bool:
-        """Whether a call that no row tells of had moved the bucket's time ahead of this row's."""
+    def _was_ahead(self, row: BucketRow) -> bool:
+        """Whether an unlogged call had moved the bucket's time ahead of this row's."""
         newest = _bucket(row, self.state).newest_ms
         return self.rows > 0 and row.correction > 0 and (newest is None or newest <= row.at_ms)
 
-    def _timeless(self, step: Step, row: Asked) -> Step | None:
-        """What follows if the times of a bucket are not known any more: the tokens tell, a rate does not."""
+    def _without_times(self, step: Step, row: BucketRow) -> Step | None:
+        """Go on without knowing the bucket's times: tokens are in the log, the samples of a rate are not."""
         if row.algorithm == "token_bucket":
-            return self._with_tokens(step, row)
-        self.unsure, self.is_guessed = Unsure(row.at_ms, row.at_ms), False
-        self.unsure.tell(row)
+            return self._with_logged_tokens(step, row)
+        self._doubt(row)
         return None
 
-    def _explained(self, step: Step, row: Asked, found: Found) -> Step | None:
-        """The bucket showed something else than the logged charges give: go on from what explains it.
+    def _doubt(self, row: BucketRow) -> None:
+        self.uncertain, self.is_guessed = UncertainRate(row.at_ms, row.at_ms), False
+        self.uncertain.add(row)
 
-        It has lost charges if that is explained by some that are gone, or if it holds less than what was
-        charged within its span; else there are some that no row tells of.
+    def _explained(self, step: Step, row: BucketRow, found: BucketFindings) -> Step | None:
+        """Explain why the bucket showed something else than the logged charges make, and go on from there.
+
+        Charges were lost if forgetting some explains it, or if the bucket holds less than was charged within
+        its span. Otherwise it has charges that the log does not have.
         """
         held = _held(step, row)
         forgotten = (other for other in self._forgotten(row) if fits(other, row))
-        explains = next((other for other in forgotten if exceeds(held, _held(other, row))), None)
-        if explains is None and (other := self._altered(step, row)) is not None:
-            tally = found.of(row)
-            tally.altered += 1
-            amount = abs(_held(other, row) - held)
-            found.note("altered", row, f"observed {step.shown[0]:.12g}", amount=amount)
-            return other
-        lost = explains is not None or self._misses(step, row)
-        if explains is None and row.algorithm == "token_bucket":
-            explains = self._with_tokens(step, row)
-        elif explains is None:
-            self.unsure = Unsure(row.at_ms, row.at_ms)
-            self.unsure.tell(row)
-            explains = None if lost else self._guess(step, row)
-            self.is_guessed = explains is not None
-        if lost:
-            self._lost(step, explains, row, found)
+        explanation = next((other for other in forgotten if exceeds(held, _held(other, row))), None)
+        if explanation is None and (altered := self._altered(step, row)) is not None:
+            found.of(row).altered += 1
+            amount = abs(_held(altered, row) - held)
+            found.note("altered", row, _observed(step), amount=amount)
+            return altered
+        is_lost = explanation is not None or self._lacks_charges(step, row)
+        if explanation is None and row.algorithm == "token_bucket":
+            explanation = self._with_logged_tokens(step, row)
+        elif explanation is None:
+            self._doubt(row)
+            explanation = None if is_lost else self._guess(step, row)
+            self.is_guessed = explanation is not None
+        if is_lost:
+            shown = observed_units(row)
+            left = _held(explanation, row) if explanation else shown.units if shown else 0.0
+            found.lost(row, _held(step, row) - left, _observed(step))
+            self.admitted = AdmittedAmounts()
         else:
             self._unlogged(step, row, found)
-        return explains
+        return explanation
 
-    def _guessed(self, row: Asked, found: Found) -> Step | None:
-        """What follows from a state that is guessed, if it still gives what the bucket shows."""
-        assert self.unsure is not None
+    def _guessed(self, row: BucketRow, found: BucketFindings) -> Step | None:
+        """Replay an ask on a guessed state, as long as that explains what the bucket shows."""
+        assert self.uncertain is not None
         step = self._step(self.state, row) if self.is_guessed else None
-        if self.unsure.grew(row):
+        if self.uncertain.has_unlogged_charge(row):
             self._unlogged(step, row, found)
-        self.unsure.tell(row)
-        for state in self.unsure.states(row):
+        self.uncertain.add(row)
+        for state in self.uncertain.states(row):
             if fits(self._step(state, row, charging=False), row):
                 self.state = self.before = state
-                self.unsure = None
+                self.uncertain = None
                 return None
         if step is not None and not fits(step, row):
             step = self._guess(step, row)
             self.is_guessed = step is not None
         return step
 
-    def _guess(self, step: Step, row: Asked) -> Step | None:
-        """The ask after one more charge, of as much as the bucket shows beyond the logged ones."""
-        shown = shows(row)
+    def _guess(self, step: Step, row: BucketRow) -> Step | None:
+        """Replay the ask after one unlogged charge, of as much as the bucket shows beyond the logged ones."""
+        shown = observed_units(row)
         if shown is None:
             return None
         surplus = shown.units - _held(step, row)
         for state in guesses(self.state or (), surplus, step.now_ms, row):  # type: ignore[arg-type]
             guess = self._step(state, row)
             if fits(guess, row):
-                return guess._replace(said=_nearer(step.said, guess.said, row))
+                return guess._replace(judgement=_nearer(step.judgement, guess.judgement, row))
         return None
 
-    def _with_tokens(self, step: Step, row: Asked) -> Step:
-        """The ask with the tokens that stand in the log."""
+    def _with_logged_tokens(self, step: Step, row: BucketRow) -> Step:
+        """Replay the ask with the number of tokens in its log row."""
         assert row.remaining is not None
         self.is_rounded = True
-        taken = row.usage if charges(row) else -row.usage if row.mode == "refund" else 0.0
-        found = self._step(Tokens(row.remaining + taken, step.now_ms), row)
-        return found._replace(said=_nearer(step.said, found.said, row))
+        taken = row.usage if row.is_charged else -row.usage if row.mode == "refund" else 0.0
+        other = self._step(Tokens(row.remaining + taken, step.now_ms), row)
+        return other._replace(judgement=_nearer(step.judgement, other.judgement, row))
 
-    def _misses(self, step: Step, row: Asked) -> bool:
+    def _lacks_charges(self, step: Step, row: BucketRow) -> bool:
         """Whether the bucket holds less than it must, wherever its samples begin.
 
-        A charge lives for the span; how much longer depends on when its sample began, and charges that no
-        row tells of may have changed that.
+        A charge lives for the span. How much longer depends on when its sample began, which unlogged charges
+        may have changed.
         """
         assert row.observed is not None
-        shown = shows(row)
+        shown = observed_units(row)
         if row.algorithm == "token_bucket" or shown is None:
             return row.observed < step.shown[0]
         from_ms = step.now_ms - row.samples * row.sample_ms
         samples: Samples = step.after or ()  # type: ignore[assignment]  # of a rate
         return exceeds(sum(sample.value for sample in samples if sample.start_ms > from_ms), shown.units)
 
-    def _lost(self, step: Step, explains: Step | None, row: Asked, found: Found) -> None:
-        shown = shows(row)
-        left = _held(explains, row) if explains else shown.units if shown else 0.0
-        tally, units = found.of(row), _held(step, row) - left
-        tally.lost += 1
-        tally.lost_units += units
-        found.note("lost", row, f"observed {step.shown[0]:.12g}", amount=units)
-        self.admitted = Admitted()
-
-    def _unlogged(self, step: Step | None, row: Asked, found: Found) -> None:
-        """Count a charge that no row tells of, unless it may be older than the log, or a load."""
+    def _unlogged(self, step: Step | None, row: BucketRow, found: BucketFindings) -> None:
+        """Count an unlogged charge, unless it may be older than the log, or come from a load."""
         if (self.rows or self.is_whole) and row.at_ms >= self.excused_until_ms:
-            found.of(row).unlogged += 1
-            found.note("unlogged", row, f"observed {step.shown[0]:.12g}" if step else "less")
+            found.unlogged(row, _observed(step) if step else "less")
 
-    def _altered(self, step: Step, row: Asked) -> Step | None:
-        """The ask with the usage that the bucket shows, if that is less than its row says."""
-        shown = shows(row)
-        if not (self.rows or self.is_whole):
+    def _altered(self, step: Step, row: BucketRow) -> Step | None:
+        """Replay the ask with the usage that the bucket shows, if that is less than the row says."""
+        shown = observed_units(row)
+        shown_units = row.observed if row.algorithm == "token_bucket" else shown.units if shown else None
+        is_refund = row.mode == "refund"
+        if shown_units is None or not (self.rows or self.is_whole) or not (row.is_charged or is_refund):
             return None
-        theirs = row.observed if row.algorithm == "token_bucket" else shown.units if shown else None
-        if theirs is None or not (charges(row) or row.mode == "refund"):
-            return None
-        held = _held(step, row)
-        usage = row.usage - (theirs - held if row.mode == "refund" else held - theirs)
+        more = shown_units - _held(step, row)
+        usage = row.usage + (-more if is_refund else more)
         if usage < 0 or not exceeds(row.usage, usage):
             return None
         other = self._step(self.state, row._replace(usage=usage))
         return other if fits(other, row) else None
 
-    def _forgotten(self, row: Asked) -> Iterator[Step]:
-        """What the store may have lost: this charge, or the last one, or all of them."""
-        if self.rows and charges(row):
+    def _forgotten(self, row: BucketRow) -> Iterator[Step]:
+        """Replay the ask without the charges that the store may have lost: its own, the last, or all."""
+        if self.rows and row.is_charged:
             yield self._step(self.state, row, charging=False)
         if self.rows:
             yield self._step(self.before, row)
             yield self._step(None, row)
 
-    def _step(self, state: State, row: Asked, *, charging: bool = True) -> Step:
+    def _step(self, state: State, row: BucketRow, *, charging: bool = True) -> Step:
         quota = row.as_quota()
         bucket = _bucket(row, state)
         mode: Mode = row.mode  # type: ignore[assignment]  # as the node checked it
-        enforcement: Enforcement = quota.enforcement
-        now = corrected(mode, quota, bucket, row.at_ms)
-        later = row.byte_delay_ms if self.sequential and quota.key in REQUEST_RATES else 0
-        charge = Charge(quota, row.usage, enforcement, mode == "record", now, row.at_ms, later_ms=later)
-        applied = Applied(quota, row.entity, row.bucket, "")
-        said = said_of(ASKS[mode, row.recheck], Part(applied, bucket, charge))
+        now_ms = corrected_now(mode, quota, bucket, row.at_ms)
+        later_ms = row.byte_delay_ms if self.sequential and quota.key in REQUEST_RATES else 0
+        charge = BucketCharge(
+            quota, row.usage, quota.enforcement, mode == "record", now_ms, row.at_ms, later_ms=later_ms
+        )
+        applied = AppliedQuota(quota, row.entity, row.bucket, "")
+        judgement = judgement_of(ASKS[mode, row.recheck], Part(applied, bucket, charge))
         if mode == "refund":
             bucket.refund(charge)
-        elif charging and charges(row):
+        elif charging and row.is_charged:
             bucket.charge(charge)
         elif mode != "peek" and row.is_refused:
             bucket.touch(charge)  # which ends a debt that is too deep
         after = state if mode == "peek" else bucket.state
-        return Step(said, after, bucket.shows(charge), now)
+        return Step(judgement, after, bucket.shows(charge), now_ms)
 
 
-def is_as_logged(said: Said, row: Asked) -> bool:
-    """Whether the verdict in the log is the one that should have been."""
-    return (said.outcome, said.throttle_ms, said.reason) == (row.outcome, row.throttle_ms, row.reason)
+def is_as_logged(exact: Judgement, row: BucketRow) -> bool:
+    """Whether the logged verdict is the exact one."""
+    return (exact.outcome, exact.throttle_ms, exact.reason) == (row.outcome, row.throttle_ms, row.reason)
 
 
-def fits(step: Step, row: Asked) -> bool:
-    """Whether the bucket showed what a replayed step shows."""
+def fits(step: Step, row: BucketRow) -> bool:
+    """Whether a replayed step shows what the bucket showed."""
     if row.observed is None or row.remaining is None:
         return True
     return all(
@@ -310,23 +311,27 @@ def fits(step: Step, row: Asked) -> bool:
     )
 
 
-def _bucket(row: Asked, state: State) -> RateBucket | TokensBucket:
+def _observed(step: Step) -> str:
+    return f"observed {step.shown[0]:.12g}"
+
+
+def _bucket(row: BucketRow, state: State) -> RateBucket | TokensBucket:
     if row.algorithm == "token_bucket":
-        return TokensBucket(state)  # type: ignore[arg-type]  # one bucket is of one algorithm
+        return TokensBucket(state)  # type: ignore[arg-type]  # a bucket has one algorithm
     return RateBucket(state or ())  # type: ignore[arg-type]
 
 
-def _nearer(before: Said, after: Said, row: Asked) -> Said:
-    """A charge that no row tells of was made before an ask, or with it: by which its verdict is nearer."""
+def _nearer(before: Judgement, after: Judgement, row: BucketRow) -> Judgement:
+    """The judgement nearer to the verdict: an unlogged charge came before the ask, or with it."""
     return min(
         before, after, key=lambda one: (one.outcome != row.outcome, abs(one.throttle_ms - row.throttle_ms))
     )
 
 
-def _held(step: Step, row: Asked) -> float:
-    """How many units a step's state shows to be charged."""
+def _held(step: Step, row: BucketRow) -> float:
+    """How many charged units the state after a step shows."""
     if row.algorithm == "token_bucket":
         return step.shown[0]
-    samples = sampled_rate.kept(row.samples) if row.enforcement == "deny" else row.samples
+    samples = sampled_rate.kept_samples(row.samples) if row.enforcement == "deny" else row.samples
     state: Samples = step.after or ()  # type: ignore[assignment]  # of a rate
-    return sampled_rate.total(sampled_rate.live(state, step.now_ms, samples, row.sample_ms))
+    return sampled_rate.total(sampled_rate.live_samples(state, step.now_ms, samples, row.sample_ms))

@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else: no script, no other host, light and dark."""
+"""The report as one HTML page, light and dark, without scripts and without anything from other hosts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Final
 from app.domain.decision import OUTCOMES
 from app.domain.shape import FALSE_SEEN
 from workers.spark.audit import charts
-from workers.spark.audit.admitted import excess
-from workers.spark.audit.held import FALSELY_SEEN
+from workers.spark.audit.admitted_amounts import excess
+from workers.spark.audit.findings import FALSELY_SEEN
 
 STYLE: Final = """
 :root {
@@ -56,62 +56,69 @@ HEAD: Final = """<!doctype html>
 """
 
 SHOWN: Final = 20
-"""Of rows with the same identity the page names so many; all are counted."""
+"""How many identities with two different rows the page names; all are counted."""
 
 COUNTS: Final = (
     ("asks", "decisions"),
     *((outcome, outcome) for outcome in OUTCOMES),
-    ("fallback", "answered by the fallback, without the store"),
+    ("fallback", "decided by the fallback, without the store"),
     ("unordered", "without a place in the store's order: local and fallback answers"),
-    ("replayed", "answers given again to a retry"),
+    ("replayed", "answers repeated to a retry"),
     ("verdicts", "verdicts of quotas, given by the store"),
     ("judged", "verdicts recomputed exactly and compared"),
-    ("unjudged", "verdicts not compared: the bucket was in use before the log begins, or lost track of"),
+    ("unjudged", "verdicts not compared: the log does not determine what the bucket held"),
     ("differs", "verdicts or decisions that are not the exact ones"),
-    ("lookups", "look-ups of ids that were new"),
-    ("falsely_seen", "of them taken as seen"),
+    ("lookups", "lookups of new ids"),
+    ("falsely_seen", "new ids taken as seen"),
     ("charged_ids", "ids charged"),
     ("charged_again", "ids charged although they were known"),
-    ("unlikely", "asks of whose new ids more were taken as seen than chance explains"),
-    ("believed", "ids taken as seen on the store's word: the log does not reach back far enough"),
+    ("unlikely", "asks with more new ids taken as seen than chance explains"),
+    ("believed", "ids taken as seen and not checked: the log does not reach back far enough"),
     ("lost", "times that a bucket had lost charges"),
     ("lost_units", "units lost with them"),
     ("altered", "times that a bucket was charged less than the row says"),
-    ("unlogged", "times that a bucket held more charges than rows tell of"),
-    ("untold", "of them more than decisions without the store may have made"),
-    ("stale", "verdicts by a limit that did not stand"),
+    ("unlogged", "times that a bucket held more charges than the log"),
+    ("untold", "of these, more than decisions without the store may have made"),
+    ("stale", "verdicts by a limit that was not in force"),
     ("corrections", "clock corrections"),
     ("over", "asks admitted above a bound"),
     ("contradicts", "rows that contradict themselves"),
-    ("clock", "rows whose time is not that of their place in the store's order"),
-    ("same_order", "rows in a place of the store's order that another one has"),
+    ("clock", "rows whose time does not fit their place in the store's order"),
+    ("same_order", "rows that share their place in the store's order with another row"),
     ("missing_batches", "batches missing from the log, by their numbers"),
     ("dropped_rows", "rows that nodes had to drop"),
     ("missing_rows", "rows missing inside of batches"),
     ("added_rows", "rows that their batch did not have"),
-    ("told_twice", "identities that two different rows have"),
+    ("told_twice", "identities with two different rows"),
 )
+"""The rows of the table of totals: column of `overall`, and what it counts."""
 
 
 def html(report: Mapping[str, Any]) -> str:
     """The page of a report."""
     total = report["overall"]
-    counts = [(says, _number(total[name])) for name, says in COUNTS]
-    parts = [
-        HEAD.format(style=STYLE),
-        *_verdict(report, total),
-        "<h2>Over all</h2>",
-        _table([("", ""), ("count", "n")], counts),
-        *_lacking(report),
-        *_decisions(report),
-        *_false_seen(report, total),
-        *_admitted(report),
-        *_principals("Principals for whom not all held", report["failed"], total["failed"]),
-        *_principals("The principals with most decisions", report["largest"], len(report["largest"])),
-        *_cases(report),
-        *_end(report),
-    ]
-    return "".join(parts)
+    return "".join(
+        [
+            HEAD.format(style=STYLE),
+            *_verdict(report, total),
+            "<h2>Totals</h2>",
+            _table(["", "#count"], [(label, _number(total[name])) for name, label in COUNTS]),
+            *_batches(report),
+            *_decisions(report),
+            *_false_seen(report, total),
+            *_admitted(report),
+            *_principals("Principals for which a bound did not hold", report["failed"], total["failed"]),
+            *_principals("Principals with most decisions", report["largest"], len(report["largest"])),
+            *_cases(report),
+            *_end(report),
+        ]
+    )
+
+
+def _end(report: Mapping[str, Any]) -> Iterable[str]:
+    yield f'<p class="faint">At most {report["max_ids"]:,} ids are remembered for each principal; delays are '
+    yield f"combined by: {escape(report['combine_delays'])}. docs/pipeline.md and docs/bounds.md explain "
+    yield "what is recomputed, and where the bounds come from.</p></body></html>\n"
 
 
 def _verdict(report: Mapping[str, Any], total: Mapping[str, Any]) -> Iterable[str]:
@@ -125,42 +132,39 @@ def _verdict(report: Mapping[str, Any], total: Mapping[str, Any]) -> Iterable[st
     period = f"{charts.clock(report['from_ms'])} to {charts.clock(report['to_ms'])} UTC"
     yield f'<p class="faint">{escape(report["log"])}, {period}. '
     yield f"{report['changes']:,} changes of quotas and {report['factors']:,} of the throttle factor. "
-    yield "Each verdict was judged by the limit that its node applied, and that limit by these changes, with "
-    yield f"{report['grace_s']:g} s around each in which either side is right.</p>"
+    yield "Each verdict was judged by the limit that its node applied, and that limit by these changes: "
+    yield f"within {report['grace_s']:g} s of a change, the old and the new limit are both right.</p>"
     if report["older"]:
-        yield "<p>Judged with --older, though the log has its beginning, the first batch of every node: "
-        yield f"{total['believed']:,} ids taken as seen were believed.</p>"
+        yield "<p>Judged with --older, although the log has the first batch of every node: "
+        yield f"{total['believed']:,} ids taken as seen were not checked.</p>"
 
 
-def _lacking(report: Mapping[str, Any]) -> Iterable[str]:
-    yield from _inside(report)
-    if not report["lacking"]:
-        return
-    yield "<h2>Missing from the log</h2><p>Batches whose numbers are missing between those of others: "
-    yield "refused by a full stream, or lost with the store before they were read.</p>"
-    yield _table(
-        [("node", ""), ("first number", "n"), ("last number", "n"), ("missing", "n")],
-        [(one.node, *(_number(each) for each in one[1:])) for one in report["lacking"]],
-    )
-
-
-def _inside(report: Mapping[str, Any]) -> Iterable[str]:
+def _batches(report: Mapping[str, Any]) -> Iterable[str]:
+    """What is wrong with nodes and batches as a whole."""
     if report["absent"]:
-        yield "<h2>Nodes that are missing</h2><p>Others say that they left batches; none is there: "
+        yield "<h2>Missing nodes</h2><p>Other nodes name batches of these, but the log has none: "
         yield f"{escape(', '.join(report['absent']))}.</p>"
     if report["inside"]:
-        yield "<h2>Batches that are not as they were left</h2>"
+        yield "<h2>Batches that are not as their node wrote them</h2>"
         yield _table(
-            [("batch", ""), ("rows missing", "n"), ("rows it did not have", "n"), ("when (UTC)", "")],
+            ["batch", "#rows missing", "#rows added", "when (UTC)"],
             [
                 (one.batch, _number(one.missing), _number(one.added), charts.clock(one.from_ms))
                 for one in report["inside"]
             ],
         )
     if report["twice"]:
-        yield "<h2>Two different rows for one identity</h2>"
-        first = report["twice"][:SHOWN]
-        yield _table([("batch", ""), ("place", "n")], [(batch, _number(place)) for batch, place in first])
+        yield "<h2>Identities with two different rows</h2>"
+        yield _table(
+            ["batch", "#place"], [(batch, _number(place)) for batch, place in report["twice"][:SHOWN]]
+        )
+    if report["lacking"]:
+        yield "<h2>Missing from the log</h2><p>Numbers of batches that are missing between others: a full "
+        yield "stream refused them, or they were lost with the store before they were read.</p>"
+        yield _table(
+            ["node", "#first number", "#last number", "#missing"],
+            [(one.node, *(_number(each) for each in one[1:])) for one in report["lacking"]],
+        )
 
 
 def _decisions(report: Mapping[str, Any]) -> Iterable[str]:
@@ -168,30 +172,25 @@ def _decisions(report: Mapping[str, Any]) -> Iterable[str]:
     for outcome in OUTCOMES:
         yield f'<span class="key {outcome}"></span>{outcome}'
     yield "</p>"
-    yield charts.stacked(report["over_time"], OUTCOMES, report["slice_ms"])
+    yield charts.stacked_bars(report["over_time"], OUTCOMES, report["slice_ms"])
 
 
 def _false_seen(report: Mapping[str, Any], total: Mapping[str, Any]) -> Iterable[str]:
     yield "<h2>New ids taken as seen</h2>"
-    rows = [
-        ("all principals", total),
-        *((_named(row), row) for row in report["failed"][:10] if row["lookups"]),
-    ]
+    failed = ((_principal(row), row) for row in report["failed"][:10] if row["lookups"])
     plotted = []
-    for name, row in rows:
+    for name, row in [("all principals", total), *failed]:
         rate = row["falsely_seen"] / row["lookups"] if row["lookups"] else 0.0
         number = f"{row['falsely_seen']:,} of {row['lookups']:,}"
         plotted.append((name, rate / FALSE_SEEN, number, FALSELY_SEEN not in row["not_held"]))
-    yield charts.bars(plotted, "the part of new ids that was taken as seen, against the design's bound")
-    yield f'<p class="faint">The design allows {FALSE_SEEN:g} of the look-ups of new ids. It counts as '
-    yield "broken by what would happen in one of a million audits if it held.</p>"
+    yield charts.bars(plotted, "the share of new ids that was taken as seen, against the design's bound")
+    yield f'<p class="faint">By design this happens in {FALSE_SEEN:g} of the lookups of new ids. The bound '
+    yield "counts as broken if a store that keeps it gave this result in one of a million audits.</p>"
     if report["falsely_seen"]:
+        rows = ((row, "" if row["digest"] is None else str(row["digest"])) for row in report["falsely_seen"])
         yield _table(
-            [("principal", ""), ("id's digest", "n"), ("when (UTC)", "")],
-            [
-                (_named(row), _digest(row["digest"]), charts.clock(row["at_ms"]))
-                for row in report["falsely_seen"]
-            ],
+            ["principal", "#digest of the id", "when (UTC)"],
+            [(_principal(row), digest, charts.clock(row["at_ms"])) for row, digest in rows],
         )
 
 
@@ -199,9 +198,9 @@ def _admitted(report: Mapping[str, Any]) -> Iterable[str]:
     yield "<h2>Admitted, against the stated bounds</h2>"
     plotted = []
     for row in report["nearest"]:
-        part = excess(row["worst"], row["bound"])
+        ratio = excess(row["worst"], row["bound"])
         number = f"{row['worst']:.4f} of {row['bound']:.4f}"
-        plotted.append((f"{row['quota']} {row['bucket']}", part, number, row["over"] == 0))
+        plotted.append((f"{row['quota']} {row['bucket']}", ratio, number, row["over"] == 0))
     yield charts.bars(plotted, "the most admitted in any window, against the bound") or (
         "<p>No quota that denies admitted anything.</p>"
     )
@@ -223,13 +222,14 @@ def _principals(title: str, rows: Sequence[Mapping[str, Any]], count: int) -> It
         "corrections",
         "over",
     )
-    counts = [(name.replace("_", " "), "n") for name in names]
     yield _table(
-        [("principal", ""), ("what did not hold", ""), *counts],
-        [(_named(row), "; ".join(row["not_held"]), *(_number(row[name]) for name in names)) for row in rows],
+        ["principal", "what did not hold", *(f"#{name.replace('_', ' ')}" for name in names)],
+        [
+            (_principal(row), "; ".join(row["not_held"]), *(_number(row[name]) for name in names))
+            for row in rows
+        ],
     )
-    if count > len(rows):
-        yield f'<p class="faint">{len(rows):,} of {count:,}; the table `principals` has all.</p>'
+    yield _shortened(len(rows), count, "principals")
 
 
 def _cases(report: Mapping[str, Any]) -> Iterable[str]:
@@ -237,12 +237,12 @@ def _cases(report: Mapping[str, Any]) -> Iterable[str]:
         return
     yield "<h2>Cases</h2>"
     yield _table(
-        [("case", ""), ("when (UTC)", ""), ("principal", ""), ("bucket", ""), ("decided", ""), ("exact", "")],
+        ["case", "when (UTC)", "principal", "bucket", "decided", "exact"],
         [
             (
                 row["case"].replace("_", " "),
                 charts.clock(row["at_ms"]),
-                _named(row),
+                _principal(row),
                 f"{row['quota']} {row['bucket']}" if row["quota"] else "",
                 row["logged"],
                 row["exact"],
@@ -250,37 +250,30 @@ def _cases(report: Mapping[str, Any]) -> Iterable[str]:
             for row in report["cases"]
         ],
     )
-    if report["cases_count"] > len(report["cases"]):
-        yield (
-            f'<p class="faint">{len(report["cases"]):,} of {report["cases_count"]:,}; the table `cases` has '
-            "all.</p>"
-        )
+    yield _shortened(len(report["cases"]), report["cases_count"], "cases")
 
 
-def _end(report: Mapping[str, Any]) -> Iterable[str]:
-    yield f'<p class="faint">Ids remembered for a principal at most: {report["max_ids"]:,}; delays joined '
-    yield f"by: {escape(report['combine_delays'])}. What is recomputed, and where the bounds come from, "
-    yield "stands in docs/pipeline.md and docs/bounds.md.</p></body></html>\n"
+def _shortened(shown: int, count: int, table: str) -> str:
+    if count <= shown:
+        return ""
+    return f'<p class="faint">{shown:,} of {count:,}; the table `{table}` has all.</p>'
 
 
-def _table(heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; columns whose head begins with # have numbers."""
+    kinds = [" class='n'" if head.startswith("#") else "" for head in heads]
+
     def cells(tag: str, texts: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{f' class={kind!r}' if kind else ''}>{escape(text)}</{tag}>"
-            for text, (_, kind) in zip(texts, heads, strict=True)
-        )
+        pairs = zip(texts, kinds, strict=True)
+        return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for text, kind in pairs)
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    head = cells("th", [name for name, _ in heads])
+    head = cells("th", [head.removeprefix("#") for head in heads])
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _named(row: Mapping[str, Any]) -> str:
+def _principal(row: Mapping[str, Any]) -> str:
     return "(no principal)" if row["principal"] is None else str(row["principal"])
-
-
-def _digest(digest: int | None) -> str:
-    return "" if digest is None else str(digest)
 
 
 def _number(value: float | None) -> str:

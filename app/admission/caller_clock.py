@@ -1,0 +1,70 @@
+"""Admission under the caller's clock: the current time is the newest ``at_ms`` of all asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.admission.port import Decider
+from app.domain.ask import Ask
+from app.domain.caller import ANYONE, Caller
+from app.domain.decision import Decision
+from app.domain.quota import Quota
+
+
+class CallerTime:
+    """The times that callers have sent.
+
+    Attributes:
+        first_ms: the first time, at which everything begins; None before the first ask.
+        newest_ms: the newest time; 0 before the first ask.
+    """
+
+    def __init__(self) -> None:
+        self.first_ms: int | None = None
+        self.newest_ms = 0
+
+    def begin(self, at_ms: int) -> None:
+        """Set the first time, if it is not set yet."""
+        if self.first_ms is None:
+            self.first_ms = at_ms
+
+    def first(self, at_ms: int | None) -> int | None:
+        """Return the first time: this one, if none is set yet."""
+        return at_ms if self.first_ms is None else self.first_ms
+
+    def note(self, at_ms: int) -> None:
+        """Note a time that a caller sent."""
+        self.begin(at_ms)
+        self.newest_ms = max(self.newest_ms, at_ms)
+
+
+class CallerClock:
+    """Decides like the admission behind it, and notes the times of all asks.
+
+    Args:
+        time: receives the times.
+    """
+
+    def __init__(self, admission: Decider, time: CallerTime | None = None) -> None:
+        self._admission = admission
+        self.time = time or CallerTime()
+
+    def now_ms(self) -> int:
+        """Return the newest time; 0 before the first ask."""
+        return self.time.newest_ms
+
+    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
+        """Decide asks in order."""
+        self.time.begin(asks[0].at_ms or 0)
+        decisions = await self._admission.decide(asks, caller)
+        self.time.note(max(ask.at_ms or 0 for ask in asks))
+        return decisions
+
+    async def decide_in_full(
+        self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
+    ) -> tuple[Decision, tuple[Quota, ...]]:
+        """Decide an ask that wants detail and has no id; also return the quota of each verdict."""
+        self.time.begin(ask.at_ms or 0)
+        decided = await self._admission.decide_in_full(ask, caller, within_s)
+        self.time.note(ask.at_ms or 0)
+        return decided

@@ -1,0 +1,32 @@
+"""The port to admission: what the routes, and the caller's clock in front of it, ask to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from app.domain.ask import Ask
+from app.domain.caller import ANYONE, Caller
+from app.domain.decision import Decision
+from app.domain.quota import Quota
+
+
+class Decider(Protocol):
+    """Decides asks: ``Admission``, or ``CallerClock`` in front of it.
+
+    Both methods raise ``OverloadedError`` and ``CallerGoneError`` (``app.admission.errors``); nothing was
+    charged then. ``decide`` also raises ``OutOfBoundsError`` for an ask of a bound caller that would record
+    in a bucket that others share, or give back to one.
+    """
+
+    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
+        """Decide asks in order."""
+
+    async def decide_in_full(
+        self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
+    ) -> tuple[Decision, tuple[Quota, ...]]:
+        """Decide an ask that wants detail and has no id; also return the quota of each verdict, in order.
+
+        Args:
+            within_s: how long the ask may wait in this node, if that is less than for all others.
+        """

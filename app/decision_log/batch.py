@@ -1,0 +1,152 @@
+"""Batches: the decision log on its way from a node to the writer, as msgpack arrays without field names.
+
+A batch holds each quota that its rows name once. ``columns.py`` has the columns of the files that the writer
+makes of batches; fields here that have a column's name are that column.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from app.store.keys import PREFIX
+
+STREAM: Final = f"{PREFIX}:log"
+"""The stream of batches: each entry has ``batch``, msgpack of a ``Batch``, and ``rows``, how many."""
+
+NODES: Final = f"{PREFIX}:log:nodes"
+"""The heartbeat of the nodes, a hash: by a node's name the number of its newest batch in the stream and when
+that came, ``NUMBER:AT_MS``. A node that has sent none for ten minutes is removed."""
+
+VERSION: Final = 1
+"""The version of the layout of a batch; a writer leaves a newer one for a newer writer."""
+
+SEEN: Final = 0
+CHARGED: Final = 1
+REFRESHED: Final = 2
+"""The outcome of an id: not written; charged and remembered; or written again, into the open layer."""
+
+
+class LoggedQuota(Struct, array_like=True, frozen=True):
+    """A quota as it applied; its limit is the one in force, after the throttle factor."""
+
+    quota: str
+    entity: str
+    bucket: str
+    limit: float
+    algorithm: str
+    enforcement: str
+    shadow: bool
+    scope: str
+    samples: int
+    sample_ms: int
+    burst: float
+    window_ms: int
+    interval_ms: int
+    ttl_ms: int
+    epoch: int
+    max_debt: float | None = None
+
+
+class LoggedVerdict(Struct, array_like=True, frozen=True, gc=False):
+    """The verdict of one quota.
+
+    Attributes:
+        quota: its index among the batch's quotas.
+        enforcement: as it applied to this ask.
+        ids: for producer ids, one byte for each of the row's ids: SEEN, CHARGED or REFRESHED.
+    """
+
+    quota: int
+    enforcement: str
+    usage: float
+    outcome: str
+    throttle_ms: int
+    observed: float | None
+    remaining: float | None
+    reason: str | None
+    correction: int
+    ids: bytes
+
+
+class LoggedLimit(Struct, array_like=True, frozen=True, gc=False):
+    """The quota that limited an ask, and why."""
+
+    quota: str
+    entity: str | None
+    bucket: str | None
+    reason: str | None
+
+
+class Row(Struct, array_like=True, frozen=True, gc=False):
+    """One decision, or one change of what decisions depend on.
+
+    Attributes:
+        ids: the distinct ids, each as the 8 bytes of its digest, joined.
+        what, before, after, who, version: the fields of the column ``change``.
+    """
+
+    kind: str
+    at_ms: int
+    order: int | None = None
+    principal: str | None = None
+    client_id: str | None = None
+    ip: str | None = None
+    broker: str | None = None
+    listener: str | None = None
+    mode: str | None = None
+    deny: bool = False
+    recheck: bool = False
+    cluster_action: bool = False
+    usage: dict[str, float] = {}
+    ids: bytes = b""
+    plain_ids: list[str] | None = None
+    decision: str | None = None
+    throttle_ms: int = 0
+    charged: bool = False
+    applied: int = 0
+    source: str | None = None
+    replayed: bool = False
+    failure: str | None = None
+    limited_by: LoggedLimit | None = None
+    verdicts: list[LoggedVerdict] = []
+    what: str | None = None
+    before: str | None = None
+    after: str | None = None
+    who: str | None = None
+    version: int | None = None
+
+
+def batch_id(node: str, number: int) -> str:
+    """The id of a node's batch; numbers begin at 1 and have no gaps, so that a missing batch is noticed."""
+    return f"{node}-{number:012d}"
+
+
+class Sibling(NamedTuple):
+    """Another node in the heartbeat: its name, the number of its newest batch, and when it sent that."""
+
+    node: str
+    number: int
+    at_ms: int
+
+
+class Batch(Struct, array_like=True, frozen=True):
+    """Rows of one node.
+
+    Attributes:
+        id: the node, and a number that grows by one, so that a missing batch is noticed. A row is identified
+            by it and the row's place.
+        secret: the fingerprint of the secret that made the digests.
+        siblings: the other nodes in the heartbeat, so that a node whose batches are all missing is noticed.
+            Nodes of older versions send none.
+    """
+
+    version: int
+    id: str
+    node: str
+    sent_ms: int
+    quotas: list[LoggedQuota]
+    rows: list[Row]
+    secret: str | None = None
+    siblings: list[Sibling] = []

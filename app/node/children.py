@@ -1,0 +1,127 @@
+"""Child processes: they end with their parent, restart when they die, and are stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from app.node import tether
+
+PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Pauses before the restarts of a child that keeps dying; the last one is repeated."""
+
+SETTLED_S: Final = 60.0
+"""After a child has lived this long, its pauses start from the first again."""
+
+log = structlog.get_logger("quotagate.children")
+
+
+def quotagate(*arguments: str) -> list[str]:
+    """Return a command line that runs this installation, whatever is in the working directory."""
+    return [sys.executable, "-P", "-m", "app.run.cli", *arguments]
+
+
+class Child:
+    """One child process.
+
+    Attributes:
+        name: its name in the log.
+        stop_within_s: how long it may take to stop before it is killed.
+
+    Args:
+        pass_fds: the file descriptors that it inherits.
+        clock: returns seconds, to measure how long it lived.
+        pause: waits for the given seconds before a restart.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        stop_within_s: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.name = name
+        self.stop_within_s = stop_within_s
+        self._command = command
+        self._env = env
+        self._pass_fds = pass_fds
+        self._clock = clock
+        self._pause = pause
+        self._running: asyncio.subprocess.Process | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._running.pid if self._running else None
+
+    async def start(self) -> None:
+        # In its own session, so that Ctrl-C reaches only the supervisor, which stops its children in order.
+        # The tether needs none of our modules: isolated and without site, it starts in 10 ms.
+        self._running = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())),
+            *self._command,
+            env=self._env,
+            pass_fds=self._pass_fds,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    async def wait(self) -> int:
+        """Wait until it ends; return the exit code, or minus the signal."""
+        assert self._running is not None
+        return await self._running.wait()
+
+    def keep(self) -> None:
+        """Begin to restart the child whenever it dies."""
+        self._keeping = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+
+    async def _keep(self) -> None:
+        deaths = 0
+        while True:
+            began = self._clock()
+            code = await self.wait()
+            deaths = 1 if self._clock() - began >= SETTLED_S else deaths + 1
+            pause_s = PAUSES_S[min(deaths, len(PAUSES_S)) - 1]
+            log.warning("child died, restarting", child=self.name, code=code, pause_s=pause_s)
+            await self._pause(pause_s)
+            try:
+                await self.start()
+            except OSError as error:  # no memory, too many processes: counts as one more death
+                log.warning("child could not be started", child=self.name, error=str(error))
+
+    async def stop(self) -> None:
+        """Stop it with SIGTERM; kill it if it does not end in time."""
+        if self._keeping:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._running is None or self._running.returncode is not None:
+            return
+        self._running.terminate()
+        try:
+            await asyncio.wait_for(self._running.wait(), self.stop_within_s)
+        except TimeoutError:
+            log.warning("child did not stop in time, killing it", child=self.name)
+            self._running.kill()
+            await self._running.wait()
+
+
+def stop_event() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, event.set)
+    return event

@@ -1,0 +1,25 @@
+"""Writes the OpenAPI document of the program as it is wired: `python -m app.run.document [FILE]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from app.node.settings import Settings
+from app.run.wiring import build
+
+
+def text() -> str:
+    """The document under the default settings, whatever the environment says."""
+    settings = Settings.model_construct(redis_url="redis://", admin_key=SecretStr("never used"))
+    return json.dumps(build(settings).document(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text(text(), encoding="utf-8")
+    else:
+        sys.stdout.write(text())

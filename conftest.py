@@ -1,0 +1,98 @@
+"""How a run of the tests goes: its tier, what runs together, in which order, and what is shown last."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.said import reported
+from tests.tiers import ROOT, is_full, is_full_throughout
+
+# kafka-python reads its schemas with a function that the standard library once deprecated and then kept.
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
+    import kafka  # noqa: F401
+
+# A shell makes its background jobs ignore Ctrl-C, and the programs under test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+TOGETHER: Final = frozenset({"tests/kafka", "tests/spark"})
+"""Folders whose tests share something that takes long to start: brokers, a Spark session."""
+LONGEST_FIRST: Final = (
+    "tests/kafka",
+    "tests/contract/test_machine.py",
+    "tests/clients",
+    "tests/spark",
+    "tests/system",
+)
+"""What takes longest begins first, so that no worker is left with it at the end."""
+
+_reports: dict[str, list[str]] = defaultdict(list)
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]  # which is not typed
+    """With several workers (`-n 2`), one of them runs all of a file, or of a folder that shares something.
+
+    xdist's own groups mean nothing to pytest 9.2 (pytest-dev/pytest-xdist, issue 1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    """Files go to whichever worker is free, in the order in which they were collected."""
+    config.option.loadscopereorder = False
+    return Together(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In the first tier, skip files that hold none of its tests.
+
+    They import what only the full tier installs.
+    """
+    if "not full" not in config.option.markexpr or not collection_path.is_relative_to(ROOT):
+        return None
+    return is_full_throughout(collection_path.relative_to(ROOT).as_posix()) or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the full tier, and let what takes longest begin first."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if is_full(item.nodeid, [each for each in parameters if isinstance(each, str)]):
+            item.add_marker("full")
+    items.sort(key=lambda item: _rank(item.nodeid))
+
+
+def _rank(test: str) -> int:
+    return next((at for at, path in enumerate(LONGEST_FIRST) if test.startswith(path)), len(LONGEST_FIRST))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep what a test reported with `say`."""
+    if report.when == "call":
+        for name, output in report.sections:
+            if name.startswith("Captured stdout"):
+                _reports[report.nodeid] += reported(output)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what the tests reported."""
+    if any(_reports.values()):
+        terminalreporter.section("what the tests reported")
+        for test, lines in _reports.items():
+            if lines:
+                terminalreporter.write_line(test.removeprefix("tests/"))
+                for line in lines:
+                    terminalreporter.write_line(f"  {line.strip()}")

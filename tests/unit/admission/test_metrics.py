@@ -1,0 +1,441 @@
+"""The metrics: what is counted, and what Prometheus sees of it, with one process and with several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.admission.counts import COUNTERS, HISTOGRAMS, KEPT, SHOWN, SLICE, SUMS, Counts
+from app.admission.metrics import GONE_S, HALF_LIFE_S, PAUSE_FACTOR, QUIET_S, Fill, Metrics
+from app.admission.throttling import ThrottlingStatus
+from app.domain.ask import Ask
+from app.domain.decision import Decision, LimitedBy, Outcome, Verdict
+from app.domain.ladder import AppliedQuota
+from app.domain.quota import KEYS, Algorithm, Quota
+from app.domain.volumes import VolumeRules, factor_in_force
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+ASK = Ask(usage={"requests": 1}, principal="alice")
+
+
+class Clock:
+    """The host's monotonic clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def verdict(
+    quota: str = "request_rate",
+    bucket: str = "user=alice",
+    outcome: Outcome = "admit",
+    throttle_ms: int = 0,
+    *,
+    observed: float | None = 5.0,
+    remaining: float | None = 3.0,
+    shadow: bool = False,
+) -> Verdict:
+    return Verdict(quota, "user=*", bucket, 10.0, "delay", shadow, outcome, throttle_ms, observed, remaining)
+
+
+def decision(verdicts: Sequence[Verdict], source: Any = "store") -> Decision:
+    worst = max((v for v in verdicts if not v.shadow), key=lambda v: v.throttle_ms, default=None)
+    if worst is None or not worst.throttle_ms:
+        return Decision("admit", 0, True, len(verdicts), source, None)
+    by = LimitedBy(worst.quota, worst.entity, worst.bucket)
+    return Decision(worst.outcome, worst.throttle_ms, False, len(verdicts), source, by)
+
+
+def count(metrics: Metrics, *verdicts: Verdict, ask: Ask = ASK, **more: Any) -> None:
+    metrics.count_decision(ask, decision(verdicts), verdicts, found=[applied(v) for v in verdicts], **more)
+
+
+def applied(said: Verdict, algorithm: Algorithm | None = None) -> AppliedQuota:
+    quota = Quota(said.quota, said.limit, algorithm or KEYS[said.quota].algorithm, said.enforcement)
+    return AppliedQuota(quota, said.entity, said.bucket, said.bucket)
+
+
+def samples(metrics: Metrics) -> Samples:
+    text = asyncio.run(metrics.text()).decode()
+    return {
+        (sample.name.removeprefix("quotagate_"), tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return samples(metrics).get((name, tuple(sorted(labels.items()))))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def metrics(clock: Clock) -> Metrics:
+    return Metrics(clock=clock)
+
+
+def test_decisions_are_counted_by_deciding_quota(metrics: Metrics):
+    count(metrics, verdict())
+    count(metrics, verdict())
+    count(metrics, verdict(outcome="delay", throttle_ms=7))
+    assert value(metrics, "decisions_total", decision="admit", quota="", source="store") == 2
+    assert value(metrics, "decisions_total", decision="delay", quota="request_rate", source="store") == 1
+
+
+def test_asks_without_a_quota_are_counted_separately(metrics: Metrics):
+    metrics.count_decision(ASK, Decision("admit", 0, True, 0, "local", None), ())
+    factor = LimitedBy("throttle_factor", None, None)
+    metrics.count_decision(ASK, Decision("throttle", 1000, False, 0, "local", factor), ())
+    assert value(metrics, "unmatched_asks_total") == 1
+    assert (
+        value(metrics, "decisions_total", decision="throttle", quota="throttle_factor", source="local") == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("usage", "mode", "exempt"),
+    [
+        ({"requests": 3}, "admit", 3),
+        ({"request_time_ms": 8.5}, "record", 1),
+        ({"requests": 3}, "peek", 0),
+        ({"fetch_bytes": 9}, "admit", 0),
+    ],
+)
+def test_exempt_requests_are_counted_separately(metrics: Metrics, usage: Any, mode: Any, exempt: int):
+    ask = Ask(usage=usage, mode=mode, cluster_action=True)
+    metrics.count_decision(ask, Decision("admit", 0, True, 0, "local", None), ())
+    assert value(metrics, "exempt_requests_total") == exempt
+
+
+def test_fallbacks_corrections_and_calls_are_counted(metrics: Metrics):
+    metrics.count_fallback("budget")
+    metrics.count_fallback("budget")
+    metrics.count_correction()
+    metrics.count_forgiven(2.5)
+    metrics.observe_call(40, 0.003)
+    metrics.observe_decision(0.004, 40)
+    found = samples(metrics)
+    assert found["fallback_total", (("reason", "budget"),)] == 2
+    assert found["clock_corrections_total", ()] == 1
+    assert found["debt_forgiven_total", ()] == 2.5
+    assert found["script_asks_bucket", (("le", "20.0"),)] == 0
+    assert found["script_asks_bucket", (("le", "50.0"),)] == 1
+    assert found["store_seconds_sum", ()] == 0.003
+    assert found["decision_seconds_count", ()] == 40
+    assert found["decision_seconds_bucket", (("le", "0.0025"),)] == 0
+    assert found["decision_seconds_bucket", (("le", "0.005"),)] == 40
+    assert found["decision_seconds_bucket", (("le", "+Inf"),)] == 40
+
+
+def test_rate_is_the_last_measured_one(metrics: Metrics):
+    count(metrics, verdict(observed=5.0))
+    count(metrics, verdict(observed=6.0))
+    assert value(metrics, "rate", quota="request_rate", entity="user=alice") == 6
+
+
+def test_token_bucket_shows_its_tokens(metrics: Metrics):
+    count(metrics, verdict("controller_mutation_rate", remaining=-4.0))
+    other = verdict(remaining=2.5)
+    metrics.count_decision(ASK, decision([other]), [other], found=[applied(other, "token_bucket")])
+    assert value(metrics, "tokens", quota="controller_mutation_rate", entity="user=alice") == -4
+    assert value(metrics, "tokens", quota="request_rate", entity="user=alice") == 2.5
+    assert value(metrics, "rate", quota="request_rate", entity="user=alice") is None
+
+
+def test_throttle_seconds_is_the_mean_of_times_above_0(metrics: Metrics):
+    for throttle_ms in (0, 1000, 0, 3000):
+        count(metrics, verdict(outcome="delay" if throttle_ms else "admit", throttle_ms=throttle_ms))
+    assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") == 2.0
+
+
+def test_old_throttle_times_weigh_less(metrics: Metrics, clock: Clock):
+    count(metrics, verdict(outcome="delay", throttle_ms=1000))
+    clock.now += HALF_LIFE_S
+    count(metrics, verdict(outcome="delay", throttle_ms=4000))
+    assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") == 3.0
+
+
+def test_mean_disappears_when_throttling_ends(metrics: Metrics, clock: Clock):
+    count(metrics, verdict(outcome="delay", throttle_ms=1000))
+    for _ in range(13):
+        clock.now += QUIET_S / 12
+        count(metrics, verdict())
+    assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") is None
+    assert value(metrics, "rate", quota="request_rate", entity="user=alice") == 5
+
+
+def test_peek_counts_no_throttle_time(metrics: Metrics):
+    count(metrics, verdict(outcome="delay", throttle_ms=9), ask=Ask(usage={"requests": 1}, mode="peek"))
+    assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") is None
+
+
+def test_shadow_verdicts_are_counted_separately(metrics: Metrics):
+    count(metrics, verdict(outcome="throttle", throttle_ms=9, shadow=True))
+    assert value(metrics, "decisions_total", decision="admit", quota="", source="store") == 1
+    assert value(metrics, "shadow_decisions_total", decision="throttle", quota="request_rate") == 1
+    assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") is None
+
+
+def test_fallback_changes_no_gauge(metrics: Metrics):
+    verdicts = (verdict(observed=None, remaining=None),)
+    metrics.count_decision(ASK, decision(verdicts, "fallback"), verdicts)
+    assert value(metrics, "rate", quota="request_rate", entity="user=alice") is None
+
+
+def test_kept_answer_is_counted_but_changes_no_gauge(metrics: Metrics):
+    old = verdict(outcome="delay", throttle_ms=7)
+    metrics.count_decision(ASK, decision([old]), [old])
+    assert value(metrics, "decisions_total", decision="delay", quota="request_rate", source="store") == 1
+    assert value(metrics, "rate", quota="request_rate", entity="user=alice") is None
+
+
+def test_filter_of_producer_ids_shows_ids_and_fill(metrics: Metrics):
+    count(metrics, verdict("producer_ids_rate"), fills=[Fill("user=alice", 70, 0.25)])
+    assert value(metrics, "producer_ids_remembered", entity="user=alice") == 70
+    assert value(metrics, "filter_fill", entity="user=alice") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("bucket", "broker", "listener", "cause"),
+    [
+        ("listener=EXTERNAL", "", "EXTERNAL", "listener"),
+        ("listener=EXTERNAL;broker=1", "1", "EXTERNAL", "listener"),
+        ("broker=1,listener=A%2CB", "1", "A,B", "listener"),
+        ("broker=1", "1", "", "broker"),
+    ],
+)
+def test_connections_are_counted(metrics: Metrics, bucket: str, broker: str, listener: str, cause: str):
+    ask = Ask(usage={"connections": 1}, broker="1", listener="EXTERNAL")
+    held = verdict("max_connection_creation_rate", bucket, "delay", 500, observed=20.0)
+    count(metrics, held, ask=ask)
+    count(metrics, held, ask=ask)
+    assert value(metrics, "connection_accept_rate", broker=broker, listener=listener) == 20
+    assert value(metrics, "connection_throttle_seconds", listener="EXTERNAL", cause=cause) == 0.5
+    assert value(metrics, "connection_blocked_seconds_total", listener="EXTERNAL") == 1.0
+
+
+def test_address_limit_holds_its_connections_and_blocks_no_listener(metrics: Metrics):
+    ask = Ask(usage={"connections": 1}, ip="10.0.0.7", listener="EXTERNAL")
+    count(metrics, verdict("connection_creation_rate", "ip=10.0.0.7", "throttle", 250), ask=ask)
+    found = samples(metrics)
+    assert found["connection_throttle_seconds", (("cause", "ip"), ("listener", "EXTERNAL"))] == 0.25
+    assert not [name for name, _ in found if name == "connection_blocked_seconds_total"]
+
+
+def test_most_active_names_are_shown_and_the_rest_as_other(metrics: Metrics):
+    for n in range(KEPT - 1):
+        count(metrics, verdict(bucket=f"user={n}", observed=1.0))
+    for _ in range(5):
+        count(metrics, verdict(bucket="user=busy", observed=77.0))
+    found = {labels: shown for (name, labels), shown in samples(metrics).items() if name == "rate"}
+    assert len(found) == SHOWN + 1
+    assert found[("entity", "user=busy"), ("quota", "request_rate")] == 77
+    assert found[("entity", "other"), ("quota", "request_rate")] == KEPT - SHOWN
+
+
+def test_gauges_stay_bounded_in_a_flood_of_names(metrics: Metrics):
+    for n in range(3 * KEPT):
+        count(metrics, verdict(bucket=f"user={n}"))
+        count(metrics, verdict(bucket="user=busy"))
+    assert all(len(gauges) <= KEPT for gauges in metrics._counts.gauges)
+    assert value(metrics, "rate", quota="request_rate", entity="user=busy") == 5
+
+
+def test_listeners_stay_bounded(metrics: Metrics):
+    for n in range(2 * SHOWN):
+        ask = Ask(usage={"connections": 1}, listener=str(n))
+        held = verdict("max_connection_creation_rate", f"listener={n}", "delay", 1000)
+        count(metrics, held, ask=ask)
+    shown = [labels for name, labels in samples(metrics) if name == "connection_blocked_seconds_total"]
+    assert len(shown) == SHOWN + 1
+    assert value(metrics, "connection_blocked_seconds_total", listener="other") == SHOWN
+
+
+def test_quiet_entity_disappears(metrics: Metrics, clock: Clock):
+    count(metrics, verdict())
+    clock.now += QUIET_S + 1
+    assert value(metrics, "rate", quota="request_rate", entity="user=alice") is None
+    count(metrics, verdict(bucket="user=bob"))
+    assert list(metrics._counts.rates) == [("request_rate", "user=bob")]
+
+
+# Several processes
+
+
+def test_counts_of_processes_add_up(tmp_path: Path, clock: Clock):
+    one, other = Metrics(tmp_path, clock), Metrics(tmp_path, clock)
+    count(one, verdict(outcome="delay", throttle_ms=1000))
+    count(other, verdict(outcome="delay", throttle_ms=3000))
+    one.observe_call(10, 0.5)
+    other.observe_call(10, 0.5)
+    for metrics in (one, other):
+        metrics.write()
+    for metrics in (one, other):
+        assert value(metrics, "decisions_total", decision="delay", quota="request_rate", source="store") == 2
+        assert value(metrics, "store_seconds_sum") == 1.0
+        assert value(metrics, "script_asks_count") == 2
+        assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") == 2.0
+
+
+def test_every_count_is_added_up_over_processes():
+    by_rules = {"rates", "tokens", "remembered", "fills", "accepted", "held"}  # the gauges
+    by_rules |= {"written_at", "store_faults", "factor_fallbacks"}
+    assert {*COUNTERS, *SUMS, *HISTOGRAMS} | by_rules == set(Counts.__struct_fields__)
+
+
+def test_fallback_factor_that_all_processes_see_counts_once(tmp_path: Path, clock: Clock):
+    rules = VolumeRules()
+    now = factor_in_force(None, None, 0, rules)
+    processes = [
+        Metrics(tmp_path, clock, volumes=partial(ThrottlingStatus, 0, rules, now, None, None, fallbacks))
+        for fallbacks in (3, 2)
+    ]
+    for metrics in processes:
+        metrics.write()
+    for metrics in processes:
+        assert value(metrics, "throttle_factor_fallback_total") == 3
+
+
+def test_newest_value_of_a_bucket_counts_among_processes(tmp_path: Path, clock: Clock):
+    one, other = Metrics(tmp_path, clock), Metrics(tmp_path, clock)
+    count(one, verdict(observed=5.0))
+    clock.now += 1
+    count(other, verdict(observed=6.0))
+    for metrics in (one, other):
+        metrics.write()
+    for metrics in (one, other):
+        assert value(metrics, "rate", quota="request_rate", entity="user=alice") == 6
+
+
+def test_store_state_and_failures_are_shown(metrics: Metrics):
+    assert value(metrics, "store_circuit_open") == 0
+    metrics.count_failure("read_only")
+    metrics.count_failure("read_only")
+    metrics.set_store_state(away=True, faults=["maxmemory_policy"])
+    assert value(metrics, "store_failures_total", reason="read_only") == 2
+    assert value(metrics, "store_circuit_open") == 1
+    assert value(metrics, "store_faults", fault="maxmemory_policy") == 1
+    metrics.set_store_state(away=False, faults=[])
+    assert value(metrics, "store_circuit_open") == 0
+    assert value(metrics, "store_faults", fault="maxmemory_policy") is None
+
+
+def test_unreachable_catalog_is_shown(clock: Clock):
+    away = [True]
+    metrics = Metrics(clock=clock, catalog_away=lambda: away[0])
+    assert value(metrics, "catalog_away") == 1
+    away[0] = False
+    assert value(metrics, "catalog_away") == 0
+
+
+def test_dead_process_has_no_say_in_the_store_state(tmp_path: Path, clock: Clock):
+    one, other = Metrics(tmp_path, clock), Metrics(tmp_path, clock)
+    one.set_store_state(away=True, faults=[])
+    other.set_store_state(away=True, faults=["version"])
+    other.write()
+    assert value(one, "store_circuit_open") == 2
+    clock.now += GONE_S + 1
+    one.set_store_state(away=False, faults=[])
+    assert value(one, "store_circuit_open") == 0
+    assert value(one, "store_faults", fault="version") is None
+
+
+def test_counts_of_a_dead_process_remain_and_a_damaged_file_is_skipped(tmp_path: Path, clock: Clock):
+    dead = Metrics(tmp_path, clock)
+    count(dead, verdict())
+    dead.write()
+    (tmp_path / "1-x.counts").write_bytes(b"\xc1torn")
+    heir = Metrics(tmp_path, clock)
+    assert value(heir, "decisions_total", decision="admit", quota="", source="store") == 1
+
+
+async def test_counts_are_written_while_running_and_at_the_end(tmp_path: Path, clock: Clock):
+    folder = tmp_path / "counts"
+    metrics = Metrics(folder, clock)
+    async with metrics.written():
+        await asyncio.sleep(0)
+        assert len([*folder.glob("*.counts")]) == 1
+        count(metrics, verdict())
+    heir = Metrics(folder, clock)
+    assert b'quotagate_decisions_total{decision="admit",quota="",source="store"} 1.0' in await heir.text()
+
+
+async def test_single_process_writes_no_counts():
+    async with Metrics().written():
+        pass
+
+
+async def test_concurrent_scrapes_share_a_page(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    metrics = Metrics(clock=clock)
+    made = []
+    render = metrics._rendered
+
+    def counted(*arguments: Any) -> bytes:
+        made.append(arguments)
+        return render(*arguments)
+
+    monkeypatch.setattr(metrics, "_rendered", counted)
+    pages = await asyncio.gather(*(metrics.text() for _ in range(30)))
+    assert len(made) == 1
+    assert set(pages) == {pages[0]}
+    metrics.count_shed("connections")
+    assert b'quotagate_shed_total{cause="connections"} 1.0' in await metrics.text()
+    assert len(made) == 2
+
+
+async def test_pause_follows_each_page(clock: Clock):
+    metrics = Metrics(clock=clock)
+    for n in range(500):
+        count(metrics, verdict(bucket=f"user=u{n}"))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await metrics.text()
+    took = loop.time() - began
+    assert loop.time() < metrics._pauses_until <= loop.time() + PAUSE_FACTOR * took
+    due = metrics._pauses_until
+    await metrics.text()
+    assert loop.time() >= due
+
+
+async def test_cancelled_scrape_does_not_affect_others(clock: Clock):
+    metrics = Metrics(clock=clock)
+    first, second = (asyncio.create_task(metrics.text()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert b"quotagate_decisions_total" in await second
+
+
+async def test_large_counts_are_copied_in_slices(clock: Clock):
+    metrics = Metrics(clock=clock)
+    for n in range(KEPT):
+        count(metrics, verdict(bucket=f"user=u{n}"))
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(take_turns())
+    copying = asyncio.create_task(metrics.text())
+    total = Counts()
+    slices = sum(1 for _ in total.add_in_slices(metrics._counts))
+    await copying
+    others.cancel()
+    assert slices == KEPT / SLICE
+    assert turns >= slices
+    assert total.rates == metrics._counts.rates

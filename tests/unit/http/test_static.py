@@ -1,0 +1,37 @@
+"""Large answers leave a few at a time, so that decisions do not wait for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from app.http.static import AT_ONCE, Turnstile
+
+CALLERS = 25
+
+
+async def test_a_few_pass_in_each_turn_of_the_loop_and_all_in_order():
+    turnstile, passed = Turnstile(), []
+
+    async def call(number: int) -> None:
+        await turnstile.wait()
+        passed.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(CALLERS):
+            group.create_task(call(number))
+        while len(passed) < CALLERS:
+            before = len(passed)
+            await asyncio.sleep(0)
+            assert len(passed) - before <= AT_ONCE
+    assert passed == list(range(CALLERS))
+    await turnstile.wait()
+
+
+async def test_caller_that_gives_up_keeps_no_place():
+    turnstile = Turnstile(1)
+    await turnstile.wait()
+    waiting = asyncio.create_task(turnstile.wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    async with asyncio.timeout(10):
+        await turnstile.wait()

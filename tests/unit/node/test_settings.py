@@ -1,0 +1,275 @@
+"""Settings: their defaults, what is refused and how it is named, and the page that lists them."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from app.node import settings
+from app.node.errors import SettingsError
+from app.node.settings import Settings
+from app.run import reference
+
+ROOT = Path(__file__).parents[3]
+OBSERVING = {"VOLUME_SOURCE": "kafka", "VOLUME_MIN_AVAILABLE_RATIO": "0.1", "KAFKA_BOOTSTRAP": "b1:9092"}
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Remove the settings of the person who runs the tests."""
+    for name in [name for name in os.environ if name.startswith("QUOTAGATE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def load(monkeypatch: pytest.MonkeyPatch, **variables: str) -> Settings:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"QUOTAGATE_{name}", value)
+    return settings.load()
+
+
+def test_defaults_are_a_loopback_node_with_embedded_state(monkeypatch):
+    given = load(monkeypatch)
+    assert (given.host, given.port, given.processes) == ("127.0.0.1", 8080, 1)
+    assert given.redis_url is None
+    assert given.catalog_url == f"sqlite:///{Path.cwd()}/.quotagate/catalog.db"
+    assert given.open_to == (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+    assert (given.samples, given.sample_ms) == (11, 1_000)
+    assert given.volume_check_interval == timedelta(seconds=60)
+    assert (given.store_budget_ms, given.queue_ms) == (50, 2_000)
+    assert (given.max_connections, given.max_connections_per_address) == (8_192, 2_048)
+    assert given.allowed_hosts == ("localhost",)
+    assert given.log_max_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOST", ""),
+        ("PORT", "http"),
+        ("PORT", "0"),
+        ("PORT", "65536"),
+        ("PROCESSES", "0"),
+        ("REDIS_URL", "localhost:6379"),
+        ("REDIS_URL", "http://localhost"),
+        ("DATABASE_URL", "mysql://localhost/q"),
+        ("ADMIN_KEY", "two words of a long key"),
+        ("ADMIN_KEY", "a"),
+        ("ADMIN_KEY", "fifteen-letters"),
+        ("OPEN_TO", "10.0.0.0/33"),
+        ("OPEN_TO", "10.0.0.1/8"),
+        ("OPEN_TO", "everyone"),
+        ("ALLOWED_HOSTS", "gate.example:8080"),
+        ("ALLOWED_HOSTS", "http://gate.example"),
+        ("ALLOWED_HOSTS", "*"),
+        ("ALLOWED_HOSTS", "gate.example."),
+        ("HASH_SECRET", "00" * 31),
+        ("HASH_SECRET", "zz" * 32),
+        ("CLOCK", "mine"),
+        ("STORE_BUDGET_MS", "0"),
+        ("STORE_BUDGET_MS", "1.5"),
+        ("QUEUE_MS", "0"),
+        ("QUEUE_MS", "60001"),
+        ("MAX_CONNECTIONS", "0"),
+        ("MAX_CONNECTIONS_PER_ADDRESS", "many"),
+        ("COMBINE_DELAYS", "min"),
+        ("CHECK_IP_HEADER", "X Forwarded"),
+        ("TRUSTED_PROXIES", "proxy.example"),
+        ("IPV6_PREFIX", "129"),
+        ("SAMPLES", "1"),
+        ("SAMPLES", "101"),
+        ("SAMPLE_MS", "99"),
+        ("PRODUCER_ID_WINDOW_MS", "999"),
+        ("PRODUCER_ID_WINDOW_MS", "2073600001"),
+        ("PRODUCER_ID_LAYERS", "4"),
+        ("TLS_CERT", "/nowhere/cert.pem"),
+        ("MAX_IDS_PER_PRINCIPAL", "-1"),
+        ("VOLUME_SOURCE", "disk"),
+        ("VOLUME_MIN_AVAILABLE_BYTES", "0"),
+        ("VOLUME_MIN_AVAILABLE_BYTES", "-1"),
+        ("VOLUME_MIN_AVAILABLE_RATIO", "1"),
+        ("VOLUME_MIN_AVAILABLE_RATIO", "1.5"),
+        ("VOLUME_MIN_AVAILABLE_RATIO", "-0.1"),
+        ("VOLUME_CHECK_INTERVAL", "60"),
+        ("VOLUME_CHECK_INTERVAL", "-PT1S"),
+        ("VOLUME_VALIDITY", "5 minutes"),
+        ("MAX_DEBT", "PT0S"),
+        ("MAX_DEBT", "P25D"),
+        ("MAX_DEBT", "3600"),
+        ("VOLUME_FALLBACK_FACTOR", "1.1"),
+        ("VOLUME_FALLBACK_FACTOR", "nan"),
+        ("LOG", "some"),
+        ("LOG_IDS", "none"),
+        ("LOG_RETENTION", "P"),
+        ("LOG_MAX_BYTES", "0"),
+        ("LOG_MAX_BYTES", "1GB"),
+    ],
+)
+def test_invalid_value_is_refused_by_name(monkeypatch, name, value):
+    with pytest.raises(SettingsError, match=f"^QUOTAGATE_{name}: ."):
+        load(monkeypatch, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("CLOCK", {"CLOCK": "caller", "HOST": "0.0.0.0"}),
+        ("CLOCK", {"CLOCK": "caller", "HOST": "gate.example"}),
+        ("TLS_CERT", {"TLS_CERT": __file__}),
+        ("TLS_CLIENT_CA", {"TLS_CLIENT_CA": __file__}),
+        ("VOLUME_MIN_AVAILABLE_BYTES", {"VOLUME_SOURCE": "push"}),
+        ("VOLUME_CHECK_INTERVAL", {"VOLUME_CHECK_INTERVAL": "PT0.05S"}),
+        (
+            "VOLUME_MIN_AVAILABLE_BYTES",
+            {"VOLUME_MIN_AVAILABLE_BYTES": "1", "VOLUME_MIN_AVAILABLE_RATIO": "0.1"},
+        ),
+        (
+            "VOLUME_MIN_AVAILABLE_BYTES",
+            {
+                "VOLUME_SOURCE": "push",
+                "VOLUME_MIN_AVAILABLE_BYTES": "1",
+                "VOLUME_MIN_AVAILABLE_RATIO": "0.1",
+            },
+        ),
+        (
+            "VOLUME_VALIDITY",
+            {"VOLUME_SOURCE": "push", "VOLUME_MIN_AVAILABLE_BYTES": "1", "VOLUME_VALIDITY": "PT59S"},
+        ),
+        ("KAFKA_BOOTSTRAP", {"VOLUME_SOURCE": "kafka", "VOLUME_MIN_AVAILABLE_RATIO": "0.1"}),
+        ("KAFKA_BOOTSTRAP", {**OBSERVING, "KAFKA_BOOTSTRAP": "b1:http"}),
+        ("KAFKA_SSL_CAFILE", {**OBSERVING, "KAFKA_SSL_CAFILE": "/nowhere"}),
+        ("KAFKA_SECURTY_PROTOCOL", {**OBSERVING, "KAFKA_SECURTY_PROTOCOL": "SSL"}),
+    ],
+)
+def test_invalid_combination_is_refused_by_name(monkeypatch, name, variables):
+    with pytest.raises(SettingsError, match=f"^QUOTAGATE_{name}: ."):
+        load(monkeypatch, **variables)
+
+
+def test_all_invalid_settings_are_named_at_once(monkeypatch):
+    with pytest.raises(SettingsError) as refused:
+        load(monkeypatch, PORT="x", LOG="x")
+    assert [line.partition(":")[0] for line in str(refused.value).splitlines()] == [
+        "QUOTAGATE_PORT",
+        "QUOTAGATE_LOG",
+    ]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_caller_clock_is_allowed_on_loopback(monkeypatch, host):
+    assert load(monkeypatch, CLOCK="caller", HOST=host).clock == "caller"
+
+
+def test_empty_open_to_is_no_network(monkeypatch):
+    assert load(monkeypatch, OPEN_TO="").open_to == ()
+
+
+def test_admin_key_of_sixteen_characters_is_accepted(monkeypatch):
+    given = load(monkeypatch, ADMIN_KEY="sixteen-letters!")
+    assert given.admin_key is not None
+    assert given.admin_key.get_secret_value() == "sixteen-letters!"
+
+
+def test_allowed_hosts_are_read_in_lower_case(monkeypatch):
+    assert load(monkeypatch, ALLOWED_HOSTS="Gate.Example, localhost").allowed_hosts == (
+        "gate.example",
+        "localhost",
+    )
+    assert load(monkeypatch, ALLOWED_HOSTS="").allowed_hosts == ()
+
+
+def test_lists_are_read(monkeypatch):
+    given = load(
+        monkeypatch,
+        OPEN_TO="10.0.0.0/8, ::1",
+        VOLUME_EXCLUDED_PRINCIPALS="CN=a,O=b; carol",
+        KAFKA_BOOTSTRAP="b1:9092",
+        KAFKA_SECURITY_PROTOCOL="SSL",
+    )
+    assert given.open_to == (ip_network("10.0.0.0/8"), ip_network("::1/128"))
+    assert given.volume_excluded_principals == ("CN=a,O=b", "carol")
+    assert given.kafka_bootstrap == "b1:9092"
+    assert given.kafka == {"security_protocol": "SSL"}
+
+
+def test_empty_value_is_none_where_none_is_possible(monkeypatch):
+    given = load(monkeypatch, REDIS_URL="", VOLUME_SOURCE="", TLS_CERT="", HASH_SECRET="", LOG_MAX_BYTES="")
+    assert (given.redis_url, given.volume_source, given.tls_cert, given.hash_secret) == (None,) * 4
+    assert given.log_max_bytes is None
+
+
+def test_secrets_are_not_in_messages_and_representations(monkeypatch):
+    given = load(
+        monkeypatch,
+        ADMIN_KEY="key-4711-of-the-tests",
+        HASH_SECRET="ab" * 32,
+        REDIS_URL="redis://:pass-4711@host",
+        KAFKA_SASL_PLAIN_PASSWORD="pass-4711",
+    )
+    assert given.hash_secret == b"\xab" * 32
+    assert "4711" not in repr(given)
+    assert "abab" not in repr(given)
+    with pytest.raises(SettingsError) as refused:
+        load(monkeypatch, REDIS_URL="redsi://:pass-4711@host", ADMIN_KEY="key 4711 of the tests")
+    assert "4711" not in str(refused.value)
+
+
+def test_environment_overrides_the_file(monkeypatch):
+    Path(".env").write_text("QUOTAGATE_PORT=9000\nQUOTAGATE_SAMPLES=5\nOTHER=1\n", encoding="utf-8")
+    given = load(monkeypatch, PORT="9001")
+    assert (given.port, given.samples) == (9001, 5)
+    named = Path("named.env")
+    named.write_text("QUOTAGATE_SAMPLES=7\n", encoding="utf-8")
+    assert settings.load(named).samples == 7
+    with pytest.raises(SettingsError, match="no such file"):
+        settings.load(Path("absent.env"))
+
+
+def test_variables_that_nothing_reads_are_found(monkeypatch):
+    Path(".env").write_text("QUOTAGATE_PROT=9000\n", encoding="utf-8")
+    for name in ("QUOTAGATE_OPENTO", "QUOTAGATE_PORT", "QUOTAGATE_KAFKA_SSL_CAFILE", "QUOTAGATE_KEY"):
+        monkeypatch.setenv(name, "1")
+    assert settings.unknown_variables() == ["QUOTAGATE_OPENTO", "QUOTAGATE_PROT"]
+
+
+def test_settings_are_immutable(monkeypatch):
+    given = load(monkeypatch)
+    with pytest.raises(ValueError, match="frozen"):
+        given.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8080"),
+        ("::", "http://[::1]:8080"),
+        ("gate.example", "http://gate.example:8080"),
+    ],
+)
+def test_base_url_reaches_the_api_from_this_machine(monkeypatch, host, url):
+    assert load(monkeypatch, HOST=host).base_url == url
+
+
+def test_settings_page_is_current():
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == reference.page(), (
+        "run `make settings`"
+    )
+
+
+def test_every_setting_has_a_description():
+    assert all(about.description for about in Settings.model_fields.values())
+
+
+def test_page_of_proposals_names_existing_settings():
+    known = {f"QUOTAGATE_{name.upper()}" for name in Settings.model_fields} | {"QUOTAGATE_KAFKA_*"}
+    ours = {
+        part
+        for _, _, here in reference.SPELLINGS
+        for part in here.split("`")
+        if part.startswith("QUOTAGATE_")
+    }
+    assert ours <= known

@@ -1,0 +1,160 @@
+"""The state of one bucket, replayed from its log rows in the store's order, and written as assertions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.domain import sampled_rate
+from app.domain.ask import Mode
+from app.domain.assertion import Assertion, identity_of
+from app.domain.exact_ids import ExactIds
+from app.domain.oracle import BucketCharge, IdsBucket, RateBucket, TokensBucket, corrected_now
+from app.domain.quota import Layers, Quota
+from app.domain.token_bucket import tokens_at
+from workers.spark.buckets import BucketRow
+
+DIGEST_BYTES: Final = 8
+SPARE: Final = 2
+"""Write times of forgotten ids are dropped once there are this many times more write times than ids."""
+
+
+@dataclass(slots=True)
+class WrittenIds(ExactIds):
+    """Exact ids, each with the time of its last write."""
+
+    written: dict[bytes, int] = field(default_factory=dict)
+
+    def move(self, by_ms: int) -> None:
+        """Shift all times by the same amount: the clock was set back by more than a window."""
+        super(WrittenIds, self).move(by_ms)
+        self.written = {id_: at + by_ms for id_, at in self.written.items()}
+
+    def write(self, id_: bytes, now_ms: int, layers: Layers, max_ids: int) -> None:
+        """Put an id into the open layer, as the log says happened, if there is room for it."""
+        self.forget(id_)
+        if self.remembered(now_ms, layers) < max_ids:
+            self.adopt(id_, now_ms, layers)
+
+    def _hold(self, spread: bytes, now_ms: int, layers: Layers) -> None:
+        super(WrittenIds, self)._hold(spread, now_ms, layers)
+        self.written[spread] = now_ms
+        held = sum(map(len, self.held.values()))
+        if len(self.written) > SPARE * held + DIGEST_BYTES:
+            self.written = {id_: self.written[id_] for ids in self.held.values() for id_ in ids}
+
+
+class BucketState(ABC):
+    """The state of one bucket, row by row."""
+
+    def __init__(self, quota: str, bucket: str, identity: str | None) -> None:
+        self._subject = quota, bucket, identity
+        self._quota: Quota | None = None
+
+    def apply(self, row: BucketRow) -> None:
+        """Apply what a decision wrote to the bucket."""
+        if row.mode != "peek":
+            self._apply(row, row.as_quota())
+
+    @abstractmethod
+    def _apply(self, row: BucketRow, quota: Quota) -> None: ...
+
+    @abstractmethod
+    def assertions(self, at_ms: int) -> Iterator[Assertion]:
+        """What the bucket holds at a moment after its last row."""
+
+
+class IdsState(BucketState):
+    """The state of a bucket of producer ids."""
+
+    def __init__(self, quota: str, bucket: str, identity: str | None, max_ids: int) -> None:
+        super().__init__(quota, bucket, identity)
+        self.state = WrittenIds()
+        self._bucket = IdsBucket(max_ids, self.state)
+
+    def _apply(self, row: BucketRow, quota: Quota) -> None:
+        self._quota = quota
+        now_ms = corrected_now("admit", quota, self._bucket, row.at_ms)
+        charged = row.charged_ids or ()
+        for id_ in (*(row.refreshed_ids or ()), *charged):
+            as_bytes = id_.to_bytes(DIGEST_BYTES, "big", signed=True)
+            self.state.write(as_bytes, now_ms, quota.layers, self._bucket.max_ids)
+        self._charge(len(charged), now_ms, quota)
+
+    def use(self, id_: bytes, at_ms: int, quota: Quota) -> None:
+        """Apply one use from a history without charges: an id that no layer holds is charged."""
+        self._quota = quota
+        if self.state.find(id_, at_ms, quota.layers) is None:
+            self.state.write(id_, at_ms, quota.layers, self._bucket.max_ids)
+            self._charge(1, at_ms, quota)
+        else:
+            self.state.refresh(id_, at_ms, quota.layers, quota.limit, self._bucket.max_ids)
+
+    def assertions(self, at_ms: int) -> Iterator[Assertion]:
+        quota, state = self._quota, self.state
+        if quota is None:
+            return
+        charges = Counter(at for at in state.charges if at_ms - at < quota.window_ms)
+        for at in sorted(charges):
+            yield Assertion(*self._subject, "charge", at, value=float(charges[at]))
+        ids = [
+            (state.written[id_], int.from_bytes(id_, "big", signed=True), state.layers[number])
+            for number in state.live_layers(at_ms, quota.layers)
+            for id_ in state.held.get(number, ())
+        ]
+        for written, digest, layer in sorted(ids):
+            yield Assertion(*self._subject, "id", written, digest, layer)
+
+    def _charge(self, ids: int, now_ms: int, quota: Quota) -> None:
+        """Charge a number of ids; the log, or the layers, have already shown that they were new."""
+        if ids:
+            self.state.charges += [now_ms] * ids
+            self.state.charge((), now_ms, quota.window_ms, quota.layers, quota.limit, self._bucket.max_ids)
+
+
+class LevelState(BucketState):
+    """The state of a sampled rate or a token bucket, which the oracle's bucket charges and refunds."""
+
+    def __init__(
+        self, quota: str, bucket: str, identity: str | None, level: RateBucket | TokensBucket
+    ) -> None:
+        super().__init__(quota, bucket, identity)
+        self._level = level
+
+    def _apply(self, row: BucketRow, quota: Quota) -> None:
+        mode: Mode = "refund" if row.mode == "refund" else "admit"
+        now_ms = corrected_now(mode, quota, self._level, row.at_ms)
+        charge = BucketCharge(quota, row.usage, "delay", True, now_ms, row.at_ms)
+        if row.mode != "refund" and row.is_refused:
+            self._level.touch(charge)  # charges nothing, but ends a debt
+            return
+        self._quota = quota
+        if row.mode == "refund":
+            self._level.refund(charge)
+        else:
+            self._level.charge(charge)
+
+    def assertions(self, at_ms: int) -> Iterator[Assertion]:
+        quota = self._quota
+        if quota is None:
+            return
+        if isinstance(self._level, RateBucket):
+            kept = sampled_rate.kept_samples(quota.samples)
+            for sample in sampled_rate.live_samples(self._level.state, at_ms, kept, quota.sample_ms):
+                start_ms, value, last_ms = sample.start_ms, float(sample.value), sample.last_ms
+                yield Assertion(*self._subject, "sample", start_ms, value=value, last_ms=last_ms)
+            return
+        state = self._level.state
+        if state is not None and tokens_at(state, at_ms, quota.limit, quota.burst) < quota.burst:
+            yield Assertion(*self._subject, "tokens", state.at_ms, value=float(state.tokens))
+
+
+def bucket_state_of(row: BucketRow, max_ids: int) -> BucketState:
+    """The empty state of a row's bucket."""
+    subject = row.quota, row.bucket, identity_of(row.as_quota())
+    if row.algorithm == "producer_ids":
+        return IdsState(*subject, max_ids)
+    return LevelState(*subject, RateBucket() if row.algorithm == "sampled_rate" else TokensBucket())
