@@ -9,14 +9,13 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from app.admission.bounds import restricted_matches
 from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
 from app.admission.gather import QUEUE_S, Gatherer
 from app.admission.hold import PRODUCE, UNTHROTTLED, hold_decision, is_held
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
-from app.admission.plan import Match, Matches, decision_of, plan_of, scaled_match
+from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_matches, scaled_match
 from app.admission.refresh import Refresher
 from app.admission.slices import Slices, Work
 from app.catalog.snapshot import Snapshot

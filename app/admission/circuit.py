@@ -63,8 +63,7 @@ class Circuit:
 
     async def stop(self) -> None:
         """Stop examining the store."""
-        if self._watching is not None:
-            await end(self._watching)
+        await end(self._watching)
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         """Decide plans in one call; the store may answer only the first ones.

@@ -18,6 +18,7 @@ import structlog
 
 from app.admission.ending import end
 from app.admission.log_rows import ChangeEntry, DecisionEntry, IdsEntry, LogEntry, Packing, size_of
+from app.admission.logs import Logs
 from app.admission.plan import Match
 from app.decision_log.batch import Sibling
 from app.decision_log.status import LogStatus
@@ -67,7 +68,7 @@ class PendingBatch(NamedTuple):
     reported: Counter[str]
 
 
-class DecisionLog:
+class DecisionLog(Logs):
     """Records decisions and sends them to the store.
 
     Args:
@@ -121,7 +122,7 @@ class DecisionLog:
 
     async def close(self) -> None:
         """Send what waits, within a time limit, and stop."""
-        if self._sending is None or self._looking is None:
+        if self._sending is None:
             return
         await end(self._looking)
         await end(self._sending)
@@ -143,12 +144,11 @@ class DecisionLog:
         """Record a decision, if it is to be logged."""
         if self._off:
             return
-        if not self._all and decision.decision == "admit" and not any(map(_differs_in_shadow, verdicts)):
-            if answer is not None:
-                self.refreshed(ask, matches, answer)
-            return
-        at_ms = self._at_ms(ask, answer)
-        self._take(DecisionEntry("decision", at_ms, ask, matches, answer, decision, verdicts, failure))
+        if self._all or decision.decision != "admit" or any(map(_differs_in_shadow, verdicts)):
+            at_ms = self._at_ms(ask, answer)
+            self._take(DecisionEntry("decision", at_ms, ask, matches, answer, decision, verdicts, failure))
+        elif answer is not None:
+            self.refreshed(ask, matches, answer)
 
     def late(
         self,
@@ -236,8 +236,7 @@ class DecisionLog:
     async def _send(self) -> None:
         """Send all that waits; a batch whose sending was cut short goes first, unchanged."""
         while self._pending or self._waiting or self._unreported:
-            if self._pending is None:
-                self._pending = self._next_batch()
+            self._pending = self._pending or self._next_batch()
             took = await self._deliver(self._pending)
             self._pending = None
             if not (took or self._waiting):

@@ -13,11 +13,11 @@ async def finish(task: asyncio.Task[None] | None, within_s: float) -> None:
     """Wait up to ``within_s`` for a task to finish by itself, then cancel it."""
     if task is not None:
         await asyncio.wait({task}, timeout=within_s)
-        await end(task)
+    await end(task)
 
 
-async def end(task: asyncio.Task[None]) -> None:
+async def end(task: asyncio.Task[None] | None) -> None:
     """Cancel a task until it has ended: before Python 3.12, ``wait_for`` can lose a cancellation."""
-    while not task.done():
+    while task is not None and not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=PATIENCE_S)

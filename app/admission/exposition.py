@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -45,218 +46,210 @@ class Exposition(Collector):
         self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
-        c = self._counts
-        yield _counter(
-            "decisions",
-            "Decisions, by outcome, deciding quota and source.",
-            "decision quota source",
-            c.decisions,
-        )
-        yield _counter(
-            "shadow_decisions", "Decisions that shadow quotas would have made.", "decision quota", c.shadows
-        )
-        yield _counter("unmatched_asks", "Asks to which no quota applied.", "", {(): c.unmatched})
-        yield _counter(
-            "exempt_requests", "Requests exempt from quotas as cluster actions.", "", {(): c.exempt}
-        )
-        yield _counter(
-            "fallback",
-            "Asks answered by on_store_failure because the store did not answer or was full, by reason.",
-            "reason",
-            c.fallbacks,
-        )
-        yield _counter(
-            "store_failures", "Failed store calls and store examinations, by reason.", "reason", c.failures
-        )
-        yield _gauge(
-            "store_circuit_open", "API processes whose store circuit is open.", "", {(): c.stores_away}
-        )
-        yield _gauge(
-            "store_faults",
-            "1 per detected store misconfiguration.",
-            "fault",
-            {(name,): 1 for name in sorted(c.store_faults)},
-        )
+        yield from _of_counts(self._counts)
         if self._memory is not None:
-            used, most = self._memory
-            yield _gauge("store_memory_bytes", "Memory used by the store, in bytes.", "", {(): used})
-            yield _gauge(
-                "store_memory_max_bytes", "The store's maxmemory in bytes; 0 for no limit.", "", {(): most}
-            )
-        yield _gauge(
-            "catalog_away",
-            "API processes that cannot reach the catalog and use the last quotas they read.",
-            "",
-            {(): c.catalogs_away},
-        )
-        yield _counter(
-            "access_failures", "Requests refused by access control, by reason.", "reason", c.access_failures
-        )
-        yield _counter(
-            "clock_corrections",
-            "Bucket updates for which the clock was behind the bucket's newest time.",
-            "",
-            {(): c.corrections},
-        )
-        yield _counter(
-            "debt_forgiven",
-            "Token bucket debt forgiven above the maximum debt, in units of the limit.",
-            "",
-            {(): c.forgiven},
-        )
-        yield _counter("log_dropped", "Decision log rows dropped by this node.", "", {(): c.log_dropped})
-        yield _histogram("decision_seconds", "Seconds from an ask to its decision.", c.decision_seconds)
-        yield _histogram("store_seconds", "Duration of a store call, in seconds.", c.store_seconds)
-        yield _histogram(
-            "queue_seconds", "Seconds an ask waited in this node before it was sent.", c.queue_seconds
-        )
-        yield _gauge("queue_asks", "Asks in this node that wait for a store call.", "", {(): c.queue_asks})
-        yield _counter(
-            "shed", "Requests and connections rejected by load shedding, by cause.", "cause", c.shed
-        )
-        yield _histogram("script_asks", "Asks per store call.", c.script_asks)
-        yield _values("rate", "Last measured rate, in the unit of the limit.", "quota entity", c.rates, sum)
-        yield _values(
-            "tokens",
-            "Tokens left in the bucket, negative in debt; the series other shows the minimum.",
-            "quota entity",
-            c.tokens,
-            min,
-        )
-        yield _means(
-            "throttle_seconds",
-            "Mean of recent throttle times above 0, in seconds.",
-            "quota entity",
-            _joined(c.rates, c.tokens),
-        )
-        yield _values(
-            "producer_ids_remembered", "Producer ids remembered by the filter.", "entity", c.remembered, sum
-        )
-        yield _values(
-            "filter_fill",
-            "Fill of the newest filter segment, from 0 to 1; the series other shows the maximum.",
-            "entity",
-            c.fills,
-            max,
-        )
-        yield _values(
-            "connection_accept_rate", "New connections per second.", "broker listener", c.accepted, sum
-        )
-        yield _counter(
-            "connection_blocked_seconds",
-            "Seconds that acceptors were asked to wait before the next connection.",
-            "listener",
-            c.blocked,
-        )
-        yield _means(
-            "connection_throttle_seconds",
-            "Mean of recent connection throttle times above 0, in seconds.",
-            "listener cause",
-            c.held,
-        )
+            yield from _of_memory(self._memory)
         if self._log is not None:
             yield from _of_log(self._log)
         if self._throttling is not None:
-            yield from _of_throttling(self._throttling, c.factor_fallbacks)
+            yield from _of_throttling(self._throttling, self._counts.factor_fallbacks)
 
 
-def _of_log(log: LogStatus) -> Iterator[Metric]:
+def _of_counts(c: Counts) -> tuple[Metric, ...]:
+    """The metrics of decisions, and of the processes that make them."""
+    return (
+        _counter(
+            "decisions",
+            "Decisions, by outcome, deciding quota and source.",
+            c.decisions,
+            "decision quota source",
+        ),
+        _counter(
+            "shadow_decisions", "Decisions that shadow quotas would have made.", c.shadows, "decision quota"
+        ),
+        _counter("unmatched_asks", "Asks to which no quota applied.", c.unmatched),
+        _counter("exempt_requests", "Requests exempt from quotas as cluster actions.", c.exempt),
+        _counter(
+            "fallback",
+            "Asks answered by on_store_failure because the store did not answer or was full, by reason.",
+            c.fallbacks,
+            "reason",
+        ),
+        _counter(
+            "store_failures", "Failed store calls and store examinations, by reason.", c.failures, "reason"
+        ),
+        _gauge("store_circuit_open", "API processes whose store circuit is open.", c.stores_away),
+        _gauge(
+            "store_faults",
+            "1 per detected store misconfiguration.",
+            {(name,): 1 for name in sorted(c.store_faults)},
+            "fault",
+        ),
+        _gauge(
+            "catalog_away",
+            "API processes that cannot reach the catalog and use the last quotas they read.",
+            c.catalogs_away,
+        ),
+        _counter(
+            "access_failures", "Requests refused by access control, by reason.", c.access_failures, "reason"
+        ),
+        _counter(
+            "clock_corrections",
+            "Bucket updates for which the clock was behind the bucket's newest time.",
+            c.corrections,
+        ),
+        _counter(
+            "debt_forgiven",
+            "Token bucket debt forgiven above the maximum debt, in units of the limit.",
+            c.forgiven,
+        ),
+        _counter("log_dropped", "Decision log rows dropped by this node.", c.log_dropped),
+        _histogram("decision_seconds", "Seconds from an ask to its decision.", c.decision_seconds),
+        _histogram("store_seconds", "Duration of a store call, in seconds.", c.store_seconds),
+        _histogram(
+            "queue_seconds", "Seconds an ask waited in this node before it was sent.", c.queue_seconds
+        ),
+        _gauge("queue_asks", "Asks in this node that wait for a store call.", c.queue_asks),
+        _counter("shed", "Requests and connections rejected by load shedding, by cause.", c.shed, "cause"),
+        _histogram("script_asks", "Asks per store call.", c.script_asks),
+        _values("rate", "Last measured rate, in the unit of the limit.", c.rates, "quota entity", sum),
+        _values(
+            "tokens",
+            "Tokens left in the bucket, negative in debt; the series other shows the minimum.",
+            c.tokens,
+            "quota entity",
+            min,
+        ),
+        _means(
+            "throttle_seconds",
+            "Mean of recent throttle times above 0, in seconds.",
+            _joined(c.rates, c.tokens),
+            "quota entity",
+        ),
+        _values(
+            "producer_ids_remembered", "Producer ids remembered by the filter.", c.remembered, "entity", sum
+        ),
+        _values(
+            "filter_fill",
+            "Fill of the newest filter segment, from 0 to 1; the series other shows the maximum.",
+            c.fills,
+            "entity",
+            max,
+        ),
+        _values("connection_accept_rate", "New connections per second.", c.accepted, "broker listener", sum),
+        _counter(
+            "connection_blocked_seconds",
+            "Seconds that acceptors were asked to wait before the next connection.",
+            c.blocked,
+            "listener",
+        ),
+        _means(
+            "connection_throttle_seconds",
+            "Mean of recent connection throttle times above 0, in seconds.",
+            c.held,
+            "listener cause",
+        ),
+    )
+
+
+def _of_memory(memory: Memory) -> tuple[Metric, ...]:
+    """The metrics of the store's memory."""
+    return (
+        _gauge("store_memory_bytes", "Memory used by the store, in bytes.", memory.used),
+        _gauge("store_memory_max_bytes", "The store's maxmemory in bytes; 0 for no limit.", memory.most),
+    )
+
+
+def _of_log(log: LogStatus) -> tuple[Metric, ...]:
     """The metrics of the decision log, which all nodes share."""
-    yield _gauge(
-        "log_lag_seconds",
-        "Age of the oldest batch not yet in a file, in seconds.",
-        "",
-        {(): log.lag_ms / 1000},
-    )
-    yield _gauge("log_waiting_batches", "Batches not yet written to a file.", "", {(): log.waiting})
-    yield _counter(
-        "log_written_rows",
-        "Rows written to files; rows of a batch that was sent twice count twice.",
-        "",
-        {(): log.written},
-    )
-    yield _counter(
-        "log_unreadable_rows", "Rows that could not be read and were set aside.", "", {(): log.unreadable}
-    )
-    yield _counter(
-        "log_write_failures", "Failed attempts to write or maintain files.", "", {(): log.failures}
+    return (
+        _gauge(
+            "log_lag_seconds", "Age of the oldest batch not yet in a file, in seconds.", log.lag_ms / 1000
+        ),
+        _gauge("log_waiting_batches", "Batches not yet written to a file.", log.waiting),
+        _counter(
+            "log_written_rows",
+            "Rows written to files; rows of a batch that was sent twice count twice.",
+            log.written,
+        ),
+        _counter("log_unreadable_rows", "Rows that could not be read and were set aside.", log.unreadable),
+        _counter("log_write_failures", "Failed attempts to write or maintain files.", log.failures),
     )
 
 
-def _of_throttling(now: ThrottlingStatus, fallbacks: int) -> Iterator[Metric]:
+def _of_throttling(now: ThrottlingStatus, fallbacks: int) -> tuple[Metric, ...]:
     """The metrics of the throttle factor and of the volumes it depends on; removed volumes have no series."""
     in_force, state = now.in_force, now.state
     volumes = state.volumes if state else ()
-    yield _gauge(
-        "throttle_factor",
-        "Factor applied to produce limits; 0 holds produce requests.",
-        "",
-        {(): in_force.factor},
-    )
     held_s: dict[Labels, float] = {("validity",): 0.0, ("fallback",): 0.0}
     if in_force.held_by:
         held_s[in_force.held_by,] = max(now.now_ms - in_force.held_since_ms, 0) / 1000
-    yield _gauge(
-        "throttle_factor_held_seconds",
-        "Seconds the factor has been held without a fresh observation, by reason.",
-        "by",
-        held_s,
-    )
-    yield _counter(
-        "throttle_factor_fallback", "Times the fallback factor came into force.", "", {(): fallbacks}
-    )
-    yield _counter(
-        "volume_limit_violations",
-        "Volumes that violated a limit, summed over all observations.",
-        "",
-        {(): state.violations if state else 0},
-    )
-    brokers = state.active_brokers if state else 0
-    yield _gauge("active_brokers", "Brokers seen by the last observation.", "", {(): brokers})
-    yield _gauge("active_log_dirs", "Known volumes.", "", {(): len(volumes)})
-    for name, text, sizes in (
-        (
-            "available",
-            "Bytes available on the volume.",
-            {(v.broker, v.dir): v.available_bytes for v in volumes},
+    return (
+        _gauge(
+            "throttle_factor", "Factor applied to produce limits; 0 holds produce requests.", in_force.factor
         ),
-        ("total", "Size of the volume in bytes.", {(v.broker, v.dir): v.total_bytes for v in volumes}),
-    ):
-        known: dict[Labels, float] = {labels: size for labels, size in sizes.items() if size is not None}
-        yield _gauge(f"volume_{name}_bytes", text, "broker dir", known)
+        _gauge(
+            "throttle_factor_held_seconds",
+            "Seconds the factor has been held without a fresh observation, by reason.",
+            held_s,
+            "by",
+        ),
+        _counter("throttle_factor_fallback", "Times the fallback factor came into force.", fallbacks),
+        _counter(
+            "volume_limit_violations",
+            "Volumes that violated a limit, summed over all observations.",
+            state.violations if state else 0,
+        ),
+        _gauge(
+            "active_brokers", "Brokers seen by the last observation.", state.active_brokers if state else 0
+        ),
+        _gauge("active_log_dirs", "Known volumes.", len(volumes)),
+        _gauge(
+            "volume_available_bytes",
+            "Bytes available on the volume.",
+            {(v.broker, v.dir): v.available_bytes for v in volumes if v.available_bytes is not None},
+            "broker dir",
+        ),
+        _gauge(
+            "volume_total_bytes",
+            "Size of the volume in bytes.",
+            {(v.broker, v.dir): v.total_bytes for v in volumes if v.total_bytes is not None},
+            "broker dir",
+        ),
+    )
 
 
-def _counter(name: str, text: str, labels: str, counts: dict[Labels, float]) -> Metric:
-    return _filled(CounterMetricFamily(f"quotagate_{name}", text, labels=labels.split()), counts)
+Series = float | Mapping[Labels, float]
+"""A value for each label set, or the only value of a metric without labels."""
 
 
-def _gauge(name: str, text: str, labels: str, values: Mapping[Labels, float]) -> Metric:
-    return _filled(GaugeMetricFamily(f"quotagate_{name}", text, labels=labels.split()), values)
+def _counter(name: str, text: str, samples: Series, labels: str = "") -> Metric:
+    return _filled(CounterMetricFamily(f"quotagate_{name}", text, labels=labels.split()), samples)
 
 
-def _filled(
-    family: CounterMetricFamily | GaugeMetricFamily, samples: Mapping[Labels, float]
-) -> CounterMetricFamily | GaugeMetricFamily:
-    for labels, value in samples.items():
+def _gauge(name: str, text: str, samples: Series, labels: str = "") -> Metric:
+    return _filled(GaugeMetricFamily(f"quotagate_{name}", text, labels=labels.split()), samples)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Series) -> Metric:
+    for labels, value in samples.items() if isinstance(samples, Mapping) else (((), samples),):
         family.add_metric(labels, value)
     return family
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    bounds = (*map(str, histogram.bounds), "+Inf")
+    buckets = list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
     family = HistogramMetricFamily(f"quotagate_{name}", text, labels=())
-    below, buckets = 0, []
-    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
-        below += count
-        buckets.append((bound, float(below)))
     family.add_metric((), buckets, histogram.total)
     return family
 
 
 def _values(
-    name: str, text: str, labels: str, gauges: Gauges, join: Callable[[Iterable[float]], float]
+    name: str, text: str, gauges: Gauges, labels: str, join: Callable[[Iterable[float]], float]
 ) -> Metric:
     known = {values: [g.value for g in group if g.value is not None] for values, group in _shown(gauges)}
-    return _gauge(name, text, labels, {values: join(those) for values, those in known.items() if those})
+    return _gauge(name, text, {values: join(those) for values, those in known.items() if those}, labels)
 
 
 def _joined(*parts: Gauges) -> Gauges:
@@ -267,10 +260,10 @@ def _joined(*parts: Gauges) -> Gauges:
     return joined
 
 
-def _means(name: str, text: str, labels: str, gauges: Gauges) -> Metric:
-    groups = _shown({labels: gauge for labels, gauge in gauges.items() if gauge.throttles})
+def _means(name: str, text: str, gauges: Gauges, labels: str) -> Metric:
+    groups = _shown({values: gauge for values, gauge in gauges.items() if gauge.throttles})
     means = {values: sum(g.throttled for g in its) / sum(g.throttles for g in its) for values, its in groups}
-    return _gauge(name, text, labels, means)
+    return _gauge(name, text, means, labels)
 
 
 def _shown(gauges: Gauges) -> Iterator[tuple[Labels, list[Gauge]]]:

@@ -52,11 +52,10 @@ def hold_decision(
     verdicts = tuple(_known(ask, match, away=away) for match in matches)
     outcome, throttle_ms, by = combine(verdicts)
     detail = verdicts if ask.detail else None
-    if outcome == "reject" or (outcome == "throttle" and throttle_ms >= wait_ms):
-        source: Source = "fallback" if away else "local"
-        return Decision(outcome, throttle_ms, False, len(verdicts), source, by, detail), verdicts
-    decision = Decision("throttle", wait_ms, False, len(verdicts), "local", THROTTLE_FACTOR, detail)
-    return decision, verdicts
+    source: Source = "fallback" if away else "local"
+    if outcome != "reject" and (outcome != "throttle" or throttle_ms < wait_ms):
+        outcome, throttle_ms, by, source = "throttle", wait_ms, THROTTLE_FACTOR, "local"
+    return Decision(outcome, throttle_ms, False, len(verdicts), source, by, detail), verdicts
 
 
 def _known(ask: Ask, match: Match, *, away: bool) -> Verdict:

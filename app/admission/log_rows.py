@@ -84,16 +84,11 @@ def size_of(entry: LogEntry) -> int:
     if isinstance(entry, ChangeEntry):
         return ROW_BYTES
     ask = entry.ask
-    names = 0
-    for name in (ask.principal, ask.client_id, ask.broker, ask.listener):
-        if name is not None:
-            names += getsizeof(name)
+    names = sum(map(getsizeof, filter(None, (ask.principal, ask.client_id, ask.broker, ask.listener))))
+    matches = (MATCH_BYTES + 3 * names) * len(entry.matches)
     ids = ask.producer_ids or ()
-    size = ROW_BYTES + ID_BYTES * len(ids) + (MATCH_BYTES + 3 * names) * len(entry.matches) + names
-    for one in ids:
-        if isinstance(one, str):
-            size += getsizeof(one)
-    return size
+    texts = sum(getsizeof(one) for one in ids if isinstance(one, str))
+    return ROW_BYTES + names + matches + ID_BYTES * len(ids) + texts
 
 
 class Packing:
@@ -121,8 +116,7 @@ class Packing:
     def batch(self, node: str, number: int, sent_ms: int, siblings: Sequence[Sibling] = ()) -> bytes:
         """The batch; its fields are those of ``app.decision_log.batch.Batch``."""
         name, made_by = batch_id(node, number), fingerprint(self._secret)
-        fields = (VERSION, name, node, sent_ms, self._quotas, self._packed, made_by, siblings)
-        return _encode(fields)
+        return _encode((VERSION, name, node, sent_ms, self._quotas, self._packed, made_by, siblings))
 
     def _raw(self, item: Row | LoggedQuota) -> Raw:
         packed = _encode(item)

@@ -1,9 +1,9 @@
-"""The port for recording decisions, and an implementation that records nothing."""
+"""The port for recording decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from app.admission.plan import Match
 from app.domain.ask import Ask
@@ -11,8 +11,8 @@ from app.domain.decision import Decision, Verdict
 from app.store.port import Answer
 
 
-class Logs(Protocol):
-    """Records decisions; ``app.admission.decision_log.DecisionLog`` does."""
+class Logs:
+    """Receives all decisions and records none; ``app.admission.decision_log.DecisionLog`` records them."""
 
     def decided(
         self,
@@ -39,17 +39,4 @@ class Logs(Protocol):
         """Record that ids of a refused ask were refreshed."""
 
 
-class Unlogged:
-    """Records nothing."""
-
-    def decided(self, *_: object) -> None:
-        """Ignore a decision."""
-
-    def late(self, *_: object) -> None:
-        """Ignore a late answer."""
-
-    def refreshed(self, *_: object) -> None:
-        """Ignore a refresh."""
-
-
-UNLOGGED: Final = Unlogged()
+UNLOGGED: Final = Logs()

@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
-from urllib.parse import unquote
 
 from msgspec import MsgspecError, msgpack
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,6 +24,7 @@ from app.admission.exposition import Exposition
 from app.admission.throttling import ThrottlingStatus
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
+from app.domain.binding import parts_of
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, AppliedQuota
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
@@ -281,10 +281,10 @@ class Metrics:
                     total.add(its)
         quiet = now - QUIET_S
         for gauges in total.gauges:
-            for labels in [labels for labels, gauge in gauges.items() if gauge.at < quiet]:
-                del gauges[labels]
-            for gauge in gauges.values():
-                if gauge.throttled_at < quiet:
+            for labels, gauge in list(gauges.items()):
+                if gauge.at < quiet:
+                    del gauges[labels]
+                elif gauge.throttled_at < quiet:
                     gauge.throttled = gauge.throttles = 0.0
         registry = CollectorRegistry()
         registry.register(Exposition(total, throttling, log, self._store_memory()))
@@ -312,5 +312,5 @@ def _broker_and_listener(bucket: str) -> tuple[str, str]:
     >>> _broker_and_listener("listener=EXTERNAL;broker=1"), _broker_and_listener("broker=2")
     (('1', 'EXTERNAL'), ('2', ''))
     """
-    names = dict(part.split("=", 1) for part in bucket.replace(";", ",").split(","))
-    return unquote(names.get("broker", "")), unquote(names.get("listener", ""))
+    names = parts_of(bucket)
+    return names.get("broker", ""), names.get("listener", "")

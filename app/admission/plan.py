@@ -11,7 +11,9 @@ from typing import Final, NamedTuple
 from msgspec import msgpack
 
 from app.admission.fallback import verdict_when_full
+from app.domain import bounds
 from app.domain.ask import Ask, Mode
+from app.domain.binding import Binding
 from app.domain.decision import Decision, Source, Verdict, combine, is_charged
 from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
 from app.domain.quota import Enforcement
@@ -89,6 +91,21 @@ def _size(caller: tuple[object, ...], found: tuple[Match, ...]) -> int:
 def matches_of(ask: Ask, quotas: Quotas, rules: MatchingRules) -> tuple[Match, ...]:
     """Return the quotas that apply to an ask, without a cache."""
     return tuple(Match(found, bucket_key(found)) for found in applied_quotas(ask, quotas, rules))
+
+
+def restricted_matches(
+    ask: Ask, matches: Sequence[Match], bound_to: Sequence[Binding], place: int
+) -> tuple[Match, ...]:
+    """Return the matches of a bound caller's ask; quotas whose buckets others share are enforced as deny.
+
+    Args:
+        place: the index of the ask in its batch.
+
+    Raises:
+        OutOfBoundsError: the ask records in a shared bucket, or gives back to one.
+    """
+    found = bounds.restrict(ask, [match.applied for match in matches], bound_to, place)
+    return tuple(Match(applied, match.key) for applied, match in zip(found, matches, strict=True))
 
 
 def scaled_match(match: Match, factor: float) -> Match:

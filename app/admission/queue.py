@@ -87,14 +87,18 @@ class Group:
 
         The work that they account for is done, so they are sent even after the request was answered.
         """
-        groups = []
-        for place in range(self.sent, len(self.plans)):
-            plan = self.plans[place]
-            if plan.mode in ("record", "refund"):
-                late = None if self.late is None else partial(_at_place, self.late, place)
-                group = Group((plan,), self.done, late, self.caller, self.on_behalf_of, self.since)
-                groups.append(group)
-        return groups
+        return [
+            Group(
+                (plan,),
+                self.done,
+                None if self.late is None else partial(_at_place, self.late, place),
+                self.caller,
+                self.on_behalf_of,
+                self.since,
+            )
+            for place, plan in enumerate(self.plans[self.sent :], self.sent)
+            if plan.mode in ("record", "refund")
+        ]
 
 
 class Queue:

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from app.admission.turns import FairTurns
 
@@ -30,14 +30,11 @@ def step(make: Callable[[], T]) -> Work[T]:
     return make()
 
 
-class SlicedJob:
+class SlicedJob(NamedTuple):
     """Unfinished work, and the future for its result."""
 
-    __slots__ = ("result", "work")
-
-    def __init__(self, work: Work[Any], result: asyncio.Future[Any]) -> None:
-        self.work = work
-        self.result = result
+    work: Work[Any]
+    result: asyncio.Future[Any]
 
 
 class Slices:

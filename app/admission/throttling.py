@@ -101,8 +101,7 @@ class Throttling:
 
     async def close(self) -> None:
         """Stop following."""
-        if self._following is not None:
-            await end(self._following)
+        await end(self._following)
 
     def at(self, at_ms: int | None = None) -> CurrentFactor:
         """Return the factor in force now, or at a caller's time."""

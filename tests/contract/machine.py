@@ -20,9 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from app.admission.bounds import restricted_matches
 from app.admission.fallback import verdict_when_full
-from app.admission.plan import decision_of, matches_of, plan_of
+from app.admission.plan import decision_of, matches_of, plan_of, restricted_matches
 from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
 from app.domain.caller import ANYONE, Caller
