@@ -58,7 +58,7 @@ class ExactIds(ProducerIds):
         place = self.find(spread, now_ms, layers)
         if place is not None and self.stale(spread, now_ms, layers):
             self.held[place.layer].discard(spread)
-            self._hold(spread, now_ms, layers)
+            self.adopt(spread, now_ms, layers)
 
     def charge(
         self,
@@ -75,7 +75,7 @@ class ExactIds(ProducerIds):
         del limit, full
         for spread in spreads:
             if self.remembered(now_ms, layers) < max_ids:
-                self._hold(spread, now_ms, layers)
+                self.adopt(spread, now_ms, layers)
             self.charges.append(now_ms)
         self.dead = max(self._alive(now_ms, window_ms), len(self.charges) - max_ids)
         if self.dead >= COMPACT_FROM and 2 * self.dead >= len(self.charges):
@@ -83,8 +83,17 @@ class ExactIds(ProducerIds):
             self.dead = 0
 
     def adopt(self, spread: bytes, now_ms: int, layers: Layers) -> None:
-        """Write an unseen id to the open layer, uncharged, as if it had been seen."""
-        self._hold(spread, now_ms, layers)
+        """Write an unseen id to the open layer, uncharged."""
+        number = self._open(now_ms, layers)
+        if number is None:
+            newest = max(self.layers, default=0)
+            number = self._begin_layer(now_ms)
+            live = self.live_layers(now_ms, layers)
+            # a filter is gone with its newest layer, even if another policy would revive an older layer
+            self.held = {
+                each: ids for each, ids in self.held.items() if newest in live and each in self.layers
+            }
+        self.held.setdefault(number, set()).add(spread)
 
     def forget(self, spread: bytes) -> None:
         """Forget an id."""
@@ -101,15 +110,3 @@ class ExactIds(ProducerIds):
 
     def _remembered_by(self, layer: int) -> int:
         return len(self.held.get(layer, ()))
-
-    def _hold(self, spread: bytes, now_ms: int, layers: Layers) -> None:
-        number = self._open(now_ms, layers)
-        if number is None:
-            newest = max(self.layers, default=0)
-            number = self._begin_layer(now_ms)
-            live = self.live_layers(now_ms, layers)
-            # a filter is gone with its newest layer, even if another policy would revive an older layer
-            self.held = {
-                each: ids for each, ids in self.held.items() if newest in live and each in self.layers
-            }
-        self.held.setdefault(number, set()).add(spread)

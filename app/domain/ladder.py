@@ -9,7 +9,14 @@ from typing import Final
 
 from app.domain.ask import Ask
 from app.domain.entity import ANY, Entity, Name, network_of
-from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, REQUEST_PERCENTAGE, REQUEST_RATE, Quota
+from app.domain.quota import (
+    KEYS,
+    MAX_CONNECTION_CREATION_RATE,
+    REQUEST_PERCENTAGE,
+    REQUEST_RATE,
+    Quota,
+    QuotaKey,
+)
 
 Quotas = Mapping[str, Mapping[Entity, Quota]]
 """All quotas, by quota key and then by entity."""
@@ -114,10 +121,15 @@ def covering_defaults(entity: Entity) -> tuple[Entity, ...]:
     return tuple(default for default in chosen if default != entity)
 
 
-def ip_rungs(ip: str, ipv6_prefix: int) -> Iterator[tuple[Entity, Entity]]:
-    """The ladder of an address: itself, then the default, which charges the address or its IPv6 network."""
-    yield Entity.of(ip=ip), Entity.of(ip=ip)
-    yield Entity.of(ip=ANY), Entity.of(ip=network_of(ip, ipv6_prefix))
+def own_rungs(type_: str, name: str, by_default: str) -> Iterator[tuple[Entity, Entity]]:
+    """The ladder of an entity of one type: itself, then the default, which charges ``by_default``.
+
+    >>> [(str(entity), str(bucket)) for entity, bucket in own_rungs("broker", "1", "1")]
+    [('broker=1', 'broker=1'), ('broker=*', 'broker=1')]
+    """
+    own = Entity(((type_, name),))
+    yield own, own
+    yield Entity(((type_, ANY),)), Entity(((type_, by_default),))
 
 
 def listener_rungs(broker: str | None, listener: str) -> Iterator[tuple[Entity, Entity]]:
@@ -125,14 +137,7 @@ def listener_rungs(broker: str | None, listener: str) -> Iterator[tuple[Entity, 
     if broker is not None:
         pair = Entity.of(broker=broker, listener=listener)
         yield pair, pair
-    yield Entity.of(listener=listener), Entity.of(listener=listener)
-    yield Entity.of(listener=ANY), Entity.of(listener=listener)
-
-
-def broker_rungs(broker: str) -> Iterator[tuple[Entity, Entity]]:
-    """The ladder of a broker: itself, then the default; each broker has its own bucket."""
-    yield Entity.of(broker=broker), Entity.of(broker=broker)
-    yield Entity.of(broker=ANY), Entity.of(broker=broker)
+    yield from own_rungs("listener", listener, listener)
 
 
 def _asked(
@@ -141,9 +146,7 @@ def _asked(
     """The ladders that an ask can match, each with the quotas of its key by entity."""
     for key in KEYS.values():
         entities = quotas.get(key.name)
-        if not entities or not _asks_for(key.usage, ask):
-            continue
-        if ask.cluster_action and key.name in EXEMPT_FOR_CLUSTER_ACTIONS:
+        if not entities or not _asks_for(key, ask):
             continue
         for rungs in _ladders(key.name, ask, rules):
             yield entities, rungs
@@ -155,12 +158,12 @@ def _ladders(key: str, ask: Ask, rules: MatchingRules) -> Iterator[Iterator[tupl
     if ("user",) in types:
         yield client_rungs(ask.principal, ask.client_id)
     if ("ip",) in types and ask.ip is not None:
-        yield ip_rungs(ask.ip, rules.ipv6_prefix)
+        yield own_rungs("ip", ask.ip, network_of(ask.ip, rules.ipv6_prefix))
     if key == MAX_CONNECTION_CREATION_RATE:
         if ask.listener is not None:
             yield listener_rungs(ask.broker, ask.listener)
         if ask.broker is not None and not _between_brokers(ask, rules):
-            yield broker_rungs(ask.broker)
+            yield own_rungs("broker", ask.broker, ask.broker)
 
 
 def _between_brokers(ask: Ask, rules: MatchingRules) -> bool:
@@ -168,8 +171,11 @@ def _between_brokers(ask: Ask, rules: MatchingRules) -> bool:
     return ask.listener is not None and ask.listener == rules.inter_broker_listener
 
 
-def _asks_for(usage: str, ask: Ask) -> bool:
-    return ask.producer_ids is not None if usage == "producer_ids" else usage in ask.usage
+def _asks_for(key: QuotaKey, ask: Ask) -> bool:
+    """Whether an ask has the usage that a key limits, and is not exempt from it."""
+    if ask.cluster_action and key.name in EXEMPT_FOR_CLUSTER_ACTIONS:
+        return False
+    return ask.producer_ids is not None if key.usage == "producer_ids" else key.usage in ask.usage
 
 
 def _applied(quota: Quota, entity: Entity, bucket: Entity, ask: Ask) -> AppliedQuota:

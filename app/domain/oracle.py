@@ -7,7 +7,7 @@ regard to speed. Time is an argument. One oracle is one store.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
@@ -273,7 +273,8 @@ class IdsBucket:
                 return Judgement("delay", quota.window_ms)
             if charged + unseen <= quota.limit:
                 return ADMIT
-            after = with_charges(self.state, [now] * unseen, self.max_ids)
+            charges = [*self.state.charges, *[now] * unseen][-self.max_ids :]
+            after = ProducerIds(self.state.layers, self.state.segments, charges)
             wait = corrected + after.wait_for_rate(1, now, quota.limit, quota.window_ms)
             return Judgement("delay", min(wait, MAX_THROTTLE_MS))
         largest = min(quota.limit, self.max_ids)
@@ -293,7 +294,7 @@ class IdsBucket:
 
     def touch(self, charge: BucketCharge) -> None:
         now, layers, limit = charge.now_ms, charge.quota.layers, charge.quota.limit
-        for spread in [s for s in self._seen(charge) if self.state.stale(s, now, layers)]:
+        for spread in self._stale(charge):
             self.state.refresh(spread, now, layers, limit, self.max_ids, full=charge.full)
 
     def charge(self, charge: BucketCharge) -> bool:
@@ -316,24 +317,19 @@ class IdsBucket:
 
     def _grows(self, charge: BucketCharge, charges: int) -> bool:
         """Whether the bucket must grow to hold the unseen ids and the refreshed ones."""
-        layers, now = charge.quota.layers, charge.now_ms
-        stale = sum(self.state.stale(spread, now, layers) for spread in self._seen(charge))
+        written = len(self._unseen(charge)) + len(self._stale(charge))
         return charges > self.state.capacity or self.state.is_short(
-            len(self._unseen(charge)) + stale, now, layers
+            written, charge.now_ms, charge.quota.layers
         )
 
     def _unseen(self, charge: BucketCharge) -> list[bytes]:
-        layers = charge.quota.layers
-        return [s for s in charge.spreads if self.state.find(s, charge.now_ms, layers) is None]
+        return [s for s in charge.spreads if self.state.find(s, charge.now_ms, charge.quota.layers) is None]
 
-    def _seen(self, charge: BucketCharge) -> list[bytes]:
-        layers = charge.quota.layers
-        return [s for s in charge.spreads if self.state.find(s, charge.now_ms, layers) is not None]
-
-
-def with_charges(state: ProducerIds, charges: Sequence[int], max_ids: int) -> ProducerIds:
-    """A copy of the state with these charges added."""
-    return ProducerIds(state.layers, state.segments, [*state.charges, *charges][-max_ids:])
+    def _stale(self, charge: BucketCharge) -> list[bytes]:
+        """The seen ids that are missing from the open layer."""
+        now, layers = charge.now_ms, charge.quota.layers
+        seen = [s for s in charge.spreads if self.state.find(s, now, layers) is not None]
+        return [s for s in seen if self.state.stale(s, now, layers)]
 
 
 @dataclass(slots=True)
@@ -392,12 +388,9 @@ class Oracle:
         written = _write(ask, outcome, [part for i, part in enumerate(parts) if i not in full])
         source: Source = "fallback" if full else "store" if parts else "local"
         charged = is_charged(ask.mode, outcome) and (not full or len(full) < len(parts))
-        decision = Decision(outcome, throttle_ms, charged, len(parts), source, limited_by)
-        if ask.detail:
-            shown = tuple(
-                verdict if i in full else _shown(verdict, parts[i]) for i, verdict in enumerate(verdicts)
-            )
-            decision = replace(decision, quotas=shown)
+        shown = (verdict if i in full else _shown(verdict, parts[i]) for i, verdict in enumerate(verdicts))
+        detail = tuple(shown) if ask.detail else None
+        decision = Decision(outcome, throttle_ms, charged, len(parts), source, limited_by, detail)
         if retry is not None and written and not self.full:
             self.answers[retry] = (decision, now_ms)
         return decision
@@ -408,12 +401,13 @@ class Oracle:
         bucket = self.buckets.setdefault(key, self._absent(quota))
         if ask.mode == "peek":
             bucket = copy.deepcopy(bucket)
+        self.corrections += bucket.newest_ms is not None and now_ms < bucket.newest_ms
         charge = BucketCharge(
             quota=quota,
             usage=usage_of(ask, quota),
             enforcement=enforcement_of(ask, quota),
             recording=ask.mode == "record",
-            now_ms=self._now(ask, quota, bucket, now_ms),
+            now_ms=corrected_now(ask.mode, quota, bucket, now_ms),
             wait_from_ms=now_ms,
             spreads=spreads_of(ask, self.secret) if quota.algorithm == "producer_ids" else (),
             full=self.full and ask.mode != "peek",
@@ -424,11 +418,6 @@ class Oracle:
         if quota.algorithm == "sampled_rate":
             return RateBucket()
         return TokensBucket() if quota.algorithm == "token_bucket" else IdsBucket(self.max_ids)
-
-    def _now(self, ask: Ask, quota: Quota, bucket: Bucket, now_ms: int) -> int:
-        newest = bucket.newest_ms
-        self.corrections += newest is not None and now_ms < newest
-        return corrected_now(ask.mode, quota, bucket, now_ms)
 
     def _verdicts(self, ask: Ask, parts: list[Part]) -> list[Verdict]:
         verdicts = [self._verdict(ask, part) for part in parts]

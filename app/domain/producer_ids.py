@@ -59,8 +59,7 @@ class ProducerIds:
     @property
     def newest_ms(self) -> int | None:
         """The time of the last layer or charge; None for an absent bucket."""
-        times = [*list(self.layers.values())[-1:], *self.charges[-1:]]
-        return max(times, default=None)
+        return max([*list(self.layers.values())[-1:], *self.charges[-1:]], default=None)
 
     def move(self, by_ms: int) -> None:
         """Shift every time so that ages stay the same: the clock was set back by more than a window."""

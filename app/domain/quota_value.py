@@ -192,7 +192,6 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
         max_debt = limit * (defaults.max_debt_ms / 1000)
     types = entity.types
     scope = definition.get("scope", "broker" if types == ("listener",) else "cluster")
-    layers = definition.get("layers", defaults.layers)
     return Quota(
         key=key,
         limit=limit,
@@ -206,7 +205,7 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
         burst=burst,
         max_debt=max_debt,
         window_ms=window_ms,
-        layers=_resolve_layers(layers, window_ms),
+        layers=_resolve_layers(definition.get("layers", defaults.layers), window_ms),
         epoch=epoch,
     )
 
@@ -334,10 +333,10 @@ def _number(value: object, low: int, high: int, *, whole: bool) -> int | float:
 
 
 def _layers(value: object) -> object:
-    policies = " or ".join(map(repr, LAYER_POLICIES))
     if isinstance(value, str) and value in LAYER_POLICIES:
         return value
     if not isinstance(value, Mapping) or set(value) != {"interval_ms", "ttl_ms"}:
+        policies = " or ".join(map(repr, LAYER_POLICIES))
         raise _FieldError(f"must be {policies}, or an object with interval_ms and ttl_ms")
     interval_ms = _layer_ms(value, "interval_ms", MIN_LAYER_MS, MAX_WINDOW_MS)
     ttl_ms = _layer_ms(value, "ttl_ms", interval_ms, MAX_LAYERS * interval_ms)

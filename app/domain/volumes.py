@@ -5,9 +5,9 @@ Everything here is a function of a state and a time. Times are in milliseconds; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 from app.domain.quota import PRODUCER_BYTE_RATE, Quota
 
@@ -80,16 +80,12 @@ class VolumeLimit:
         return total_bytes == 0 or available_bytes / total_bytes <= self.min_available_ratio
 
 
-class FactorPolicy(Protocol):
-    """A policy that turns the state of a cluster's volumes into a factor."""
-
-    def __call__(self, violating: int, volumes: int) -> float:
-        """The factor, from the number of violating volumes and the number of all volumes."""
+FactorPolicy = Callable[[int, int], float]
+"""A policy: the factor, from the number of violating volumes and the number of all volumes."""
 
 
-def all_or_nothing(violating: int, volumes: int) -> float:
+def all_or_nothing(violating: int, _volumes: int) -> float:
     """Strimzi's policy: the factor is 0 if any volume in the cluster violates, else 1."""
-    del volumes
     return 0.0 if violating else 1.0
 
 

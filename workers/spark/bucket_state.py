@@ -39,8 +39,9 @@ class WrittenIds(ExactIds):
         if self.remembered(now_ms, layers) < max_ids:
             self.adopt(id_, now_ms, layers)
 
-    def _hold(self, spread: bytes, now_ms: int, layers: Layers) -> None:
-        super(WrittenIds, self)._hold(spread, now_ms, layers)
+    def adopt(self, spread: bytes, now_ms: int, layers: Layers) -> None:
+        """Write an unseen id to the open layer, and remember when."""
+        super(WrittenIds, self).adopt(spread, now_ms, layers)
         self.written[spread] = now_ms
         held = sum(map(len, self.held.values()))
         if len(self.written) > SPARE * held + DIGEST_BYTES:
