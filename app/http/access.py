@@ -15,14 +15,13 @@ from typing import Final
 from starlette.types import Scope
 
 from app.domain.ask import Ask
-from app.domain.entity import network_of, normalise_ip
-from app.domain.errors import EntityError, OutOfBoundsError
+from app.domain.errors import OutOfBoundsError
 from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http import host
 from app.http.peer import PEER
 from app.http.problems import FieldError, ProblemError
 from app.http.refusals import Refusals, fingerprint
-from app.http.slowdown import Slowdown
+from app.http.slowdown import Slowdown, source_of
 
 ADMIN: Final = "admin"
 """The name of the admin key in the history; no other key has this name."""
@@ -94,7 +93,7 @@ class Access:
         Raises:
             ProblemError: 401 for an invalid key, even if none is needed.
         """
-        if sent := _credentials(scope):
+        if sent := [value for name, value in scope["headers"] if name == b"authorization"]:
             grant = self._with_key(sent, scope)
         else:
             grant = OPEN if self.is_open(scope) else NOBODY
@@ -253,20 +252,7 @@ class Access:
 
 def turn_of(grant: Grant, scope: Scope) -> str:
     """Return the name under which a sender takes turns: its key, or else its address."""
-    return f"key {grant.name}" if grant.name is not None else _turn_of(_address(scope))
-
-
-@lru_cache(REMEMBERED_ADDRESSES)
-def _turn_of(address: str) -> str:
-    """Return what callers without a key take turns by: an address, or the /64 of an IPv6 address.
-
-    >>> _turn_of("2001:db8::7"), _turn_of("::ffff:10.0.0.7"), _turn_of("")
-    ('2001:db8::/64', '10.0.0.7', '')
-    """
-    try:
-        return network_of(normalise_ip(address), 64)
-    except EntityError:  # a unix socket's path, or nothing
-        return address
+    return f"key {grant.name}" if grant.name is not None else source_of(_address(scope))
 
 
 @lru_cache(REMEMBERED_ADDRESSES)
@@ -288,7 +274,3 @@ def _address(scope: Scope) -> str:
     """Return the caller's address; empty if it has none."""
     client = scope.get("client")
     return client[0] if client else ""
-
-
-def _credentials(scope: Scope) -> list[bytes]:
-    return [value for name, value in scope["headers"] if name == b"authorization"]

@@ -78,11 +78,10 @@ def administration(
     )
     for router in routers:
         api.include_router(router)
-    api.add_exception_handler(ProblemError, _problem)
-    api.add_exception_handler(HTTPException, _http_problem)
-    api.add_exception_handler(RequestValidationError, _validation_problem)
-    api.add_exception_handler(Exception, _failure)
-    api.openapi = openapi.Document(api, clock, sources)  # type: ignore[method-assign]
+    for kind in (ProblemError, HTTPException, RequestValidationError, Exception):
+        api.add_exception_handler(kind, _answer)
+    document = openapi.document_of(api, clock, sources)
+    api.openapi = lambda: document  # type: ignore[method-assign]
     return api
 
 
@@ -145,27 +144,23 @@ class Front:
             log.exception("a request failed", path=scope["path"])
 
 
-async def _problem(_request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, ProblemError)
-    return problem.response()
+async def _answer(request: Request, error: Exception) -> Response:
+    return _problem_of(request, error).response()
 
 
-async def _http_problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    details = {404: "There is nothing at this path.", 405: f"This path does not take {request.method}."}
-    return ProblemError(
-        error.status_code, details.get(error.status_code, error.detail), headers=error.headers
-    ).response()
-
-
-async def _validation_problem(_request: Request, error: Exception) -> Response:
-    """Turn FastAPI's own errors into a problem; locations begin with ``body``, ``path`` or ``query``."""
-    assert isinstance(error, RequestValidationError)
-    faults = error.errors()
-    if any(fault["type"] == "json_invalid" for fault in faults):
-        return ProblemError(400, "The body is not JSON.").response()
-    return unprocessable(*(FieldError(pointer(*f["loc"][1:]), f["msg"]) for f in faults)).response()
-
-
-async def _failure(_request: Request, _error: Exception) -> Response:
-    return failure().response()
+def _problem_of(request: Request, error: Exception) -> ProblemError:
+    """Return an error as a problem; the locations of FastAPI's begin with ``body``, ``path`` or ``query``."""
+    match error:
+        case ProblemError():
+            return error
+        case HTTPException(status_code=status):
+            details = {
+                404: "There is nothing at this path.",
+                405: f"This path does not take {request.method}.",
+            }
+            return ProblemError(status, details.get(status, error.detail), headers=error.headers)
+        case RequestValidationError():
+            if any(fault["type"] == "json_invalid" for fault in error.errors()):
+                return ProblemError(400, "The body is not JSON.")
+            return unprocessable(*(FieldError(pointer(*f["loc"][1:]), f["msg"]) for f in error.errors()))
+    return failure()

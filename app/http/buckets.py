@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
 import structlog
 from fastapi import APIRouter
@@ -17,12 +18,11 @@ from app.domain.bucket import BucketName
 from app.domain.quota import KEYS, MAX_EXACT
 from app.http import buckets_schema as schema
 from app.http.access import Access
-from app.http.problems import FieldError, away, unknown, unprocessable
+from app.http.admin import admin_router
+from app.http.problems import Rule, away, faults, unprocessable
 from app.http.query import Parameters
 from app.http.strict import JSON, answer, read_json
 from app.store.port import StoreError
-
-T = TypeVar("T")
 
 PATH: Final = "/v1/buckets"
 RESET: Final = "/v1/buckets:reset"
@@ -48,12 +48,11 @@ def router(
         now_ms: returns the newest time seen, under the caller's clock; None under the store's.
         was_reset: called after each reset.
     """
-    routes = APIRouter(tags=["Buckets"], default_response_class=Response)
+    routes = admin_router("Buckets", access)
 
     @routes.get(PATH, **schema.show(timed=now_ms is not None))
     async def get_buckets(request: Request) -> Response:
-        access.require(request.scope, "read")
-        query = Parameters.of(request.scope, *FIELDS, *(["at_ms"] if now_ms else []))
+        query = Parameters(request.scope, *FIELDS, *(["at_ms"] if now_ms else []))
         if not query.texts("bucket"):
             query.wrong("bucket", MISSING)
         bucket, quota = query.one("bucket", buckets.parse), query.one("quota", _key)
@@ -71,9 +70,8 @@ def router(
 
     @routes.post(RESET, **schema.RESET)
     async def reset_bucket(request: Request) -> Response:
-        access.require(request.scope, "write")
         bucket, quota = _wanted(await read_json(request, JSON), buckets)
-        Parameters.of(request.scope).check()
+        Parameters(request.scope).check()
         async with _refusals():
             emptied, order = await buckets.reset(bucket, quota)
         who = access.who(request.scope)
@@ -90,26 +88,23 @@ def _wanted(body: Any, buckets: Buckets) -> tuple[BucketName, str | None]:
     Raises:
         ProblemError: 422 that names every error.
     """
-    if not isinstance(body, dict):
-        raise unprocessable(FieldError("", 'must be an object: {"bucket": NAME, "quota": KEY}'))
-    errors = unknown(body, FIELDS)
-    if "bucket" not in body:
-        errors.append(FieldError("/bucket", MISSING))
-    bucket = _named(body["bucket"], "/bucket", buckets.parse, errors) if "bucket" in body else None
-    quota = None if body.get("quota") is None else _named(body["quota"], "/quota", _key, errors)
-    if errors or bucket is None:
+    rules = {
+        "bucket": Rule(partial(_fault, buckets.parse), MISSING),
+        "quota": Rule(lambda name: None if name is None else _fault(_key, name), missing=None),
+    }
+    if errors := faults(body, 'must be an object: {"bucket": NAME, "quota": KEY}', rules):
         raise unprocessable(*errors)
-    return bucket, quota
+    return buckets.parse(body["bucket"]), body.get("quota")
 
 
-def _named(name: object, field: str, read: Callable[[str], T], errors: list[FieldError]) -> T | None:
-    """Return what a name means; None if it is invalid, with the reason added to ``errors``."""
+def _fault(read: Callable[[str], object], name: object) -> str | None:
+    """Return why a name cannot be read, or None."""
+    if not isinstance(name, str):
+        return "must be a string"
     try:
-        if isinstance(name, str):
-            return read(name)
-        errors.append(FieldError(field, "must be a string"))
+        read(name)
     except ValueError as wrong:
-        errors.append(FieldError(field, str(wrong)))
+        return str(wrong)
     return None
 
 

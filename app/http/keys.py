@@ -22,14 +22,13 @@ from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
 from app.http import keys_schema as schema
 from app.http.access import ADMIN, Access
-from app.http.methods import sharing
-from app.http.problems import FieldError, ProblemError, away, unprocessable
+from app.http.admin import admin_router
+from app.http.problems import FieldError, ProblemError, Rule, away, faults, is_whole, must, unprocessable
 from app.http.strict import JSON, answer, read_json
 
 PATH: Final = "/v1/keys"
 ROTATE: Final = "/v1/keys/{name}:rotate"
 ONE: Final = "/v1/keys/{name}"
-METHODS: Final = {PATH: "GET, POST", ROTATE: "POST", ONE: "DELETE"}
 
 log = structlog.get_logger("quotagate.keys")
 
@@ -45,18 +44,16 @@ class KeyRequest(NamedTuple):
 
 def router(keys: Keys, access: Access) -> APIRouter:
     """Return the routes; only the answers to creation and rotation hold a secret, and none holds a hash."""
-    routes = APIRouter(tags=["Keys"], default_response_class=Response, route_class=sharing(METHODS))
+    routes = admin_router("Keys", access)
 
     @routes.get(PATH, **schema.LIST)
-    async def get_keys(request: Request) -> Response:
-        access.require(request.scope, "admin")
+    async def get_keys() -> Response:
         async with _refusals():
             found = await keys.all()
         return _json(schema.KeyListBody([schema.KeyBody(**_fields(key)) for key in found]))
 
     @routes.post(PATH, **schema.CREATE)
     async def create_key(request: Request) -> Response:
-        access.require(request.scope, "admin")
         wanted = wanted_of(await read_json(request, JSON))
         async with _refusals():
             key, secret = await keys.create(*wanted, _now_ms())
@@ -65,7 +62,6 @@ def router(keys: Keys, access: Access) -> APIRouter:
 
     @routes.post(ROTATE, **schema.ROTATE)
     async def rotate_key(request: Request, name: str) -> Response:
-        access.require(request.scope, "admin")
         grace_ms = _grace_ms(await read_json(request, JSON) if _has_body(request) else {})
         async with _refusals():
             key, secret = await keys.rotate(name, grace_ms, _now_ms())
@@ -74,7 +70,6 @@ def router(keys: Keys, access: Access) -> APIRouter:
 
     @routes.delete(ONE, **schema.REVOKE)
     async def revoke_key(request: Request, name: str) -> Response:
-        access.require(request.scope, "admin")
         who = access.who(request.scope)  # the request may revoke its own key
         async with _refusals():
             await keys.revoke(name)
@@ -84,50 +79,64 @@ def router(keys: Keys, access: Access) -> APIRouter:
     return routes
 
 
+def _name_fault(name: object) -> str | None:
+    if name == ADMIN:
+        return "must not be admin, the name of the admin key"
+    valid = isinstance(name, str) and re.fullmatch(schema.NAME, name)
+    return None if valid else schema.NAME_MUST
+
+
+def _expiry_fault(expires_ms: object) -> str | None:
+    """Return what is wrong with the instant at which a key expires; it may be in the past."""
+    if not isinstance(expires_ms, int) or isinstance(expires_ms, bool):
+        return "must be an instant in milliseconds, an integer"
+    return None if 0 <= expires_ms <= MAX_EXACT else "must be from 0 to 2^53 - 1"
+
+
+_KEY: Final = {
+    "name": Rule(_name_fault),
+    "scopes": Rule(
+        must("must be a list of one scope or more", lambda scopes: isinstance(scopes, list) and scopes != [])
+    ),
+    "bound_to": Rule(
+        must(
+            f"must be a list of up to {schema.MAX_BOUND_TO} entities",
+            lambda entities: isinstance(entities, list) and len(entities) <= schema.MAX_BOUND_TO,
+        ),
+        missing=None,
+    ),
+    "expires_ms": Rule(_expiry_fault, missing=None),
+}
+
+
 def wanted_of(body: Any) -> KeyRequest:
-    """Return the key that a body asks for.
+    """Return the key that a body asks for; a field that is null counts as missing.
 
     Raises:
         ProblemError: 422 that names every error.
     """
     if not isinstance(body, dict):
         raise unprocessable(FieldError("", "must be an object with name and scopes"))
-    errors = [*_unknown(body, KeyRequest._fields)]
-    wanted = KeyRequest(
-        _name(body.get("name"), errors),
-        _scopes(body.get("scopes"), errors),
-        _bound_to(body.get("bound_to"), errors),
-        _expires_ms(body.get("expires_ms"), errors),
-    )
-    if wanted.bound_to and not BINDABLE.issuperset(wanted.scopes):
+    sent = {field: body[field] for field in _KEY if body.get(field) is not None}
+    errors = _unknown(body, _KEY) + faults(sent, "", _KEY)
+    wrong = {error.field for error in errors}
+    scopes = [] if "/scopes" in wrong else _scopes(sent["scopes"], errors)
+    bound_to = [] if "/bound_to" in wrong else _bound_to(sent.get("bound_to", []), errors)
+    if bound_to and not BINDABLE.issuperset(scopes):
         allowed = " and ".join(scope for scope in PERMISSIONS if scope in BINDABLE)
         errors.append(
             FieldError("/bound_to", f"is valid with the scopes {allowed} only: the others name no entity")
         )
     if errors:
         raise unprocessable(*errors)
-    return wanted
+    return KeyRequest(sent["name"], scopes, bound_to, sent.get("expires_ms"))
 
 
 def _unknown(body: dict[str, Any], known: Iterable[str]) -> list[FieldError]:
     return [FieldError(pointer(field), "is unknown") for field in body if field not in known]
 
 
-def _name(name: object, errors: list[FieldError]) -> str:
-    if name is None:
-        errors.append(FieldError("/name", "is required"))
-    elif not isinstance(name, str) or not re.fullmatch(schema.NAME, name):
-        errors.append(FieldError("/name", schema.NAME_MUST))
-    elif name == ADMIN:
-        errors.append(FieldError("/name", "must not be admin, the name of the admin key"))
-    return str(name)
-
-
-def _scopes(scopes: object, errors: list[FieldError]) -> list[str]:
-    if not isinstance(scopes, list) or not scopes:
-        message = "is required" if scopes is None else "must be a list of one scope or more"
-        errors.append(FieldError("/scopes", message))
-        return []
+def _scopes(scopes: list[Any], errors: list[FieldError]) -> list[str]:
     for place, scope in enumerate(scopes):
         if scope not in PERMISSIONS:
             errors.append(FieldError(f"/scopes/{place}", f"must be one of {', '.join(PERMISSIONS)}"))
@@ -136,45 +145,26 @@ def _scopes(scopes: object, errors: list[FieldError]) -> list[str]:
     return [scope for scope in PERMISSIONS if scope in scopes]
 
 
-def _bound_to(entities: object, errors: list[FieldError]) -> list[str]:
-    if entities is None:
-        return []
-    if not isinstance(entities, list) or len(entities) > schema.MAX_BOUND_TO:
-        errors.append(FieldError("/bound_to", f"must be a list of up to {schema.MAX_BOUND_TO} entities"))
-        return []
-    found = []
+def _bound_to(entities: list[Any], errors: list[FieldError]) -> list[str]:
+    found: dict[str, None] = {}
     for place, spelled in enumerate(entities):
         try:
-            found.append(str(Binding.parse(spelled if isinstance(spelled, str) else "")))
+            found[str(Binding.parse(spelled if isinstance(spelled, str) else ""))] = None
         except EntityError as error:
             errors.append(FieldError(f"/bound_to/{place}", str(error)))
-    return list(dict.fromkeys(found))
-
-
-def _expires_ms(expires_ms: object, errors: list[FieldError]) -> int | None:
-    """Return the instant at which the key expires, which may be in the past."""
-    if expires_ms is None:
-        return None
-    if not isinstance(expires_ms, int) or isinstance(expires_ms, bool):
-        errors.append(FieldError("/expires_ms", "must be an instant in milliseconds, an integer"))
-    elif not 0 <= expires_ms <= MAX_EXACT:
-        errors.append(FieldError("/expires_ms", "must be from 0 to 2^53 - 1"))
-    else:
-        return expires_ms
-    return None
+    return list(found)
 
 
 def _grace_ms(body: Any) -> int:
     if not isinstance(body, dict):
         raise unprocessable(FieldError("", "must be an object, perhaps with grace_ms"))
     errors = _unknown(body, ("grace_ms",))
-    grace_ms = body.get("grace_ms", 0)
-    whole = isinstance(grace_ms, int) and not isinstance(grace_ms, bool)
-    if not whole or not 0 <= grace_ms <= schema.MAX_GRACE_MS:
+    grace_ms: int = body.get("grace_ms", 0)
+    if not is_whole(grace_ms, 0, schema.MAX_GRACE_MS):
         errors.append(FieldError("/grace_ms", f"must be an integer from 0 to {schema.MAX_GRACE_MS}"))
     if errors:
         raise unprocessable(*errors)
-    return int(grace_ms)
+    return grace_ms
 
 
 def _has_body(request: Request) -> bool:

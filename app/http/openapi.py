@@ -23,10 +23,8 @@ from app.http import (
 from app.http.access import scope_of
 from app.http.check_question import Sources
 from app.http.problems import FieldError, ProblemError, overloaded, unprocessable
-from app.http.schema import access_problems, components, problem_answers, ref
+from app.http.schema import Schema, access_problems, components, problem_answers, ref
 from app.http.wire import MAX_BODY, Clock
-
-Schema = dict[str, Any]
 
 DESCRIPTION: Final = """\
 Quotagate answers one question, fast and the same on every node: **may this work go ahead, or must it wait
@@ -81,61 +79,47 @@ _UNKNOWN: Final = FieldError("/usage/request", "is unknown")
 _NO_WHOLE: Final = FieldError("/asks/3/usage/requests", "must be an integer")
 
 
-class Document:
-    """The document of one application, made on first use."""
-
-    def __init__(self, api: FastAPI, clock: Clock, sources: Sources) -> None:
-        self._api = api
-        self._clock = clock
-        self._sources = sources
-        self._made: Schema = {}
-
-    def __call__(self) -> Schema:
-        if not self._made:
-            self._made = self._make()
-        return self._made
-
-    def _make(self) -> Schema:
-        api = self._api
-        document = get_openapi(
-            title=api.title,
-            version=api.version,
-            summary=api.summary,
-            description=api.description,
-            license_info=api.license_info,
-            tags=api.openapi_tags,
-            servers=[{"url": "/", "description": "The host that serves this document."}],
-            routes=api.routes,
-        )
-        for context in iter_route_contexts(api.routes):
-            route = context.original_route
-            if isinstance(route, APIRoute) and route.include_in_schema:
-                for method in route.methods or ():
-                    _restore_nulls(document["paths"][route.path_format][method.lower()], route)
-        for path, operations in document["paths"].items():
-            for method, operation in operations.items():
-                scope = scope_of(method.upper(), path)
-                operation["security"] = [] if path in KEYLESS else [{KEY: [scope]}]
-                operation["responses"].update(_access_problem() if path in KEYLESS else {})
-                operation["responses"] = _without_fastapis_422(operation["responses"])
-                operation["tags"] = list(dict.fromkeys(operation.get("tags", ())))
-                # FastAPI adds path and method to the name of the function; a generated client needs the name.
-                added = re.sub(r"\W", "_", path) + f"_{method}"
-                operation["operationId"] = operation["operationId"].removesuffix(added)
-        document["paths"]["/metrics"]["get"]["security"].append({})
-        document["paths"]["/metrics"]["get"]["responses"] |= problem_answers(access_problems("read"))
-        its_check = {check.PATH: check_schema.item(self._sources, self._clock)}
-        document["paths"] = _hot_paths() | its_check | document["paths"]
-        schemas = _schemas(self._clock)
-        for room in (quotas_lists_schema, buckets_schema, volumes_schema, keys_schema):
-            schemas |= room.COMPONENTS
-        schemas["Health"] = document["components"]["schemas"]["Health"]
-        document["components"] = {
-            "schemas": schemas,
-            "responses": check_schema.responses(_ADMITTED, *access_problems("decide")),
-            "securitySchemes": {KEY: {"type": "http", "scheme": "bearer", "description": KEY_DESCRIPTION}},
-        }
-        return document
+def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
+    """Return the document of an application."""
+    document = get_openapi(
+        title=api.title,
+        version=api.version,
+        summary=api.summary,
+        description=api.description,
+        license_info=api.license_info,
+        tags=api.openapi_tags,
+        servers=[{"url": "/", "description": "The host that serves this document."}],
+        routes=api.routes,
+    )
+    for context in iter_route_contexts(api.routes):
+        route = context.original_route
+        if isinstance(route, APIRoute) and route.include_in_schema:
+            for method in route.methods or ():
+                _restore_nulls(document["paths"][route.path_format][method.lower()], route)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            scope = scope_of(method.upper(), path)
+            operation["security"] = [] if path in KEYLESS else [{KEY: [scope]}]
+            operation["responses"].update(_access_problem() if path in KEYLESS else {})
+            operation["responses"] = _without_fastapis_422(operation["responses"])
+            operation["tags"] = list(dict.fromkeys(operation.get("tags", ())))
+            # FastAPI adds path and method to the name of the function; a generated client needs the name.
+            added = re.sub(r"\W", "_", path) + f"_{method}"
+            operation["operationId"] = operation["operationId"].removesuffix(added)
+    document["paths"]["/metrics"]["get"]["security"].append({})
+    document["paths"]["/metrics"]["get"]["responses"] |= problem_answers(access_problems("read"))
+    its_check = {check.PATH: check_schema.item(sources, clock)}
+    document["paths"] = _hot_paths() | its_check | document["paths"]
+    schemas = _schemas(clock)
+    for room in (quotas_lists_schema, buckets_schema, volumes_schema, keys_schema):
+        schemas |= room.COMPONENTS
+    schemas["Health"] = document["components"]["schemas"]["Health"]
+    document["components"] = {
+        "schemas": schemas,
+        "responses": check_schema.responses(_ADMITTED, *access_problems("decide")),
+        "securitySchemes": {KEY: {"type": "http", "scheme": "bearer", "description": KEY_DESCRIPTION}},
+    }
+    return document
 
 
 def _restore_nulls(operation: Schema, route: APIRoute) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final, Self, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from starlette.types import Scope
@@ -21,19 +21,21 @@ _INTEGER: Final = re.compile("0|[1-9][0-9]{0,18}")
 class Parameters:
     """The query parameters of a request, and their errors.
 
-    >>> query = Parameters.of({"query_string": b"limit=5&entity=user%3Da"}, "limit", "entity")
+    >>> query = Parameters({"query_string": b"limit=5&entity=user%3Da"}, "limit", "entity")
     >>> query.integer("limit", 1, 1000), query.one("entity", str.upper), query.one("cursor", str.upper)
     (5, 'USER=A', None)
     """
 
-    def __init__(self, sent: Sequence[tuple[str, str]], errors: Sequence[FieldError]) -> None:
-        self._sent = sent
-        self._errors = [*errors]
-
-    @classmethod
-    def of(cls, scope: Scope, *known: str) -> Self:
+    def __init__(self, scope: Scope, *known: str) -> None:
         """Read the query of a request to a route that has these parameters."""
-        return cls(*_known_ones(scope["query_string"], known))
+        self._errors: list[FieldError] = []
+        self._sent: list[tuple[str, str]] = []
+        use = f": use {', '.join(known)}" if known else ", as every parameter here"
+        for name, value in parameters(scope["query_string"], self._errors):
+            if name in known:
+                self._sent.append((name, value))
+            else:
+                self.wrong(name, f"is unknown{use}")
 
     def texts(self, name: str) -> list[str]:
         """Return all values of a parameter that may be repeated."""
@@ -98,18 +100,6 @@ def parameters(query: bytes, errors: list[FieldError]) -> Iterator[tuple[str, st
             yield _unescaped(spelled), _unescaped(text)
         except ValueError:
             errors.append(FieldError(pointer(spelled), "must be percent-encoded UTF-8"))
-
-
-def _known_ones(query: bytes, known: Collection[str]) -> tuple[list[tuple[str, str]], list[FieldError]]:
-    found: list[tuple[str, str]] = []
-    errors: list[FieldError] = []
-    use = f": use {', '.join(known)}" if known else ", as every parameter here"
-    for name, value in parameters(query, errors):
-        if name in known:
-            found.append((name, value))
-        else:
-            errors.append(FieldError(pointer(name), f"is unknown{use}"))
-    return found, errors
 
 
 def _unescaped(text: str) -> str:

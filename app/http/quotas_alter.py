@@ -19,7 +19,7 @@ from app.domain.quota import Defaults
 from app.domain.quota_value import Definition, pointer, replace
 from app.http import quotas_lists_schema as schema
 from app.http.access import Access
-from app.http.problems import MAX_ERRORS, FieldError, unknown, unprocessable
+from app.http.problems import FLAG, MAX_ERRORS, FieldError, Rule, faults, must, unprocessable
 from app.http.query import Parameters
 from app.http.quotas_lists_schema import MAX_ALTERED, MAX_APPLIED
 from app.http.quotas_wire import conditions_of, origin_of, refusals
@@ -27,6 +27,13 @@ from app.http.strict import JSON, answer, read_json
 
 AT_ONCE: Final = 100
 """How many alterations to read before letting decisions run."""
+
+
+_LIST: Final = must("must be a list", lambda value: isinstance(value, list))
+_ALTERATION: Final = {
+    "entity": Rule(must("must be a string", lambda value: isinstance(value, str))),
+    "quotas": Rule(must("must be an object of quotas by key", lambda value: isinstance(value, dict))),
+}
 
 
 @dataclass(slots=True)
@@ -39,9 +46,14 @@ class Alteration:
     errors: list[FieldError] = field(default_factory=list)
 
 
-def router(catalog: Catalog, access: Access) -> APIRouter:
-    """Return the routes; they check access before anything else."""
-    routes = APIRouter(tags=["Quotas"], default_response_class=Response)
+def add_routes(routes: APIRouter, catalog: Catalog, access: Access) -> None:
+    """Add the routes."""
+
+    async def read(request: Request, most: int) -> tuple[list[Alteration], bool]:
+        """Return the alterations of a request, and whether to keep what they change."""
+        sent, validate_only = _structure(await read_json(request, JSON), most)
+        Parameters(request.scope).check()
+        return await _read(sent, catalog.defaults), not validate_only
 
     async def change(request: Request, good: list[Alteration], *, keep: bool) -> ChangeResult:
         edits = {each.entity: each.edits for each in good if each.entity is not None}
@@ -51,25 +63,17 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
 
     @routes.post("/v1/quotas:alter", **schema.ALTER)
     async def alter_quotas(request: Request) -> Response:
-        access.require(request.scope, "write")
-        sent, validate_only = _structure(await read_json(request, JSON), MAX_ALTERED)
-        Parameters.of(request.scope).check()
-        alterations = await _read(sent, catalog.defaults)
-        await change(request, [each for each in alterations if not each.errors], keep=not validate_only)
+        alterations, keep = await read(request, MAX_ALTERED)
+        await change(request, [each for each in alterations if not each.errors], keep=keep)
         return answer(schema.QuotaResultsBody(_results(alterations)))
 
     @routes.post("/v1/quotas:apply", **schema.APPLY)
     async def apply_quotas(request: Request) -> Response:
-        access.require(request.scope, "write")
-        sent, validate_only = _structure(await read_json(request, JSON), MAX_APPLIED)
-        Parameters.of(request.scope).check()
-        alterations = await _read(sent, catalog.defaults)
+        alterations, keep = await read(request, MAX_APPLIED)
         if errors := [error for each in alterations for error in each.errors]:
             raise unprocessable(*errors)
-        changed = await change(request, alterations, keep=not validate_only)
+        changed = await change(request, alterations, keep=keep)
         return answer(schema.QuotaPlanBody(changed.version, [*map(_planned, changed.changes)]))
-
-    return routes
 
 
 def _structure(body: Any, most: int) -> tuple[list[dict[str, Any]], bool]:
@@ -78,35 +82,17 @@ def _structure(body: Any, most: int) -> tuple[list[dict[str, Any]], bool]:
     Raises:
         ProblemError: 422 for a body with another structure.
     """
-    if not isinstance(body, dict):
-        raise unprocessable(FieldError("", "must be an object with alterations"))
-    errors = unknown(body, ("alterations", "validate_only"))
-    alterations, validate_only = body.get("alterations"), body.get("validate_only", False)
-    if not isinstance(validate_only, bool):
-        errors.append(FieldError("/validate_only", "must be true or false"))
-    if not isinstance(alterations, list):
-        wrong = "must be a list" if "alterations" in body else "is required"
-        errors.append(FieldError("/alterations", wrong))
-    elif len(alterations) > most:
-        errors.append(FieldError("/alterations", f"must have at most {most:,} entries"))
-    else:
-        for place, each in enumerate(alterations):
-            errors += _misshapen(each, "alterations", place)
+    count = must(f"must have at most {most:,} entries", lambda value: len(value) <= most)
+    rules = {"alterations": Rule(lambda value: _LIST(value) or count(value)), "validate_only": FLAG}
+    errors = faults(body, "must be an object with alterations", rules)
+    if isinstance(body, dict) and not rules["alterations"].fault(body.get("alterations")):
+        for place, each in enumerate(body["alterations"]):
+            errors += faults(
+                each, "must be an object with entity and quotas", _ALTERATION, "alterations", place
+            )
     if errors:
         raise unprocessable(*errors)
-    return alterations or [], validate_only is True
-
-
-def _misshapen(alteration: Any, *at: str | int) -> list[FieldError]:
-    if not isinstance(alteration, dict):
-        return [FieldError(pointer(*at), "must be an object with entity and quotas")]
-    errors = unknown(alteration, ("entity", "quotas"), *at)
-    for name, type_, kind in (("entity", str, "a string"), ("quotas", dict, "an object of quotas by key")):
-        if name not in alteration:
-            errors.append(FieldError(pointer(*at, name), "is required"))
-        elif not isinstance(alteration[name], type_):
-            errors.append(FieldError(pointer(*at, name), f"must be {kind}"))
-    return errors
+    return body["alterations"], body.get("validate_only", False)
 
 
 async def _read(sent: list[dict[str, Any]], defaults: Defaults) -> list[Alteration]:

@@ -1,58 +1,63 @@
-"""The routes that list quotas by a filter, and the history of their changes."""
+"""The routes that read many quotas: list them, their history, and which of them limit a caller."""
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.catalog.catalog import Catalog, Conditions
+from app.catalog.catalog import Catalog
+from app.domain.ask import Ask
 from app.domain.entity import Entity
 from app.domain.errors import EntityError
+from app.domain.ladder import ExplainedQuota, MatchingRules, explained_quotas
 from app.domain.matching import Filter
+from app.domain.quota import KEYS, MAX_EXACT, Quota
 from app.http import quotas_lists_schema as schema
-from app.http.access import Access
 from app.http.query import Parameters
-from app.http.quotas_wire import body_of, conditions_of, etag, refusals, stale
+from app.http.quotas_wire import body_of, etag, refusals, unchanged
 from app.http.strict import answer
+from app.http.wire import read_address, wrong_name
+
+T = TypeVar("T")
 
 MAX_LIMIT: Final = 1_000
 LIMIT: Final = 100
+NAMES: Final = ("principal", "client_id", "ip", "broker", "listener")
+EVERY_USAGE: Final = {key.usage: 0.0 for key in KEYS.values() if key.usage != "producer_ids"}
+
+LimitNow = Callable[[Quota, Ask], float]
+"""Returns the limit of a quota for an ask now, after the throttle factor."""
 
 
-def router(catalog: Catalog, access: Access) -> APIRouter:
-    """Return the routes; they check access before anything else."""
-    routes = APIRouter(tags=["Quotas"], default_response_class=Response)
+def add_lists(routes: APIRouter, catalog: Catalog) -> None:
+    """Add the routes of the list and of the history."""
 
     @routes.get("/v1/quotas", **schema.LIST)
     async def list_quotas(request: Request) -> Response:
-        access.require(request.scope, "read")
-        query = Parameters.of(request.scope, "match", "strict", "limit", "cursor")
+        query = Parameters(request.scope, "match", "strict", "limit", "cursor")
         wanted = _filter(query)
         limit = query.integer("limit", 1, MAX_LIMIT) or LIMIT
-        after = query.one("cursor", _entity_at, blank=True)
+        after = _place(query, "entity", Entity.parse)
         query.check()
         async with refusals():
             page = await catalog.page(wanted, after, limit)
-        conditions = conditions_of(request)
-        headers = {"ETag": etag(page.version)}
-        if not Conditions(match=conditions.match).hold(page.version):
-            raise stale(f"the catalog is at version {page.version}")
-        if not conditions.hold(page.version):
-            return Response(status_code=304, headers=headers)
+        if same := unchanged(request, page.version, "the catalog"):
+            return same
         cursor = None if page.last is None else _cursor("entity", str(page.last))
-        return answer(schema.QuotaPageBody([*map(body_of, page.sets)], cursor), headers=headers)
+        body = schema.QuotaPageBody([*map(body_of, page.sets)], cursor)
+        return answer(body, headers={"ETag": etag(page.version)})
 
     @routes.get("/v1/quotas:history", **schema.HISTORY)
     async def quotas_history(request: Request) -> Response:
-        access.require(request.scope, "read")
-        query = Parameters.of(request.scope, "entity", "limit", "cursor")
+        query = Parameters(request.scope, "entity", "limit", "cursor")
         of = query.one("entity", _subject, blank=True)
         limit = query.integer("limit", 1, MAX_LIMIT) or LIMIT
-        before = query.one("cursor", _change_at, blank=True)
+        before = _place(query, "change", _change)
         query.check()
         async with refusals():
             found = await catalog.history(of, before, limit + 1)
@@ -63,7 +68,21 @@ def router(catalog: Catalog, access: Access) -> APIRouter:
         ]
         return answer(schema.QuotaHistoryBody(changes, cursor))
 
-    return routes
+
+def add_effective(
+    routes: APIRouter, catalog: Catalog, rules: MatchingRules, limit_now: LimitNow, *, timed: bool
+) -> None:
+    """Add the route of effective limits; ``timed``: it takes ``at_ms``, as under the caller's clock."""
+
+    @routes.get("/v1/quotas:effective", **schema.effective(timed=timed))
+    async def effective_quotas(request: Request) -> Response:
+        query = Parameters(request.scope, *NAMES, *(["at_ms"] if timed else []))
+        ask = _ask(query)
+        query.check()
+        found = explained_quotas(ask, catalog.snapshot.quotas, rules)
+        return answer(
+            schema.EffectiveQuotasBody([_body(each, limit_now(each.applied.quota, ask)) for each in found])
+        )
 
 
 def _filter(query: Parameters) -> Filter:
@@ -80,45 +99,54 @@ def _subject(text: str) -> Entity | str:
     return text if text == schema.THROTTLE_FACTOR else Entity.parse(text)
 
 
-def _entity_at(cursor: str) -> Entity:
-    """Return the entity after which a page begins."""
-    try:
-        entity = Entity.parse(spelled := _opened("entity", cursor))
-    except EntityError:
-        raise _invalid_cursor() from None
-    if str(entity) != spelled:
-        raise _invalid_cursor()
-    return entity
-
-
-def _change_at(cursor: str) -> int:
-    """Return the number of the change before which a page begins."""
-    number = _opened("change", cursor)
-    if not number.isdecimal() or len(number) > 18:
-        raise _invalid_cursor()
-    return int(number)
-
-
 def _cursor(of: str, place: str) -> str:
     return urlsafe_b64encode(f"{of} {place}".encode()).decode().rstrip("=")
 
 
-def _opened(of: str, cursor: str) -> str:
-    """Return the place in a cursor of this kind.
+def _place(query: Parameters, of: str, read: Callable[[str], T]) -> T | None:
+    """Return the place after which a page begins, from the ``cursor`` of an earlier answer of this kind."""
 
-    Raises:
-        ValueError: it is not one of ours.
-    """
-    try:
-        named, _, place = (
-            urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4)).decode().partition(" ")
-        )
-    except ValueError:
-        raise _invalid_cursor() from None
-    if named != of or _cursor(of, place) != cursor:
-        raise _invalid_cursor()
-    return place
+    def opened(cursor: str) -> T:
+        try:
+            spelled = urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4)).decode()
+            place = read(spelled.removeprefix(f"{of} "))
+        except ValueError:
+            place = None
+        if place is None or _cursor(of, str(place)) != cursor:
+            raise ValueError("must be the next_cursor of an earlier answer")
+        return place
+
+    return query.one("cursor", opened, blank=True)
 
 
-def _invalid_cursor() -> ValueError:
-    return ValueError("must be the next_cursor of an earlier answer")
+def _change(number: str) -> int:
+    """Return the number of a change; it is at least 0 and has at most 18 digits."""
+    return abs(int(number[:18]))
+
+
+def _ask(query: Parameters) -> Ask:
+    """Return an ask of this caller with every kind of usage."""
+    return Ask(
+        usage=EVERY_USAGE,
+        producer_ids=(),
+        principal=query.one("principal", _name),
+        client_id=query.one("client_id", lambda text: _name(text) if text else text),
+        ip=query.one("ip", read_address, blank=True),
+        broker=query.one("broker", _name, blank=True),
+        listener=query.one("listener", _name, blank=True),
+        at_ms=query.integer("at_ms", 0, MAX_EXACT),
+    )
+
+
+def _name(text: str) -> str:
+    if wrong := wrong_name(text):
+        raise ValueError(wrong)
+    return text
+
+
+def _body(found: ExplainedQuota, limit_now: float) -> schema.EffectiveQuota:
+    applied = found.applied
+    ladder = [schema.Rung(entity, limit) for entity, limit in found.ladder]
+    return schema.EffectiveQuota(
+        applied.quota.key, applied.entity, applied.bucket, applied.quota.limit, limit_now, ladder
+    )

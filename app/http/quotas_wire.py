@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final, Literal
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from app.catalog.catalog import Conditions, QuotaSet
 from app.catalog.errors import CatalogUnavailableError, PreconditionError, QuotasNotFoundError
@@ -28,6 +29,20 @@ def conditions_of(request: Request) -> Conditions:
     return Conditions(
         _versions(request, "if-match", weak=False), _versions(request, "if-none-match", weak=True)
     )
+
+
+def unchanged(request: Request, version: int, what: str) -> Response | None:
+    """Return the 304 for a client that has this version already; None if it does not.
+
+    Raises:
+        ProblemError: 412 for a client that asks for another version.
+    """
+    conditions = conditions_of(request)
+    if not Conditions(match=conditions.match).hold(version):
+        raise stale(f"{what} is at version {version}")
+    if conditions.hold(version):
+        return None
+    return Response(status_code=304, headers={"ETag": etag(version)})
 
 
 def etag(version: int) -> str:

@@ -22,7 +22,7 @@ from app.domain.quota import MAX_EXACT
 from app.domain.volumes import Drill, VolumeRules, after_missed_pushes
 from app.http import volumes_schema as schema
 from app.http.access import Access
-from app.http.methods import sharing
+from app.http.admin import admin_router
 from app.http.problems import ProblemError, away
 from app.http.query import Parameters
 from app.http.quotas_lists_schema import THROTTLE_FACTOR
@@ -34,7 +34,6 @@ from app.store.port import StoreError
 
 PATH: Final = "/v1/volumes"
 DRILL: Final = "/v1/volumes:drill"
-METHODS: Final = {PATH: "GET, POST", DRILL: "DELETE, POST"}
 DrillRecord = Mapping[str, Any] | None
 """A drill as the history records it; None is no drill."""
 
@@ -48,12 +47,11 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
         catalog: records drills in its history.
         callers: the time under the caller's clock; None under the store's.
     """
-    routes = APIRouter(tags=["Volumes"], default_response_class=Response, route_class=sharing(METHODS))
+    routes = admin_router("Volumes", access)
     timed = callers is not None
 
     @routes.get(PATH, **schema.show(timed=timed))
     async def get_volumes(request: Request) -> Response:
-        access.require(request.scope, "read")
         at_ms = _at_ms(request, timed=timed)
         with suppress(StoreError):  # then show what this node decides by
             await throttling.refresh()
@@ -61,7 +59,6 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
 
     @routes.post(PATH, **schema.push(timed=timed))
     async def push_volumes(request: Request) -> Response:
-        access.require(request.scope, "write")
         seen = observation_of(await read_json(request, JSON))
         at_ms = _at_ms(request, timed=timed)
         _must_be_pushed(throttling.rules)
@@ -75,9 +72,8 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
 
     @routes.post(DRILL, **schema.BEGIN)
     async def begin_drill(request: Request) -> Response:
-        access.require(request.scope, "admin")
         factor, for_ms = drill_of(await read_json(request, JSON))
-        Parameters.of(request.scope).check()
+        Parameters(request.scope).check()
         with suppress(StoreError):  # to learn the store's time, and whether another drill is running
             await throttling.refresh()
         now = throttling.status()
@@ -95,8 +91,7 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
 
     @routes.delete(DRILL, **schema.END)
     async def end_drill(request: Request) -> Response:
-        access.require(request.scope, "admin")
-        Parameters.of(request.scope).check()
+        Parameters(request.scope).check()
         try:
             await throttling.refresh()
         except StoreError as error:
@@ -123,7 +118,7 @@ def _at_ms(request: Request, *, timed: bool) -> int | None:
     Raises:
         ProblemError: 422 for an invalid one, and for any under the store's clock.
     """
-    query = Parameters.of(request.scope, *(["at_ms"] if timed else []))
+    query = Parameters(request.scope, *(["at_ms"] if timed else []))
     at_ms = query.integer("at_ms", 0, MAX_EXACT) if timed else None
     query.check()
     return at_ms
