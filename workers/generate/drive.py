@@ -20,11 +20,10 @@ import httpx
 from workers.generate import quotas
 from workers.generate.aside import written_aside
 from workers.generate.traffic import LISTENER, Event, Traffic
-from workers.generate.truth import Truth, write_totals
+from workers.generate.truth import Truth, Use, write_totals
 
 TIMEOUT_S: Final = 30.0
 FOLLOWED_WITHIN_S: Final = 10.0
-USES_AT_ONCE: Final = 50_000
 OVERLOADED: Final = "urn:quotagate:overloaded"
 SHED_TIMES: Final = 10
 """How often a call that a busy node shed is sent again; nothing of it was charged."""
@@ -71,7 +70,7 @@ def write_truth(
     """
     try:
         with written_aside(truth) as (aside,):
-            driven = _Driven(order, Truth(aside / "uses-0.parquet", digests=False), progress)
+            driven = _Driven(order, Truth(aside / "uses-0.parquet"), progress)
             began_ms = _now_ms()
             asyncio.run(driven.run())
             driven.truth.close()
@@ -116,7 +115,6 @@ class _Driven:
     failures: list[str] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)
     _answered: int = 0
-    _since_flush: int = 0
     _brought_in: set[tuple[str, int]] = field(default_factory=set)
 
     async def run(self) -> None:
@@ -215,22 +213,17 @@ class _Driven:
 
     def _note(self, event: Event, decision: str, source: str) -> None:
         """Record what an answer means for each id of its ask."""
-        principal, now_ms, charged = event.principal or "", _now_ms(), 0
+        principal, now_ms = event.principal or "", _now_ms()
         self.sources[source] += 1
-        new = [each for each in event.ids if (principal, each) not in self._brought_in]
-        for each, cause in zip(event.ids, event.causes, strict=True):
-            charge = each in new and decision in WENT_ON and source == "store"
-            charged += charge
-            self.truth.used(
-                event.number, now_ms, principal, each, b"", cause, decision, new=each in new, charged=charge
-            )
-        if charged:
-            self._brought_in.update((principal, each) for each in new)
-        self.truth.asked(principal, decision, len(event.ids), len(new), charged)
-        self._since_flush += len(event.ids)
-        if self._since_flush >= USES_AT_ONCE:
-            self.truth.flush()
-            self._since_flush = 0
+        went_on = decision in WENT_ON and source == "store"
+        new = [(principal, each) not in self._brought_in for each in event.ids]
+        uses = [
+            Use(event.number, now_ms, principal, id_, None, cause, is_new, is_new and went_on, decision)
+            for id_, cause, is_new in zip(event.ids, event.causes, new, strict=True)
+        ]
+        if went_on:
+            self._brought_in.update((principal, each) for each in event.ids)
+        self.truth.asked(principal, decision, uses)
 
 
 class _RefusedError(Exception):

@@ -1,19 +1,21 @@
-"""Decides events in order, and gathers the rows that a node would log."""
+"""Decides events in order, by the oracle's buckets with exact sets of ids, and makes the rows of the log."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
-from app.domain.decision import Verdict, combine
+from app.decision_log.batch import CHARGED, REFRESHED, SEEN, LoggedLimit, LoggedQuota, LoggedVerdict, Row
+from app.decision_log.columns import quota_fields
+from app.domain.ask import Ask
+from app.domain.decision import Verdict, combine, is_charged
 from app.domain.digest import digest
 from app.domain.exact_ids import ExactIds
-from app.domain.oracle import BucketCharge, RateBucket
-from app.domain.quota import RECHECK_MS, Quota
-from app.domain.sampled_rate import Samples
+from app.domain.ladder import AppliedQuota
+from app.domain.oracle import BucketCharge, IdsBucket, Part, RateBucket, judgement_of
+from app.domain.quota import KEYS, Quota
 from workers.generate import quotas
-from workers.generate.columns import NONE, OUTCOME, Columns
-from workers.generate.exact import charge, delayed, judged, shown, touched
 from workers.generate.traffic import LISTENER, Event
 
 IDS: Final = quotas.quota("user=*", "producer_ids_rate")
@@ -22,180 +24,134 @@ BYTES: Final = quotas.quota("user=*", "producer_byte_rate")
 BY_ADDRESS: Final = quotas.quota("ip=*", "connection_creation_rate")
 BY_LISTENER: Final = quotas.quota("listener=*", "max_connection_creation_rate")
 
+MAX_IDS: Final = 1_000_000
+"""No principal of this traffic comes near this capacity, so `capacity` never occurs as a reason."""
 
-class EventOutcome(NamedTuple):
-    """The decision on an event, and the digests of its ids: all, the new ones, and the charged ones."""
-
-    decision: str
-    digests: list[bytes]
-    unseen: list[bytes]
-    charged: list[bytes]
+ADMIT: Final = Ask()
+"""All that a bucket needs to know of an ask but its usage, which is in the charge."""
 
 
-@dataclass(slots=True)
-class Principal:
-    """One principal's buckets, and the places of its quotas in the log."""
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A quota as it applies to a bucket, in the domain's form and in that of a batch, and the bucket."""
 
-    ids: ExactIds
-    quotas: tuple[int, int, int]
-    requests: Samples = ()
-    bytes: Samples = ()
+    applied: AppliedQuota
+    logged: LoggedQuota
+    bucket: IdsBucket | RateBucket
 
 
 class Judge:
-    """The buckets of one node; ``columns`` gathers the rows."""
+    """The buckets of one node."""
 
-    def __init__(self, columns: Columns, secret: bytes) -> None:
-        self.columns = columns
+    def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        self._principals: dict[str, Principal] = {}
-        self._addresses: dict[str, tuple[RateBucket, int]] = {}
-        self._listeners: dict[str, tuple[RateBucket, int]] = {}
+        self._buckets: dict[tuple[str, str], Counted] = {}
 
-    def decide(self, event: Event, now_ms: int) -> EventOutcome:
-        """Decide an event and gather its row, except for its batch and order."""
-        self._whose(event, now_ms)
-        if event.principal is None:
-            return self._connection(event, now_ms)
-        return self._batch(event, event.principal, now_ms)
+    def decide(
+        self, event: Event, order: int, now_ms: int, places: dict[LoggedQuota, int]
+    ) -> tuple[Row, list[bool]]:
+        """Decide an event; returns its row, and for each id whether exact sets did not know it.
 
-    def _whose(self, event: Event, now_ms: int) -> None:
-        rows, names = self.columns, self.columns.names
-        rows.at_ms.append(now_ms)
-        for column, name in (
-            (rows.principal, event.principal),
-            (rows.client_id, event.client_id),
-            (rows.ip, event.ip),
-            (rows.broker, event.broker),
-            (rows.listener, LISTENER if event.broker else None),
-        ):
-            column.append(NONE if name is None else names.of(name))
-
-    def _batch(self, event: Event, principal: str, now_ms: int) -> EventOutcome:
-        rows, whose = self.columns, self._principal(principal)
-        digests = [digest(self._secret, principal, each) for each in event.ids]
-        ids = judged(IDS, whose.ids, digests, now_ms)
-        requests = delayed(REQUESTS, whose.requests, 1, now_ms)
-        bytes_ = delayed(BYTES, whose.bytes, event.produce_bytes, now_ms)
-        refreshed = touched(IDS, whose.ids, ids.seen, now_ms)
-        refused = ids.outcome != "admit"
-        if refused:
-            charged: list[bytes] = []
-            decision, throttle_ms, by = ids.outcome, ids.throttle_ms, whose.quotas[0]
-            shows = (
-                shown(REQUESTS, whose.requests, now_ms),
-                shown(BYTES, whose.bytes, now_ms),
-            )
-        else:
-            charged = ids.unseen
-            charge(IDS, whose.ids, charged, now_ms)
-            whose.requests, whose.bytes = requests.after, bytes_.after
-            throttle_ms = max(requests.throttle_ms, bytes_.throttle_ms)
-            decision = "delay" if throttle_ms else "admit"
-            by = NONE
-            if throttle_ms:
-                by = whose.quotas[1 if requests.throttle_ms == throttle_ms else 2]
-            shows = ((requests.observed, requests.remaining), (bytes_.observed, bytes_.remaining))
-        counted = whose.ids.charged(now_ms, IDS.window_ms)
-        rows.ids.add(digests)
-        rows.usage_names += ("requests", "produce_bytes")
-        rows.usage_values.extend((1, event.produce_bytes))
-        rows.usage_sizes.append(2)
-        rows.verdict(
-            whose.quotas[0],
-            len(digests),
-            ids.outcome,
-            ids.throttle_ms,
-            (counted, IDS.limit - counted),
-            ids.reason,
-            charged,
-            refreshed,
-        )
-        for place, usage, verdict, show in (
-            (1, 1, requests, shows[0]),
-            (2, event.produce_bytes, bytes_, shows[1]),
-        ):
-            outcome = "delay" if verdict.throttle_ms else "admit"
-            rows.verdict(whose.quotas[place], usage, outcome, verdict.throttle_ms, show)
-        self._decided(decision, throttle_ms, by, NONE if ids.reason is None else 0, verdicts=3)
-        return EventOutcome(decision, digests, ids.unseen, charged)
-
-    def _connection(self, event: Event, now_ms: int) -> EventOutcome:
-        """Decide with the oracle, which is fast enough for the few connections."""
-        assert event.ip is not None
-        assert event.broker is not None
-        rows = self.columns
-        parts = [
-            (*self._bucket(self._addresses, BY_ADDRESS, "ip=*", f"ip={event.ip}"), BY_ADDRESS),
-            (
-                *self._bucket(
-                    self._listeners, BY_LISTENER, "listener=*", f"listener={LISTENER};broker={event.broker}"
-                ),
-                BY_LISTENER,
-            ),
-        ]
-        verdicts = []
-        for bucket, place, quota in parts:
-            result = bucket.judge(_one_connection(quota, now_ms))
-            throttle_ms = min(result.throttle_ms, RECHECK_MS) if quota is BY_ADDRESS else result.throttle_ms
-            verdicts.append(
-                Verdict(
-                    quota=quota.key,
-                    entity="",
-                    bucket=str(place),  # for limited_by
-                    limit=quota.limit,
-                    enforcement=quota.enforcement,
-                    shadow=False,
-                    outcome=result.outcome,
-                    throttle_ms=throttle_ms,
+        Args:
+            order: its place in the store's order.
+            places: the quotas of the row's batch, each with its index there; the event's are added.
+        """
+        digests = tuple([digest(self._secret, event.principal or "", each) for each in event.ids])
+        usage = event.usage
+        counted = [self._counted(*applied) for applied in _applied(event)]
+        parts = []
+        for each in counted:
+            quota = each.applied.quota
+            amount, spreads = (len(digests), digests) if quota is IDS else (usage[KEYS[quota.key].usage], ())
+            charge = BucketCharge(quota, amount, quota.enforcement, False, now_ms, now_ms, spreads)
+            parts.append(Part(each.applied, each.bucket, charge))
+        verdicts = [_verdict(part) for part in parts]
+        decision, throttle_ms, by = combine(verdicts)
+        passes = is_charged("admit", decision)
+        new, marks = _marks(parts[0], passes=passes)
+        for part in parts:
+            (part.bucket.charge if passes else part.bucket.touch)(part.charge)
+        row = Row(
+            "decision",
+            now_ms,
+            order,
+            event.principal,
+            event.client_id,
+            event.ip,
+            event.broker,
+            LISTENER if event.broker else None,
+            "admit",
+            usage=usage,
+            ids=b"".join(digests),
+            decision=decision,
+            throttle_ms=throttle_ms,
+            charged=passes,
+            applied=len(parts),
+            source="store",
+            limited_by=LoggedLimit(by.quota, by.entity, by.bucket, by.reason) if by else None,
+            verdicts=[
+                LoggedVerdict(
+                    places.setdefault(each.logged, len(places)),
+                    verdict.enforcement,
+                    part.charge.usage,
+                    verdict.outcome,
+                    verdict.throttle_ms,
+                    *part.bucket.shows(part.charge),
+                    reason=verdict.reason,
+                    correction=0,
+                    ids=marks if part.charge.spreads else b"",
                 )
-            )
-        decision, throttle_ms, limited_by = combine(verdicts)
-        if decision in ("admit", "delay"):
-            for bucket, _, quota in parts:
-                bucket.charge(_one_connection(quota, now_ms))
-        for (bucket, place, quota), verdict in zip(parts, verdicts, strict=True):
-            shows = bucket.shows(_one_connection(quota, now_ms))
-            rows.verdict(place, 1, verdict.outcome, verdict.throttle_ms, shows)
-        rows.ids.add(None)
-        rows.usage_names.append("connections")
-        rows.usage_values.append(1)
-        rows.usage_sizes.append(1)
-        by = NONE if limited_by is None or limited_by.bucket is None else int(limited_by.bucket)
-        self._decided(decision, throttle_ms, by, NONE, verdicts=2)
-        return EventOutcome(decision, [], [], [])
+                for each, part, verdict in zip(counted, parts, verdicts, strict=True)
+            ],
+        )
+        return row, new
 
-    def _decided(self, decision: str, throttle_ms: int, by: int, why: int, *, verdicts: int) -> None:
-        rows = self.columns
-        rows.decision.append(OUTCOME[decision])
-        rows.throttle_ms.append(throttle_ms)
-        rows.charged.append(decision in ("admit", "delay"))
-        rows.limited_by.append(by)
-        rows.limited_why.append(why)
-        rows.verdicts.append(verdicts)
-
-    def _principal(self, name: str) -> Principal:
-        found = self._principals.get(name)
+    def _counted(self, quota: Quota, entity: str, name: str) -> Counted:
+        """A quota as it applies to the bucket of a name; a new bucket is empty."""
+        found = self._buckets.get((quota.key, name))
         if found is None:
-            add, bucket = self.columns.quotas.add, f"user={name}"
-            places = (
-                add(IDS, "user=*", bucket),
-                add(REQUESTS, "user=*", bucket),
-                add(BYTES, "user=*", bucket),
+            found = self._buckets[quota.key, name] = Counted(
+                AppliedQuota(quota, entity, name, ""),
+                LoggedQuota(**quota_fields(quota, entity, name)),
+                IdsBucket(MAX_IDS, ExactIds()) if quota is IDS else RateBucket(),
             )
-            found = self._principals[name] = Principal(ExactIds(), places)
-        return found
-
-    def _bucket(
-        self, buckets: dict[str, tuple[RateBucket, int]], quota: Quota, entity: str, name: str
-    ) -> tuple[RateBucket, int]:
-        found = buckets.get(name)
-        if found is None:
-            found = buckets[name] = (RateBucket(), self.columns.quotas.add(quota, entity, name))
         return found
 
 
-def _one_connection(quota: Quota, now_ms: int) -> BucketCharge:
-    return BucketCharge(
-        quota, usage=1, enforcement=quota.enforcement, recording=False, now_ms=now_ms, wait_from_ms=now_ms
+def _applied(event: Event) -> Iterable[tuple[Quota, str, str]]:
+    """The quotas that apply to an event, each with its entity and the name of its bucket."""
+    if event.principal is None:
+        return (
+            (BY_ADDRESS, "ip=*", f"ip={event.ip}"),
+            (BY_LISTENER, "listener=*", f"listener={LISTENER};broker={event.broker}"),
+        )
+    name = f"user={event.principal}"
+    return (IDS, "user=*", name), (REQUESTS, "user=*", name), (BYTES, "user=*", name)
+
+
+def _verdict(part: Part) -> Verdict:
+    applied, judged = part.applied, judgement_of(ADMIT, part)
+    return Verdict(
+        applied.quota.key,
+        applied.entity,
+        applied.bucket,
+        applied.quota.limit,
+        applied.quota.enforcement,
+        applied.quota.shadow,
+        judged.outcome,
+        judged.throttle_ms,
+        reason=judged.reason,
     )
+
+
+def _marks(part: Part, *, passes: bool) -> tuple[list[bool], bytes]:
+    """For each id whether it is new, and its mark: charged if the ask passes, or written again if due."""
+    new: list[bool] = []
+    marks = bytearray()
+    if isinstance(part.bucket, IdsBucket):
+        state, charge, layers = part.bucket.state, part.charge, part.charge.quota.layers
+        for each in charge.spreads:
+            new.append(state.find(each, charge.now_ms, layers) is None)
+            is_due = not new[-1] and state.stale(each, charge.now_ms, layers)
+            marks.append(CHARGED if new[-1] and passes else REFRESHED if is_due else SEEN)
+    return new, bytes(marks)

@@ -69,12 +69,18 @@ class Event(NamedTuple):
     broker: str | None
 
     @property
+    def usage(self) -> dict[str, float]:
+        """What the ask uses, besides its ids."""
+        if self.principal is None:
+            return {"connections": 1}
+        return {"requests": 1, "produce_bytes": self.produce_bytes}
+
+    @property
     def ask(self) -> dict[str, Any]:
         """The ask as sent over HTTP."""
         if self.principal is None:
-            usage: dict[str, Any] = {"connections": 1}
-            return {"ip": self.ip, "broker": self.broker, "listener": LISTENER, "usage": usage}
-        usage = {"producer_ids": list(self.ids), "requests": 1, "produce_bytes": self.produce_bytes}
+            return {"ip": self.ip, "broker": self.broker, "listener": LISTENER, "usage": self.usage}
+        usage = {"producer_ids": list(self.ids), **self.usage}
         return {"principal": self.principal, "client_id": self.client_id, "usage": usage}
 
 

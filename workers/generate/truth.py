@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.domain.decision import OUTCOMES
-from workers.generate.columns import OUTCOME, Places, column, integers
-from workers.generate.traffic import CAUSES
 
 USES: Final = pa.schema(
     [
@@ -31,85 +28,56 @@ USES: Final = pa.schema(
 )
 """One row for each id that an ask names, in the order of the events."""
 
-_CAUSE: Final[dict[str, int]] = {cause: place for place, cause in enumerate(CAUSES)}
+USES_AT_ONCE: Final = 50_000
+
+
+class Use(NamedTuple):
+    """An ask's use of an id: a row of ``USES``."""
+
+    event: int
+    at_ms: int
+    principal: str
+    id: int
+    digest: int | None
+    cause: str
+    new: bool
+    charged: bool
+    decision: str
 
 
 class Truth:
     """The uses of ids gathered since the last flush, and the sums of all uses."""
 
-    def __init__(self, path: Path, *, digests: bool = True) -> None:
-        self._digests = digests
+    def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, USES, compression="zstd")
-        self._names = Places()
-        self.sums: dict[str, Counter[str]] = {}
+        self._uses: list[Use] = []
+        self.sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """For each principal (``""``: connections) its numbers of asks, uses, charges, and each decision."""
-        self._clear()
 
-    def _clear(self) -> None:
-        self._event, self._at_ms = array("q"), array("q")
-        self._id, self._digest = array("q"), bytearray()
-        self._principal = array("i")
-        self._cause, self._new, self._charged, self._decision = (
-            array("b"),
-            array("b"),
-            array("b"),
-            array("b"),
+    def asked(self, principal: str, decision: str, uses: Sequence[Use]) -> None:
+        """Count an ask, and record that it named these ids."""
+        self.sums[principal].update(
+            {
+                "asks": 1,
+                decision: 1,
+                "uses": len(uses),
+                "new": sum(use.new for use in uses),
+                "charged": sum(use.charged for use in uses),
+            }
         )
+        self._uses += uses
+        if len(self._uses) >= USES_AT_ONCE:
+            self._flush()
 
-    def asked(self, principal: str, decision: str, ids: int, new: int, charged: int) -> None:
-        """Count an ask."""
-        sums = self.sums.get(principal)
-        if sums is None:
-            sums = self.sums[principal] = Counter()
-        sums["asks"] += 1
-        sums[decision] += 1
-        sums["uses"] += ids
-        sums["new"] += new
-        sums["charged"] += charged
-
-    def used(
-        self,
-        event: int,
-        at_ms: int,
-        principal: str,
-        id_: int,
-        digest: bytes,
-        cause: str,
-        decision: str,
-        *,
-        new: bool,
-        charged: bool,
-    ) -> None:
-        """Record that an ask named an id."""
-        self._event.append(event)
-        self._at_ms.append(at_ms)
-        self._principal.append(self._names.of(principal))
-        self._id.append(id_)
-        self._digest += digest
-        self._cause.append(_CAUSE[cause])
-        self._new.append(new)
-        self._charged.append(charged)
-        self._decision.append(OUTCOME[decision])
-
-    def flush(self) -> None:
-        """Write the uses gathered so far."""
-        columns = [
-            column(self._event),
-            column(self._at_ms),
-            pa.array(tuple(self._names), pa.string()).take(column(self._principal)),
-            column(self._id),
-            integers(self._digest) if self._digests else pa.nulls(len(self._id), pa.int64()),
-            pa.array(CAUSES, pa.string()).take(column(self._cause)),
-            column(self._new).cast(pa.bool_()),
-            column(self._charged).cast(pa.bool_()),
-            pa.array(OUTCOMES, pa.string()).take(column(self._decision)),
-        ]
-        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=USES))
-        self._clear()
+    def _flush(self) -> None:
+        if self._uses:
+            columns = [list(column) for column in zip(*self._uses, strict=True)]
+            self._writer.write_batch(pa.record_batch(columns, schema=USES))
+            self._uses = []
 
     def close(self) -> None:
         """Write the remaining uses, and close the file."""
-        self.flush()
+        self._flush()
         self._writer.close()
 
 

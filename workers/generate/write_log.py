@@ -6,31 +6,32 @@ one of them also decides the connections. The folders appear at the end, complet
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import signal
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.decision_log.batch import VERSION, Batch, Row, batch_id
+from app.decision_log.batch import VERSION, Batch, LoggedQuota, Row, batch_id
 from app.domain.digest import fingerprint
 from workers.decision_log.fingerprints import with_secrets
 from workers.decision_log.rows import table
 from workers.decision_log.schema import HOUR_MS, SCHEMA, partition
 from workers.generate import quotas
 from workers.generate.aside import written_aside
-from workers.generate.columns import Columns
-from workers.generate.judge import EventOutcome, Judge
+from workers.generate.judge import Judge
 from workers.generate.traffic import Event, Traffic
-from workers.generate.truth import Truth, write_totals
+from workers.generate.truth import Truth, Use, write_totals
 
-ROWS_AT_ONCE: Final = 50_000
 ROWS_OF_A_BATCH: Final = 100
+BATCHES_AT_ONCE: Final = 200
 EVENTS_OF_A_CALL: Final = 16
 ORDER_OF_A_CALL: Final = 128
 """By how much the order grows from one call of the script to the next."""
@@ -125,6 +126,7 @@ def _write_part(order: Order, part: int, log: str, truth: str, done: Any, troubl
         trouble: receives the reason for a failure.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # rows make no cycles, and there are many of them
     starter = parent_process()
 
     def count(rows: int) -> None:
@@ -146,27 +148,27 @@ class _Share:
     def __init__(self, order: Order, part: int, log: Path, truth: Path) -> None:
         self._order = order
         self._part = part
-        self._columns = Columns(f"generated-{part}")
-        self._judge = Judge(self._columns, order.secret)
+        self._log = log
+        self._node = f"generated-{part}"
+        self._judge = Judge(order.secret)
         self._truth = Truth(truth / f"uses-{part}.parquet")
-        self._files = _Files(log, self._columns.node, order.secret)
-        self._rows = 0
-        self._batch = self._place = 0
+        self._numbers = itertools.count()
 
     def write(self, done: Callable[[int], None]) -> dict[str, dict[str, int]]:
         """Write all events of this program's share, and return the sums."""
-        hour = 0
-        for event in self._order.traffic.stream(self._is_mine):
-            now_ms = self._order.start_ms + event.at_ms
-            if now_ms // HOUR_MS != hour or len(self._columns) >= ROWS_AT_ONCE:
-                self._flush(hour)
-                done(self._rows)
-                hour = now_ms // HOUR_MS
-            self._log(event, now_ms)
-        self._flush(hour)
-        self._files.close()
+        rows = 0
+        schema = with_secrets(SCHEMA, [fingerprint(self._order.secret)])
+        events = self._order.traffic.stream(self._is_mine)
+        for hour_ms, its_events in itertools.groupby(events, self._hour_ms):
+            folder = self._log / partition(hour_ms)
+            folder.mkdir(parents=True, exist_ok=True)
+            batches = self._batches(its_events)
+            with pq.ParquetWriter(folder / f"{self._node}.parquet", schema, compression="zstd") as writer:
+                while some := list(itertools.islice(batches, BATCHES_AT_ONCE)):
+                    writer.write_table(table(some))
+                    rows += sum(len(batch.rows) for batch in some)
+                    done(rows)
         self._truth.close()
-        done(self._rows)
         return {name: dict(counts) for name, counts in self._truth.sums.items()}
 
     def _is_mine(self, rank: int, connects: bool) -> bool:
@@ -174,73 +176,29 @@ class _Share:
             return self._part == self._order.programs - 1  # all principals share a listener's bucket
         return rank % self._order.programs == self._part
 
-    def _log(self, event: Event, now_ms: int) -> None:
-        columns = self._columns
-        if self._place == ROWS_OF_A_BATCH:
-            self._end_batch()
-        columns.batch.append(self._batch)
-        columns.place.append(self._place)
-        self._place += 1
+    def _hour_ms(self, event: Event) -> int:
+        return (self._order.start_ms + event.at_ms) // HOUR_MS * HOUR_MS
+
+    def _batches(self, events: Iterator[Event]) -> Iterator[Batch]:
+        while some := list(itertools.islice(events, ROWS_OF_A_BATCH)):
+            places: dict[LoggedQuota, int] = {}
+            rows = [self._row(event, places) for event in some]
+            name = batch_id(self._node, next(self._numbers))
+            yield Batch(VERSION, name, self._node, rows[-1].at_ms, list(places), rows)
+
+    def _row(self, event: Event, places: dict[LoggedQuota, int]) -> Row:
         call, within = divmod(event.number, EVENTS_OF_A_CALL)
-        columns.order.append((call + 1) * ORDER_OF_A_CALL + within)
-        self._rows += 1
-        self._note(event, now_ms, self._judge.decide(event, now_ms))
-
-    def _note(self, event: Event, now_ms: int, outcome: EventOutcome) -> None:
-        principal = event.principal or ""
-        self._truth.asked(
-            principal, outcome.decision, len(event.ids), len(outcome.unseen), len(outcome.charged)
-        )
-        for each, digest, cause in zip(event.ids, outcome.digests, event.causes, strict=True):
-            self._truth.used(
-                event.number,
-                now_ms,
-                principal,
-                each,
-                digest,
-                cause,
-                outcome.decision,
-                new=digest in outcome.unseen,
-                charged=digest in outcome.charged,
-            )
-
-    def _end_batch(self) -> None:
-        self._columns.batch_rows.extend([self._place] * self._place)
-        self._batch, self._place = self._batch + 1, 0
-
-    def _flush(self, hour: int) -> None:
-        if self._columns:
-            self._end_batch()
-            self._files.write(hour, self._columns.taken())
-            self._truth.flush()
-
-
-class _Files:
-    """One Parquet file per hour, in the folder of its hour."""
-
-    def __init__(self, log: Path, node: str, secret: bytes) -> None:
-        self._log = log
-        self._node = node
-        self._schema = with_secrets(SCHEMA, [fingerprint(secret)])
-        self._hour = 0
-        self._writer: pq.ParquetWriter | None = None
-
-    def write(self, hour: int, rows: pa.RecordBatch) -> None:
-        """Write rows of one hour, counted from 1970. Hours must not decrease from call to call."""
-        if self._writer is None or hour != self._hour:
-            self.close()
-            self._hour = hour
-            folder = self._log / partition(hour * HOUR_MS)
-            folder.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(
-                folder / f"{self._node}.parquet", self._schema, compression="zstd"
-            )
-        self._writer.write_batch(rows)
-
-    def close(self) -> None:
-        """Finish the file of the last hour."""
-        if self._writer is not None:
-            self._writer.close()
+        now_ms = self._order.start_ms + event.at_ms
+        order = (call + 1) * ORDER_OF_A_CALL + within
+        row, new = self._judge.decide(event, order, now_ms, places)
+        digests = struct.unpack(f">{len(new)}q", row.ids)
+        principal, decision = event.principal or "", str(row.decision)
+        uses = [
+            Use(event.number, now_ms, principal, id_, digest, cause, is_new, is_new and row.charged, decision)
+            for id_, digest, cause, is_new in zip(event.ids, digests, event.causes, new, strict=True)
+        ]
+        self._truth.asked(principal, decision, uses)
+        return row
 
 
 def _write_quotas(order: Order, log: Path) -> None:
