@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.said import reported
@@ -18,6 +19,10 @@ from tests.tiers import ROOT, is_full, is_full_throughout
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
     import kafka  # noqa: F401
+
+# No example has a deadline: on a busy machine any of them may be slow.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 # A shell makes its background jobs ignore Ctrl-C, and the programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -19,7 +19,7 @@ import pytest
 from tests.programs import lives
 
 NOBODY = 65_534
-START_S = 30
+START_S = 120
 
 
 class Postgres:
@@ -64,7 +64,7 @@ class Postgres:
         until = time.monotonic() + START_S
         while True:
             try:
-                with psycopg.connect(self.url("postgres"), connect_timeout=2):
+                with psycopg.connect(self.url("postgres"), connect_timeout=30):
                     return
             except psycopg.OperationalError as error:
                 if self._server.poll() is not None or time.monotonic() > until:

@@ -21,13 +21,11 @@ def document() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(300)
 def test_document_passes_the_linter():
     """By the recommended rules, which also check examples against schemas; a warning is an error."""
     assert _lint(FILE) == []
 
 
-@pytest.mark.timeout(300)
 def test_linter_finds_a_fault_in_the_document(document: dict[str, Any], tmp_path: Path):
     """Otherwise a linter that checks nothing would go unnoticed."""
     wrong = document["paths"]["/v1/decisions"]["post"]["responses"]["422"]["content"]

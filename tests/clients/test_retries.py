@@ -155,7 +155,7 @@ def test_ids_come_from_the_systems_randomness_by_default(script: Script):
 
 def test_a_client_of_the_callers_own_stays_open(script: Script):
     script.plays(answer(ADMITTED))
-    with httpx.Client(headers={"X-Own": "yes"}) as http:
+    with httpx.Client(headers={"X-Own": "yes"}, timeout=60) as http:
         with Client(script.url + "/", key="secret", http=http) as client:
             client.decide(usage={"requests": 1})
         assert not http.is_closed

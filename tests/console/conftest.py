@@ -77,7 +77,7 @@ def browser() -> Iterator[Browser]:
 def console(browser: Browser, node: Service) -> Iterator[Console]:
     """A freshly opened page; at the end, the browser must have no errors and have contacted no other host."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     one = Console(page, node)
     page.on("pageerror", lambda error: one.complaints.append(str(error)))
     page.on("console", lambda said: one.complaints.append(said.text) if said.type == "error" else None)

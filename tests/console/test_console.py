@@ -33,7 +33,7 @@ def test_page_needs_no_key_but_its_content_does(console: Console):
 
 
 def test_console_runs_no_foreign_code(console: Console):
-    answer = httpx.get(f"{console.node.url}/console")
+    answer = httpx.get(f"{console.node.url}/console", timeout=60)
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy

@@ -17,7 +17,7 @@ PAGES = {
 @pytest.mark.parametrize("path", PAGES)
 def test_page_shows_every_route_and_contacts_no_other_host(browser: Browser, node: Service, path: str):
     page = browser.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     asked: list[str] = []
     complaints: list[str] = []
 

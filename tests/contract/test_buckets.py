@@ -131,7 +131,6 @@ def test_shown_bucket_equals_a_peek(kind: str, timed: bool):
 
         @settings(
             max_examples=25,
-            deadline=None,
             database=None,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -33,6 +34,7 @@ from app.catalog.errors import (
 from app.catalog.snapshot import Snapshot
 from app.catalog.sql import Origin
 from app.catalog.tables import CHANGES, STATE
+from app.catalog.turns import POLL_S
 from app.domain.digest import fingerprint
 from app.domain.entity import ANY, Entity
 from app.domain.errors import QuotaValueError
@@ -75,8 +77,8 @@ async def opened(database: str) -> AsyncIterator[Opener]:
         yield open_catalog
 
 
-async def becomes(true: Callable[[], object], within_s: float = 20.0) -> None:
-    async with asyncio.timeout(within_s):
+async def becomes(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - the truth is elsewhere
             await asyncio.sleep(0.01)
 
@@ -108,7 +110,7 @@ async def test_node_decides_by_its_own_change_before_it_answers(opened: Opener):
     assert limit(node) is None
 
 
-async def test_two_nodes_follow_each_other_within_a_second(opened: Opener):
+async def test_two_nodes_follow_each_other(opened: Opener):
     one, other = await opened(), await opened()
     await one.put(ALICE, {"request_rate": 5, "producer_ids_rate": 7}, WHO)
     await becomes(lambda: limit(other) == 5 and limit(other, "producer_ids_rate") == 7)
@@ -117,6 +119,27 @@ async def test_two_nodes_follow_each_other_within_a_second(opened: Opener):
     await one.delete(ALICE, WHO)
     await becomes(lambda: limit(other, "producer_ids_rate") is None)
     await becomes(lambda: one.snapshot == other.snapshot)
+
+
+async def test_change_is_in_force_at_another_node_after_its_next_look(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+):
+    """Within a second, then: two looks take half of it."""
+    looks: Counter[Catalog] = Counter()
+    look = Catalog._catch_up
+
+    async def counted(node: Catalog) -> None:
+        looks[node] += 1
+        await look(node)
+
+    monkeypatch.setattr(Catalog, "_catch_up", counted)
+    one, other = await opened(), await opened()
+    for number in range(5):
+        await one.put(ALICE, {"request_rate": number}, WHO)
+        before = looks[other]
+        await becomes(lambda number=number: limit(other) == number)  # type: ignore[misc]
+        assert looks[other] - before <= 2, "one may have been under way"
+    assert 2 * POLL_S <= 0.5
 
 
 async def test_new_node_loads_all_quotas(opened: Opener):
@@ -489,14 +512,14 @@ async def test_frozen_database_is_noticed_and_used_again_later(
             os.kill(pid, signal.SIGSTOP)
         with monkeypatch.context() as impatient:
             impatient.setattr(sql, "ANSWER_S", 0.4)
-            await becomes(lambda: not node.reachable, within_s=10)
+            await becomes(lambda: not node.reachable)
             with pytest.raises(CatalogUnavailableError, match="did not answer"):
                 await node.put(ALICE, {"request_rate": 6}, WHO)
         assert limit(node) == 5
     finally:
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
-    await becomes(lambda: node.reachable, within_s=10)
+    await becomes(lambda: node.reachable)
     await becomes(lambda: limit(node) == 5)
     await node.put(ALICE, {"request_rate": 7}, WHO)
     assert limit(node) == 7
@@ -515,11 +538,9 @@ async def test_kernel_closes_connections_to_a_vanished_host(postgres: Postgres):
 
 
 async def test_unreachable_database_fails_the_start():
-    began = time.monotonic()
     with pytest.raises(CatalogUnavailableError, match="out of reach") as caught:
         await Catalog("postgresql://user:hunter2@127.0.0.1:1/quotas", Defaults()).open()
     assert "hunter2" not in str(caught.value)
-    assert time.monotonic() - began < 5
     with pytest.raises(ValueError, match="not in mysql://"):
         Catalog("mysql://db/quotas", Defaults())
 

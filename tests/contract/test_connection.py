@@ -29,7 +29,7 @@ async def connected(server: Server, lost: list[str]) -> AsyncIterator[Connection
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  a condition of the loop's own state, which sets no event
             await asyncio.sleep(0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -105,10 +105,9 @@ async def test_two_versions_run_together_and_the_unused_one_is_removed(
         await old.examine()
         with monkeypatch.context() as patched:
             patched.setattr(library, "KEPT_S", 1)
-            give_up = time.monotonic() + 10
-            while len(libraries(client)) > 2:
-                await new.examine()
-                assert time.monotonic() < give_up
+            async with asyncio.timeout(60):
+                while len(libraries(client)) > 2:
+                    await new.examine()
         assert libraries(client) == {Library.of(SCRIPT).name, "somebody_elses"}
         assert await outcomes(old, [plan("a")]) == ["admit"]
     await old.close()

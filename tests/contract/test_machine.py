@@ -95,6 +95,7 @@ def test_store_and_oracle_agree_in_3000_steps() -> None:
     report("valkey", met)
 
 
+@pytest.mark.timeout(3600)  # a minute or two on an idle machine
 @pytest.mark.parametrize("kind", KINDS)
 def test_store_and_oracle_agree(kind: str) -> None:
     """At least 20,000 steps, in which each important event happened often."""

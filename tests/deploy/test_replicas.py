@@ -16,8 +16,6 @@ from tests.clients.scripted import overloaded, serving
 from tests.deploy.arrangement import Arrangement, arranged, nginx
 from tests.service import Service, eventually
 
-pytestmark = pytest.mark.timeout(120)
-
 CALLERS: Final = 16
 BURST: Final = 1_000_000
 KEPT: Final = {"limit": 0.001, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"}
@@ -195,7 +193,10 @@ def test_overloaded_replica_answers_503_itself(path):
         for replica in replicas:
             replica.plays(overloaded("2"))
         places = [("127.0.0.1", int(replica.url.rpartition(":")[2])) for replica in replicas]
-        with nginx(places) as front, httpx.Client(transport=httpx.HTTPTransport(uds=str(front))) as http:
+        with (
+            nginx(places) as front,
+            httpx.Client(transport=httpx.HTTPTransport(uds=str(front)), timeout=60) as http,
+        ):
             for asked in range(1, 6):
                 answer = http.post(f"http://quotagate{path}", json={})
                 assert answer.status_code == 503

@@ -91,7 +91,7 @@ class Node:
         return await self.http.post(path, json=body, headers=named)
 
 
-async def eventually(look: Callable[[], object], within_s: float = 30.0) -> None:
+async def eventually(look: Callable[[], object], within_s: float = 60.0) -> None:
     """Wait until ``look`` returns something true."""
     async with asyncio.timeout(within_s):
         while not look():  # noqa: ASYNC110  what is looked at tells nobody
@@ -116,7 +116,7 @@ async def serving(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         admission, metrics = Admission(), Metrics()
-        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60)
         access = Access(ADMIN, [ip_network(open_to)] if open_to else [], failed=metrics.count_refusal)
         app = create_app(
             admission=CallerClock(admission) if clock == "caller" else admission,

@@ -74,7 +74,7 @@ class Caller:
 async def calling(node: Node) -> AsyncIterator[Caller]:
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             yield Caller(reader, writer)
     finally:
         writer.close()

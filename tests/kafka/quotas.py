@@ -16,7 +16,7 @@ DEFAULT: Final = "*"
 """The default user or client-id."""
 Level = tuple[str | None, str | None]
 """The user and the client-id that a quota names, if it names them."""
-WITHIN_S: Final = 20.0
+WITHIN_S: Final = 60.0
 EMPTY_WINDOW_MS: Final = 10_000
 """The window by which Kafka divides the first record of a bucket."""
 

@@ -32,8 +32,6 @@ from tests.service import Service, eventually, running
 
 __all__ = ["ask", "quotagate"]
 
-pytestmark = pytest.mark.timeout(280)
-
 RATE: Final = "max.connection.creation.rate"
 OWN_RATE: Final = "max_connection_creation_rate"
 BYTES: Final = 400_000

@@ -18,7 +18,7 @@ from tests.kafka import odd_broker
 from tests.kafka.odd_broker import OddBroker, directory, telling
 from workers.volumes.kafka import KafkaSource
 
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 Brokers = Mapping[int, OddBroker]
 
 

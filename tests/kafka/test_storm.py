@@ -22,8 +22,6 @@ from tests.service import Service, running
 
 __all__ = ["quotagate"]
 
-pytestmark = pytest.mark.timeout(300)
-
 STORMING: Final = ("127.0.0.77", "127.0.0.78", "127.0.0.79")
 """Addresses of their own, so that nobody else's connections count; one for each try."""
 LIMIT: Final = 10

@@ -199,7 +199,7 @@ def test_hung_or_dead_broker_is_unknown_and_the_valid_factor_stays(own):
 
 def until_factor(service: Service, factor: float) -> dict[str, Any]:
     """What a node says of volumes, once it has this factor."""
-    eventually(lambda: volumes(service)["factor"] == factor, within_s=40)
+    eventually(lambda: volumes(service)["factor"] == factor)
     return volumes(service)
 
 

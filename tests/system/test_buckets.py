@@ -292,9 +292,9 @@ def test_answers_kept_for_retries_survive_a_reset(nodes: tuple[Node, Node]):
 
 def test_a_key_is_needed(nodes: tuple[Node, Node]):
     url = nodes[0].service.url
-    assert httpx.get(f"{url}/v1/buckets?bucket=user=alice").status_code == 401
+    assert httpx.get(f"{url}/v1/buckets?bucket=user=alice", timeout=60).status_code == 401
     body = {"bucket": "user=alice"}
-    assert httpx.post(f"{url}/v1/buckets:reset", json=body).status_code == 401
+    assert httpx.post(f"{url}/v1/buckets:reset", json=body, timeout=60).status_code == 401
 
 
 # The store is away

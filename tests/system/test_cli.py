@@ -24,8 +24,6 @@ from tests.service import ADMIN_KEY, Service, eventually, running
 
 __all__ = ["ask", "quotagate"]
 
-pytestmark = pytest.mark.timeout(180)
-
 START = """\
 quotas:
   user=*:

@@ -32,8 +32,6 @@ from examples.demo.screen import EVENTS, Screen, intro
 from tests.system.test_up import alive, command_line, eventually, programs
 from tests.tools import need
 
-pytestmark = pytest.mark.timeout(180)
-
 ROOT: Final = Path(__file__).parents[2]
 WITHIN_S: Final = 90.0
 FIRST: Final = "the first decision: alice, 200"
@@ -216,7 +214,9 @@ async def test_demo_without_nginx_calls_the_check_directly(folder, monkeypatch):
         assert there.nginx is None
         assert "there is no nginx here" in intro(there)
         key = (there.home / "admin.key").read_text(encoding="ascii").strip()
-        http = httpx.AsyncClient(base_url=there.quotagate, headers={"Authorization": f"Bearer {key}"})
+        http = httpx.AsyncClient(
+            base_url=there.quotagate, headers={"Authorization": f"Bearer {key}"}, timeout=60
+        )
         operator = await stack.enter_async_context(http)
         for entity, quotas in QUOTAS.items():
             await put(operator, entity, quotas)

@@ -33,7 +33,7 @@ def node() -> Iterator[Service]:
 
 
 def connected(node: Service, source: str = "127.0.0.1") -> socket.socket:
-    return socket.create_connection(node.address, timeout=30, source_address=(source, 0))
+    return socket.create_connection(node.address, timeout=60, source_address=(source, 0))
 
 
 def is_closed(one: socket.socket) -> bool:
@@ -66,7 +66,7 @@ def test_connections_above_the_limit_are_closed_and_counted():
         assert node.ask(**ASK)["decision"] == "admit", "earlier connections are served"
         for one in (*mine, *many):
             one.close()
-        eventually(lambda: httpx.get(f"{node.url}/health/live", trust_env=False).is_success)
+        eventually(lambda: httpx.get(f"{node.url}/health/live", trust_env=False, timeout=60).is_success)
 
 
 def test_idle_sockets_take_nothing_from_others_under_a_small_limit_of_open_files():
@@ -75,7 +75,7 @@ def test_idle_sockets_take_nothing_from_others_under_a_small_limit_of_open_files
             stack.enter_context(connected(node, "127.0.0.2"))
         eventually(lambda: shed(node, "connections_per_address") > 300)
         for _ in range(20):  # each over its own connection
-            answer = httpx.post(f"{node.url}/v1/decisions", json=ASK, trust_env=False)
+            answer = httpx.post(f"{node.url}/v1/decisions", json=ASK, trust_env=False, timeout=60)
             assert answer.json()["source"] == "local"
         (logged,) = [json.loads(line) for line in node.said().splitlines() if "limit of open files" in line]
         assert logged["connections"] == few_files.LIMIT // 2
@@ -174,7 +174,9 @@ def test_refusal_is_much_smaller_than_a_large_body(node: Service, method: str, p
 def test_configured_host_name_is_accepted_over_loopback():
     with running(environment={"QUOTAGATE_ALLOWED_HOSTS": "localhost, quotagate.internal"}) as node:
         for host, status in (("quotagate.internal:8080", 200), ("localhost", 200), ("evil.example", 403)):
-            answer = httpx.post(f"{node.url}/v1/decisions", json=ASK, headers={"Host": host}, trust_env=False)
+            answer = httpx.post(
+                f"{node.url}/v1/decisions", json=ASK, headers={"Host": host}, trust_env=False, timeout=60
+            )
             assert answer.status_code == status, host
         failures = 'quotagate_access_failures_total{reason="host"} 1.0'
         assert failures in node.http.get("/metrics").text
@@ -182,7 +184,9 @@ def test_configured_host_name_is_accepted_over_loopback():
 
 def test_log_has_only_the_fingerprint_of_a_refused_key(node: Service):
     key = "qg_nobody-has-this-key-0123456789"
-    answer = httpx.get(f"{node.url}/v1/quotas", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+    answer = httpx.get(
+        f"{node.url}/v1/quotas", headers={"Authorization": f"Bearer {key}"}, trust_env=False, timeout=60
+    )
     assert answer.status_code == 401
     (logged,) = eventually(
         lambda: [json.loads(line) for line in node.said().splitlines() if "a key was refused" in line]

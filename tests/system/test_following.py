@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -14,7 +13,7 @@ import pytest
 
 from app.catalog import schema
 from tests import stores
-from tests.heartbeat import Heartbeat
+from tests.polls import follows_within_a_second, polls_until
 from tests.postgres import Postgres, started
 from tests.service import Service, eventually, running
 
@@ -77,15 +76,13 @@ def limit_at(node: Service) -> object:
     return quotas[0]["limit"] if quotas else None
 
 
-def seconds_until_all_decide_by(nodes: list[Service], limit: int) -> float:
-    """The seconds from the answer to a change until the last node decides by it, each watched on its own."""
+def polls_until_all_decide_by(nodes: list[Service], limit: int) -> int:
+    """The polls from the answer to a change until the last node decides by it, each watched on its own."""
     nodes[0].put("user=alice", request_rate=limit)
-    began = time.monotonic()
-    took: list[float] = []
+    took: list[int] = []
 
     def watch(node: Service) -> None:
-        eventually(lambda: limit_at(node) == limit)
-        took.append(time.monotonic() - began)
+        took.append(polls_until(lambda: limit_at(node) == limit))
 
     threads = [threading.Thread(target=watch, args=(node,)) for node in nodes]
     for thread in threads:
@@ -98,13 +95,12 @@ def seconds_until_all_decide_by(nodes: list[Service], limit: int) -> float:
 
 def test_change_is_in_effect_on_four_nodes_under_load_within_a_second(nodes: list[Service]):
     nodes[0].put("user=*", request_rate=10**9, producer_byte_rate=10**9)
-    with load(nodes), Heartbeat() as machine:
-        seconds_until_all_decide_by(nodes, 1)
-        took = [seconds_until_all_decide_by(nodes, 2 + number) for number in range(ROUNDS)]
+    with load(nodes):
+        polls_until_all_decide_by(nodes, 1)
+        took = [polls_until_all_decide_by(nodes, 2 + number) for number in range(ROUNDS)]
         nodes[1].put("user=alice", request_rate=77)
         assert limit_at(nodes[1]) == 77, "the node that takes a change decides by it before it answers"
-    print(f"in effect on {NODES} nodes after {', '.join(f'{s * 1000:.0f}' for s in sorted(took))} ms")
-    assert sorted(took)[-2] < 1 + machine.slack_s, took  # one of ten may hit a stall of the machine
+    follows_within_a_second(f"in effect on {NODES} nodes", took)
 
 
 def test_node_that_missed_polls_follows(nodes: list[Service]):
@@ -119,8 +115,6 @@ def test_node_that_missed_polls_follows(nodes: list[Service]):
             eventually(lambda node=node: limit_at(node) == 2)  # type: ignore[misc]
     finally:
         os.kill(held.pid, signal.SIGCONT)
-    began = time.monotonic()
     eventually(lambda: limit_at(held) == 2)
-    print(f"a node that was held decides by the change {time.monotonic() - began:.2f} s later")
     bob = held.ask(principal="bob", usage={"requests": 1}, detail=True)
     assert "user=bob" not in [quota["entity"] for quota in bob["quotas"]]

@@ -120,7 +120,7 @@ class Store:
     relay: Relay
 
     def command(self, *words: str, password: str | None = None) -> Any:
-        with redis.Redis.from_url(self.server.url, password=password, socket_timeout=30) as client:
+        with redis.Redis.from_url(self.server.url, password=password, socket_timeout=60) as client:
             return client.execute_command(*words)
 
 

@@ -32,4 +32,4 @@ def test_signal_before_the_server_runs_ends_it(tmp_path: Path):
         migrate = [sys.executable, "-m", "app.run.cli", "migrate"]
         subprocess.run(migrate, env=env, check=True, capture_output=True)
         serve = [sys.executable, "-c", SIGNAL_BEFORE_IT_RUNS]
-        assert subprocess.run(serve, env=env, check=False, capture_output=True, timeout=30).returncode == 0
+        assert subprocess.run(serve, env=env, check=False, capture_output=True, timeout=60).returncode == 0

@@ -63,11 +63,11 @@ def test_api_over_tls(authority: Authority, stranger: Authority, server: Certifi
         node.put("user=alice", request_rate=ONE)
         assert node.ask(**ASK)["source"] == "store"
         with (
-            httpx.Client(verify=stranger.trusted(), trust_env=False) as mistrustful,
+            httpx.Client(verify=stranger.trusted(), trust_env=False, timeout=60) as mistrustful,
             pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
         ):
             mistrustful.get(f"{node.url}/health/live")
-        with httpx.Client(trust_env=False) as plain, pytest.raises(httpx.HTTPError):
+        with httpx.Client(trust_env=False, timeout=60) as plain, pytest.raises(httpx.HTTPError):
             plain.get(f"{node.url}/health/live".replace("https", "http"))
 
 
@@ -80,7 +80,10 @@ def test_client_without_a_certificate_of_the_client_ca_is_refused(
         assert node.ask(**ASK)["decision"] == "admit"
         for shown in (None, stranger.certify("eve")):
             context = authority.trusted(shown)
-            with httpx.Client(verify=context, trust_env=False) as outside, pytest.raises(httpx.HTTPError):
+            with (
+                httpx.Client(verify=context, trust_env=False, timeout=60) as outside,
+                pytest.raises(httpx.HTTPError),
+            ):
                 outside.get(f"{node.url}/health/live")
         assert node.ask(**ASK)["decision"] == "admit"
 
@@ -94,7 +97,9 @@ def test_name_in_a_certificate_is_the_principal_of_its_asks(authority: Authority
     def calling(node: Service, shown: Certificate, key: str = "") -> Iterator[httpx.Client]:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         context = authority.trusted(shown)
-        with httpx.Client(base_url=node.url, headers=headers, verify=context, trust_env=False) as http:
+        with httpx.Client(
+            base_url=node.url, headers=headers, verify=context, trust_env=False, timeout=60
+        ) as http:
             yield http
 
     with running(environment=over_tls(server, authority.ca), trust=authority.trusted(admin)) as node:

@@ -21,8 +21,6 @@ import pytest
 from app.node import home
 from app.node.errors import HomeInUseError
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Running:
     """One `quotagate up` with its own home and port."""
@@ -54,20 +52,22 @@ class Running:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.up.send_signal(number)
-        return self.up.wait(timeout=30)
+        return self.up.wait(timeout=60)
 
     def key(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {(self.home / 'admin.key').read_text(encoding='ascii').strip()}"}
 
     def set_ids_per_window(self, limit: int) -> None:
         quotas = {"producer_ids_rate": limit}
-        httpx.put(f"{self.url}/v1/quotas/user=*", json=quotas, headers=self.key()).raise_for_status()
+        httpx.put(
+            f"{self.url}/v1/quotas/user=*", json=quotas, headers=self.key(), timeout=60
+        ).raise_for_status()
         # Each connection goes to one of the API processes; the one that did not take the change follows.
         eventually(lambda: all(self.observed()["applied"] for _ in range(20)))
 
     def decide(self, *producer_ids: int) -> str:
         ask = {"principal": "alice", "usage": {"producer_ids": producer_ids}}
-        answer = httpx.post(f"{self.url}/v1/decisions", json=ask).raise_for_status().json()
+        answer = httpx.post(f"{self.url}/v1/decisions", json=ask, timeout=60).raise_for_status().json()
         assert answer["source"] == "store"
         decision: str = answer["decision"]
         return decision
@@ -75,7 +75,9 @@ class Running:
     def observed(self) -> dict[str, Any]:
         """The observed values of alice's buckets."""
         ask = {"principal": "alice", "usage": {"producer_ids": []}, "mode": "peek", "detail": True}
-        decision: dict[str, Any] = httpx.post(f"{self.url}/v1/decisions", json=ask).raise_for_status().json()
+        decision: dict[str, Any] = (
+            httpx.post(f"{self.url}/v1/decisions", json=ask, timeout=60).raise_for_status().json()
+        )
         return decision
 
     def restarts(self, child: str) -> list[float]:
@@ -155,7 +157,7 @@ def test_up_prints_its_address_and_what_to_try(start):
     running = start().ready()
     output = running.said()
     assert f"curl '{running.url}/v1/decisions'" in output
-    assert httpx.get(f"{running.url}/health/ready").is_success
+    assert httpx.get(f"{running.url}/health/ready", timeout=60).is_success
 
 
 def test_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
@@ -174,8 +176,8 @@ def test_store_has_a_memory_limit_by_default_or_as_set(start):
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for settings, most in (({}, machine // 4), ({"QUOTAGATE_STORE_MEMORY": "33554432"}, 33_554_432)):
         running = start(**settings).ready()
-        assert httpx.get(f"{running.url}/health/ready").json()["store"] == "ok"
-        lines = httpx.get(f"{running.url}/metrics").text.splitlines()
+        assert httpx.get(f"{running.url}/health/ready", timeout=60).json()["store"] == "ok"
+        lines = httpx.get(f"{running.url}/metrics", timeout=60).text.splitlines()
         bound = [line.split()[1] for line in lines if line.startswith("quotagate_store_memory_max_bytes ")]
         assert [float(bytes_) for bytes_ in bound] == [most]
         running.end()
@@ -305,7 +307,7 @@ def test_dead_api_is_started_again(start):
     os.kill(running.one(" serve "), signal.SIGKILL)
     eventually(lambda: running.restarts("api") == [0.0])
     # The supervisor holds the listening socket, so a caller waits for the new API instead of being refused.
-    assert httpx.get(f"{running.url}/health/live", timeout=20).is_success
+    assert httpx.get(f"{running.url}/health/live", timeout=60).is_success
 
 
 def test_dead_api_of_two_is_started_again(start):
@@ -357,7 +359,7 @@ def test_truncated_file_is_read_up_to_its_last_complete_write(start):
 def test_second_instance_with_the_same_home_is_refused(start):
     start().ready()
     second = start()
-    assert second.up.wait(timeout=30) == 1
+    assert second.up.wait(timeout=60) == 1
     assert "another `quotagate up`" in second.said()
 
 
@@ -366,7 +368,7 @@ def test_port_in_use_is_reported(start, port):
         taken.bind(("127.0.0.1", port))
         taken.listen()
         refused = start()
-        assert refused.up.wait(timeout=30) == 1
+        assert refused.up.wait(timeout=60) == 1
     assert f"port {port}" in refused.said()
     assert "QUOTAGATE_PORT" in refused.said()
 

@@ -34,7 +34,7 @@ def quota_of(limit: int, policy: str) -> Quota:
 
 
 @given(STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_exact_ids_decide_and_remember_as_the_filter_does(steps):
     exact, filtered = IdsBucket(MAX_IDS, ExactIds()), IdsBucket(MAX_IDS)
     now = 1_000_000

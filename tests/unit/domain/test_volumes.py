@@ -130,13 +130,24 @@ def test_offline_directory_is_unknown_neither_empty_nor_full():
 
 
 def test_10000_volumes_without_sizes_are_accepted_and_10_named():
-    many = Observation(tuple(volume(str(broker), None) for broker in range(10_000)))
-    began = time.process_time()
+    few, many = (
+        Observation(tuple(volume(str(broker), None) for broker in range(count))) for count in (1_000, 10_000)
+    )
     state = after_observation(start_state(0, PUSH), many, MINUTE, PUSH)
-    assert time.process_time() - began < 3, "no time that grows with their square"
+    assert processor_s(many) < 30 * processor_s(few), "no time that grows with their square"
     assert not state.succeeded
     assert state.trouble.count("/data") == 10
     assert state.trouble.endswith(", and 9990 more")
+
+
+def processor_s(seen: Observation) -> float:
+    """The processor time for one observation, the shortest of five."""
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        after_observation(start_state(0, PUSH), seen, MINUTE, PUSH)
+        took.append(time.process_time() - began)
+    return min(took)
 
 
 def test_directory_that_its_broker_no_longer_names_is_gone():

@@ -98,5 +98,5 @@ async def test_stop_does_not_wait_for_a_pause():
     await child.start()
     child.keep()
     await asked.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await child.stop()

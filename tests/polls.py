@@ -1,0 +1,33 @@
+"""How soon one node follows another, in polls: seconds would depend on how crowded the machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Final
+
+from app.catalog.turns import POLL_S
+from tests.said import say
+
+IN_A_SECOND: Final = round(1 / POLL_S)
+"""How often a node polls its catalog in one second."""
+AT_MOST: Final = 240
+
+
+def polls_until(holds: Callable[[], object]) -> int:
+    """How many polls it takes until something holds: pauses as long as a node's, each with a look after it.
+
+    A look waits for a processor as often as a node's own poll does, so a crowded machine stretches both.
+    """
+    for polls in range(1, AT_MOST + 1):
+        time.sleep(POLL_S)  # what is counted
+        if holds():
+            return polls
+    raise AssertionError(f"it did not come true within {AT_MOST} polls")
+
+
+def follows_within_a_second(what: str, polls: Sequence[int]) -> None:
+    """Check that as a rule a change took no more polls than there are in a second."""
+    say(f"{what} after {sorted(polls)} polls, of which a second has {IN_A_SECOND}")
+    assert median(polls) <= IN_A_SECOND, f"{what} after {polls} polls"
