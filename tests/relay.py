@@ -1,21 +1,20 @@
-"""A relay between a node and its store that can cut, delay or swallow replies."""
+"""A relay between a node and its store that can cut or swallow replies, or hold them until they are late."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal, cast
 
-Way = Literal["pass", "cut", "slow", "swallow"]
+Way = Literal["pass", "cut", "late", "swallow"]
 
 CUT_AFTER: Final = 20
 """How many bytes of a cut reply still arrive."""
 
-SLOW_S: Final = 0.12
-"""The delay of a reply: several budgets, but less than the timeout of a call."""
+BETWEEN_LOOKS_S: Final = 0.005
 
 
 @contextlib.contextmanager
@@ -42,6 +41,11 @@ class Relay:
         self.listening = threading.Event()
         self.store = store
         """The socket that new connections go to."""
+        self.without_store: Callable[[], int] = lambda: 0
+        """How many asks were answered without the store so far; a late reply waits until there are more.
+
+        How long a node waits for its store depends on how busy the machine is, so no delay is late on each.
+        """
         self._socket = socket
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -86,8 +90,9 @@ class Relay:
                 writer.write(said[:CUT_AFTER])
                 await writer.drain()
                 return
-            if self.way == "slow":
-                await asyncio.sleep(SLOW_S)
+            before = self.without_store()
+            while self.way == "late" and self.without_store() == before:  # noqa: ASYNC110  in another thread
+                await asyncio.sleep(BETWEEN_LOOKS_S)
             writer.write(said)
             await writer.drain()
 

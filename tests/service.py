@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -151,11 +151,6 @@ def eventually(look: Callable[[], T], *, within_s: float = 60.0) -> T:
         assert time.monotonic() < give_up, f"it did not come true within {within_s:g} s"
         time.sleep(0.01)  # between two looks at the condition that is waited for
     return found
-
-
-def slowest_but_one(waits_s: Iterable[float]) -> float:
-    """The longest but one: a shared machine may stall once."""
-    return sorted(waits_s)[-2]
 
 
 def _ready(service: Service) -> bool:

@@ -57,8 +57,8 @@ def swallowed(_: Server, relay: Relay) -> None:
     relay.way = "swallow"
 
 
-def slow(_: Server, relay: Relay) -> None:
-    relay.way = "slow"
+def late(_: Server, relay: Relay) -> None:
+    relay.way = "late"
 
 
 class Turns:
@@ -83,6 +83,7 @@ class Timed(Gatherer):
         self._patience.now = lambda at: Moment(at, 0.0)  # type: ignore[method-assign]
         self.turns = turns
         self.late_at = 0
+        self.without_store = 0
         self.silences: list[float] = []
 
     def _answer_all_without_store(self) -> None:
@@ -98,10 +99,11 @@ async def asked(admission: Admission, gatherer: Timed, caller: int) -> tuple[Dec
     """Return a decision, and how many turns it took after the store was known to be silent or away."""
     began = gatherer.turns.now
     (decision,) = await admission.decide([Ask({"requests": 1}, principal=f"caller {caller}")])
+    gatherer.without_store += decision.source == "fallback"
     return decision, gatherer.turns.now - max(began, gatherer.late_at)
 
 
-@pytest.mark.parametrize("way", [hung, paused, killed, swallowed, slow])
+@pytest.mark.parametrize("way", [hung, paused, killed, swallowed, late])
 async def test_no_caller_waits_for_a_store_that_is_known_to_be_silent(
     way: Callable[[Server, Relay], None], tmp_path: Path
 ):
@@ -117,6 +119,7 @@ async def test_no_caller_waits_for_a_store_that_is_known_to_be_silent(
             metrics=Metrics(),
         )
         gatherer = admission._gatherer = Timed(admission.circuit, Turns())
+        relay.without_store = lambda: gatherer.without_store
         await admission.open()
         way(server, relay)
         answers = [

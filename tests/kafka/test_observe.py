@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import time
 from collections.abc import Iterator
 
@@ -24,8 +26,10 @@ from tests.kafka.brokers import PROTOCOLS, Broker, Cluster
 from workers.volumes.kafka import KafkaSource
 
 WITHIN_S = 60.0
-SHORT_S = 4.0
-"""For polls that a broker makes last until their end."""
+SHORT_S = 10.0
+"""For observations that a broker makes last until their end."""
+PATIENT = {"request_timeout_ms": "300000"}
+"""So that nothing but the time of an observation ends a request."""
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +48,12 @@ def as_the_machine_has_it(broker: Broker) -> Volume:
     disk = os.statvfs(broker.log_dir)
     total, available = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     return Volume(str(broker.number), str(broker.log_dir), total, available)
+
+
+async def observed_in_time(polled: KafkaSource) -> Observation:
+    """A short observation, which must end long before a request would."""
+    async with asyncio.timeout(120):
+        return await polled.observe(SHORT_S)
 
 
 async def observed_at_rest(cluster: Cluster, polled: KafkaSource) -> Observation:
@@ -112,10 +122,8 @@ async def test_certificate_of_an_unknown_ca_is_refused(cluster):
 
 
 async def test_plain_text_to_a_tls_listener_fails_in_time(cluster):
-    began = time.monotonic()
     with pytest.raises(ObservationError):
-        await KafkaSource(cluster.bootstrap_of("SSL"), {}).observe(SHORT_S)
-    assert time.monotonic() - began <= SHORT_S
+        await observed_in_time(KafkaSource(cluster.bootstrap_of("SSL"), PATIENT))
 
 
 async def test_login_without_permission_is_reported_with_the_permission():
@@ -145,32 +153,30 @@ async def test_login_without_permission_is_reported_with_the_permission():
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SASL_SSL"])
 async def test_hung_broker_is_silent_and_the_observation_ends_in_time(own, protocol):
     """The kernel takes its connections all the same, so nothing is refused."""
-    polled = source(own, protocol)
+    polled = source(own, protocol, **PATIENT)
     own.brokers[2].hold()
     try:
         for _ in range(2):
-            began = time.monotonic()
-            seen = await polled.observe(SHORT_S)
-            assert time.monotonic() - began <= SHORT_S
+            seen = await observed_in_time(polled)
             assert seen.volumes == (as_the_machine_has_it(own.brokers[1]),)
             assert seen.answered == frozenset({"1"})
-            assert "no answer within" in seen.silent["2"]
+            waited = re.fullmatch(r"no answer within (\S+) s", seen.silent["2"])
+            assert waited is not None, seen.silent
+            assert float(waited[1]) < SHORT_S
     finally:
         own.brokers[2].go_on()
     assert (await _until_all_answer(polled)).silent == {}
 
 
 async def test_killed_broker_is_silent_until_the_cluster_forgets_it(own):
-    polled = source(own)
+    polled = source(own, **PATIENT)
     own.brokers[2].kill()
-    began = time.monotonic()
-    seen = await polled.observe(SHORT_S)
-    assert time.monotonic() - began <= SHORT_S
+    seen = await observed_in_time(polled)
     assert seen.volumes == (as_the_machine_has_it(own.brokers[1]),)
     assert seen.silent == {"2": "no connection: Connection refused"}
-    while seen.silent:
-        assert time.monotonic() - began < 60
-        seen = await polled.observe(SHORT_S)
+    async with asyncio.timeout(120):
+        while seen.silent:
+            seen = await polled.observe(SHORT_S)
     assert seen.answered == frozenset({"1"})
     own.brokers[2].start()
     assert (await _until_all_answer(polled)).silent == {}
@@ -180,10 +186,8 @@ async def test_all_brokers_hung_fail_the_observation_in_time(own):
     for broker in own.brokers.values():
         broker.hold()
     try:
-        began = time.monotonic()
-        with pytest.raises(ObservationError, match=r"no answer within 2\.0 s; .* no answer within 2\.0 s"):
-            await source(own).observe(SHORT_S)
-        assert time.monotonic() - began <= SHORT_S
+        with pytest.raises(ObservationError, match=r"no answer within 5\.0 s; .* no answer within 5\.0 s"):
+            await observed_in_time(source(own, **PATIENT))
     finally:
         for broker in own.brokers.values():
             broker.go_on()

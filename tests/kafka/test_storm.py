@@ -22,8 +22,8 @@ from tests.service import Service, running
 
 __all__ = ["quotagate"]
 
-STORMING: Final = ("127.0.0.77", "127.0.0.78", "127.0.0.79")
-"""Addresses of their own, so that nobody else's connections count; one for each try."""
+STORMING: Final = "127.0.0.77"
+"""An address of its own, so that nobody else's connections count."""
 LIMIT: Final = 10
 EVERY_S: Final = 0.04
 A_SAMPLE: Final = int(1 / EVERY_S)
@@ -33,8 +33,6 @@ BURST: Final = 10 * LIMIT
 ADDRESS_S: Final = 14.0
 """Long enough for the first samples to leave the window of 11 s."""
 LISTENER_S: Final = 8.0
-HELD_UP_S: Final = 0.3
-"""Who answers later than this was held up, and counted the storm at other moments than it came."""
 Attempt = Callable[[int], Coroutine[None, None, None]]
 API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 """The first question of every client; no login goes before it."""
@@ -97,17 +95,13 @@ async def storm(seconds: float, brokers: Iterable[int], *attempts: Attempt) -> N
 async def test_address_gets_its_connections_from_each_broker(
     quotagate: Command, node: Service, http: httpx.AsyncClient, cluster: Cluster
 ):
-    for address in STORMING:
-        configure(cluster, "--ip", address, "--add-config", f"connection_creation_rate={LIMIT}")
-        take_over(quotagate, node, cluster)
-        try:
-            kafka, here, slowest_s = await storm_from(address, http, cluster)
-        finally:
-            configure(cluster, "--ip", address, "--delete-config", "connection_creation_rate")
-        say(f"from {address}, the slowest answer after {slowest_s:.2f} s")
-        if slowest_s < HELD_UP_S:
-            break
-    compare(kafka, here)
+    configure(cluster, "--ip", STORMING, "--add-config", f"connection_creation_rate={LIMIT}")
+    take_over(quotagate, node, cluster)
+    try:
+        kafka, here, slowest_s = await storm_from(STORMING, http, cluster)
+    finally:
+        configure(cluster, "--ip", STORMING, "--delete-config", "connection_creation_rate")
+    compare(kafka, here, slowest_s)
 
 
 async def storm_from(
@@ -146,12 +140,13 @@ async def test_listener_takes_its_connections_on_each_broker(
     kafka: Counter[int] = Counter()
     here: Counter[int] = Counter()
     waiting: dict[int, asyncio.Queue[None]] = {number: asyncio.Queue() for number in cluster.brokers}
+    waits: list[float] = []
     over = time.monotonic() + LISTENER_S
 
     async def by_kafka(number: int) -> None:
         with suppress(TimeoutError):  # it waits in line still
             async with asyncio.timeout(over - time.monotonic()):
-                served = await serves(cluster.brokers[number].ports["SASL_PLAINTEXT"], STORMING[0])
+                served = await serves(cluster.brokers[number].ports["SASL_PLAINTEXT"], STORMING)
                 kafka[number] += served
 
     async def by_quotagate(number: int) -> None:
@@ -161,7 +156,9 @@ async def test_listener_takes_its_connections_on_each_broker(
         """What a broker with Quotagate does: it takes one connection after another, each after its delay."""
         while True:
             await waiting[number].get()
+            began = time.monotonic()
             decision = await decided(http, listener="SASL_PLAINTEXT", broker=str(number))
+            waits.append(time.monotonic() - began)
             assert decision["decision"] in {"admit", "delay"}
             await asyncio.sleep(int(decision["throttle_ms"]) / 1000)  # as long as Kafka's acceptor waits
             here[number] += time.monotonic() < over
@@ -173,17 +170,19 @@ async def test_listener_takes_its_connections_on_each_broker(
         for task in accepting:
             task.cancel()
         configure(cluster, "--broker-defaults", "--delete-config", rate)
-    compare(kafka, here)
+    compare(kafka, here, max(waits))
 
 
-def compare(kafka: Counter[int], here: Counter[int]) -> None:
-    """As many on each broker, give or take the connections that arrive within one sample.
+def compare(kafka: Counter[int], here: Counter[int], slowest_s: float) -> None:
+    """As many on each broker, give or take the connections that arrive within one sample or the longest wait.
 
     Both count the same arrivals, some milliseconds apart. One that falls on the other side of an edge of a
     sample shifts what the next ones find; seen were differences of up to 2, also between two brokers, and of
-    16 on a machine that was held up.
+    16 on a machine that was held up. An answer that came so late was counted up to so much later.
     """
+    between = A_SAMPLE + slowest_s / EVERY_S
+    say(f"the slowest answer after {slowest_s:.2f} s, so {between:.0f} connections may lie between")
     say(f"let through: by Kafka's brokers {dict(kafka)}, by Quotagate {dict(here)}")
     for number, served in kafka.items():
         assert served > BURST
-        assert abs(served - here[number]) <= A_SAMPLE, (kafka, here)
+        assert abs(served - here[number]) <= between, (kafka, here)

@@ -19,10 +19,14 @@ import pytest
 from app.http.problems import MAX_ERRORS
 from app.node import open_files
 from tests import few_files
-from tests.heartbeat import Heartbeat
-from tests.service import Service, eventually, running, slowest_but_one
+from tests.said import say
+from tests.service import Service, eventually, running
 
 ASK = {"principal": "alice", "usage": {"requests": 1}}
+ALTERNATELY = 300
+AT_MOST_TIMES = 10
+FOR_EACH_PAGE = 5
+"""How many decisions, one after the other, must fit into the time of each page of metrics that is made."""
 SMALL = {"QUOTAGATE_MAX_CONNECTIONS": "40", "QUOTAGATE_MAX_CONNECTIONS_PER_ADDRESS": "10"}
 
 
@@ -37,11 +41,11 @@ def connected(node: Service, source: str = "127.0.0.1") -> socket.socket:
 
 
 def is_closed(one: socket.socket) -> bool:
-    """Whether the other end closes the connection without sending anything, within a short wait."""
-    one.settimeout(0.3)
+    """Whether the other end has closed the connection without sending anything."""
+    one.settimeout(0)
     try:
         return one.recv(1) == b""
-    except TimeoutError:
+    except BlockingIOError:
         return False
     except ConnectionError:
         return True
@@ -59,10 +63,11 @@ def test_connections_above_the_limit_are_closed_and_counted():
     with running(environment=SMALL) as node, ExitStack() as stack:
         mine = [stack.enter_context(connected(node, "127.0.0.2")) for _ in range(12)]
         eventually(lambda: shed(node, "connections_per_address") == 2)
-        assert [is_closed(one) for one in mine] == [False] * 10 + [True] * 2
+        eventually(lambda: is_closed(mine[10]) and is_closed(mine[11]))
+        assert not any(is_closed(one) for one in mine[:10])
         many = [stack.enter_context(connected(node, f"127.0.1.{n}")) for n in range(1, 41)]
         eventually(lambda: shed(node, "connections") >= 10)
-        assert is_closed(many[-1])
+        eventually(lambda: is_closed(many[-1]))
         assert node.ask(**ASK)["decision"] == "admit", "earlier connections are served"
         for one in (*mine, *many):
             one.close()
@@ -90,25 +95,29 @@ def test_limit_of_open_files_is_raised_as_needed(node: Service):
 
 
 def test_unread_answers_neither_delay_others_nor_hold_memory(node: Service):
-    """Once, 100 such connections held 382 MiB of the kernel's memory, and a decision took 10 s."""
+    """Once, 100 such connections held 382 MiB of the kernel's memory, and a decision took 10 s.
+
+    Another node, which has no such connections, is asked alternately.
+    """
     before = kernel_memory()
     with ExitStack() as stack:
+        other = stack.enter_context(running())
         lazy = [stack.enter_context(connected(node, "127.0.0.2")) for _ in range(100)]
         for one in lazy:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             one.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
-        began = time.monotonic()
-        waits = []
-        with Heartbeat() as machine:
-            while time.monotonic() < began + 3:
-                asked = time.monotonic()
-                node.ask(**ASK)
-                waits.append(time.monotonic() - asked)
-        assert median(waits) < 0.1 + machine.slack_s
+        waits: dict[str, list[float]] = {node.url: [], other.url: []}
+        for _ in range(ALTERNATELY):
+            for each in (node, other):
+                asked = time.perf_counter()
+                each.ask(**ASK)
+                waits[each.url].append(time.perf_counter() - asked)
+        times = median(waits[node.url]) / median(waits[other.url])
+        say(f"next to unread answers, a decision takes {times:.1f} times as long")
+        assert times < AT_MOST_TIMES
         assert kernel_memory() - before < 64 * 2**20
         # Connections on which nothing is read for ten seconds are closed, by the loop or by the kernel.
         eventually(lambda: established(node) < 10)
-        assert time.monotonic() < began + 30
 
 
 def kernel_memory() -> int:
@@ -132,15 +141,16 @@ def test_concurrent_scrapes_do_not_delay_decisions(node: Service):
     for first in range(0, len(asks), 1_000):
         node.batch(asks[first : first + 1_000])
     scrape = lambda _: httpx.get(f"{node.url}/metrics", trust_env=False, timeout=60)  # noqa: E731
-    with ThreadPoolExecutor(30) as threads, Heartbeat() as machine:
-        pages = threads.map(scrape, range(30))
-        waits = []
-        for _ in range(50):
-            asked = time.monotonic()
+    with ThreadPoolExecutor(30) as threads:
+        scraping = [threads.submit(scrape, n) for n in range(30)]
+        asked = 0
+        while not all(each.done() for each in scraping):
             node.ask(principal="name-1", usage={"requests": 1})
-            waits.append(time.monotonic() - asked)
-        assert all("quotagate_rate" in page.text for page in pages)
-    assert slowest_but_one(waits) < 1 + machine.slack_s
+            asked += 1
+        pages = {each.result().text for each in scraping}
+    assert all("quotagate_rate" in page for page in pages)
+    say(f"{asked} decisions while {len(pages)} pages were made for 30 scrapes")
+    assert asked >= FOR_EACH_PAGE * len(pages)
 
 
 UNKNOWN = {f"k{n}": 1 for n in range(90_000)}

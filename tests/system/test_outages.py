@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from app.admission.circuit import PAUSES_S
+from app.admission.gather import QUEUE_S
 from app.run.embedded import PERSISTENCE
 from tests import stores
 from tests.line import Json, line
@@ -35,6 +36,8 @@ ANSWERS: Final = 200
 BETWEEN_S: Final = 0.005
 """The pause between two asks of a caller."""
 BACK_WITHIN_S: Final = 1.0
+WAYS_TO_BE_HELD_UP: Final = 4
+"""A look at the store and then an ask, each there and back: each may be as late as a route without a store."""
 LOADED: Final = 3_000
 """How many keys the store that loads slowly has."""
 
@@ -67,6 +70,8 @@ class Callers:
     node: Service
     answers: list[Answer] = field(default_factory=list)
     health_s: list[float] = field(default_factory=list)
+    without_store: int = 0
+    shed: int = 0
     stopping: bool = False
 
     @contextlib.asynccontextmanager
@@ -98,8 +103,13 @@ class Callers:
                 began = time.perf_counter()
                 status, body = await own.ask(ask)
                 now = time.perf_counter()
+                if body.get("type") == "urn:quotagate:overloaded":
+                    self.shed += 1
+                    await asyncio.sleep(1)  # as the answer asks for
+                    continue
                 assert status == 200, body
                 self.answers.append(Answer(client, body, now - began, now))
+                self.without_store += body["source"] == "fallback"
                 await asyncio.sleep(BETWEEN_S)
 
     async def _look(self) -> None:
@@ -214,8 +224,8 @@ async def cut_in_mid_reply(store: Store) -> Callable[[], Awaitable[None]]:
     return _passing(store)
 
 
-async def slow(store: Store) -> Callable[[], Awaitable[None]]:
-    store.relay.way = "slow"
+async def late(store: Store) -> Callable[[], Awaitable[None]]:
+    store.relay.way = "late"
     return _passing(store)
 
 
@@ -240,7 +250,7 @@ WAYS: Final = {
     busy: "busy",
     no_password: "authentication",
     cut_in_mid_reply: "connection",
-    slow: "budget",
+    late: "budget",
     swallowed: "timeout",
 }
 """The ways to fail, and the reasons in readiness and in the metric."""
@@ -265,14 +275,17 @@ async def test_answers_follow_policy_during_an_outage(kind, way, tmp_path):
     ):
         for client, quota in POLICIES.items():
             node.put(f"client-id={client}", request_rate=quota)
-        opens = way is not slow  # late replies are replies: each ask waits for its budget
+        opens = way is not late  # late replies are replies: each ask waits for its budget
         async with Callers(node).calling() as callers:
             await callers.more("store")
+            relay.without_store = lambda: callers.without_store
             end = await way(Store(server, relay))
             gone = time.perf_counter()
             await callers.more("fallback")
             await until(lambda: store_of(node) == (WAYS[way] if opens else "ok"))
-            assert metrics(node)[OPEN] == opens
+            now = metrics(node)
+            # A crowded machine may hold a late reply up until the call has failed, and then it opens, too.
+            assert now[OPEN] == opens or "timeout" in reasons(now)
             connections, began = relay.connections, time.perf_counter()
             await callers.more("fallback", answers=20 * ANSWERS if opens else ANSWERS)
             connections, lasted_s = relay.connections - connections, time.perf_counter() - began
@@ -293,10 +306,12 @@ async def test_answers_follow_policy_during_an_outage(kind, way, tmp_path):
             f" waited {spread(waits)} ms, on a route without a store {spread(callers.health_s)} ms;"
             f" {connections} connections in {lasted_s:.1f} s",
         )
+        # Only a node that gets no processor sheds; it is as late on a route without a store.
+        assert not callers.shed or max(callers.health_s) > QUEUE_S / 2
         assert WAYS[way] in met
         assert met.keys() <= {WAYS[way]} | ON_THE_WAY
         assert met.total() == fallbacks.total()
-        assert back_s < BACK_WITHIN_S + max(callers.health_s)  # the machine delayed any request by so much
+        assert back_s < BACK_WITHIN_S + WAYS_TO_BE_HELD_UP * max(callers.health_s)
         # No storm: the circuit connects, and at most once more each the factor, the log and its status.
         assert connections <= lasted_s / PAUSES_S[-1] + 6
         assert (met - before).keys() <= {"budget"}  # the machine stalled, not the store

@@ -396,18 +396,29 @@ async def test_concurrent_scrapes_share_a_page(clock: Clock, monkeypatch: pytest
     assert len(made) == 2
 
 
-async def test_pause_follows_each_page(clock: Clock):
+async def test_pause_follows_each_page(clock: Clock, monkeypatch: pytest.MonkeyPatch):
     metrics = Metrics(clock=clock)
     for n in range(500):
         count(metrics, verdict(bucket=f"user=u{n}"))
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    put_together = metrics._put_together
+    spans = []
+
+    async def observed() -> bytes:
+        began = loop.time()
+        page = await put_together()
+        spans.append((began, loop.time()))
+        return page
+
+    monkeypatch.setattr(metrics, "_put_together", observed)
+    before = loop.time()
     await metrics.text()
-    took = loop.time() - began
-    assert loop.time() < metrics._pauses_until <= loop.time() + PAUSE_FACTOR * took
+    after = loop.time()
     due = metrics._pauses_until
+    [(began, ended)] = spans
+    assert ended + PAUSE_FACTOR * (ended - began) <= due <= after + PAUSE_FACTOR * (after - before)
     await metrics.text()
-    assert loop.time() >= due
+    assert spans[1][0] >= due
 
 
 async def test_cancelled_scrape_does_not_affect_others(clock: Clock):
