@@ -77,8 +77,9 @@ format: .venv/.dev ## format the code and mend what ruff can
 ##@ Made files
 
 .PHONY: openapi
-openapi: .venv/.service ## openapi/openapi.json, from the routes
+openapi: .venv/.service ## openapi/openapi.json, from the routes, and openapi/quotas.schema.json
 	$(BIN)/python -m app.run.document openapi/openapi.json
+	$(BIN)/quotagate quotas schema > openapi/quotas.schema.json
 
 .PHONY: settings
 settings: .venv/.service ## docs/settings.md, from app/node/settings.py

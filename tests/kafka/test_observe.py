@@ -34,8 +34,8 @@ PATIENT = {"request_timeout_ms": "300000"}
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Cluster]:
-    """A cluster whose brokers may be killed and held."""
-    with brokers.running() as started:
+    """A cluster whose brokers may be killed and held; it forgets one only after three short observations."""
+    with brokers.running(properties={"broker.session.timeout.ms": round(3_000 * SHORT_S)}) as started:
         yield started
 
 

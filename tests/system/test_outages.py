@@ -37,7 +37,7 @@ BETWEEN_S: Final = 0.005
 """The pause between two asks of a caller."""
 BACK_WITHIN_S: Final = 1.0
 WAYS_TO_BE_HELD_UP: Final = 4
-"""A look at the store and then an ask, each there and back: each may be as late as a route without a store."""
+"""A look at the store and an ask, each there and back: each may be as late as a route without a store."""
 LOADED: Final = 3_000
 """How many keys the store that loads slowly has."""
 
