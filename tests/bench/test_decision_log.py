@@ -122,7 +122,7 @@ def test_a_row_from_the_decision_to_the_batch():
 
 
 @pytest.mark.parametrize("made", [usual, long_names, many_ids, text_ids])
-def test_what_waits_holds_no_more_memory_than_it_may(made: Callable[[int], Ask]):
+def test_waiting_rows_hold_no_more_memory_than_they_may(made: Callable[[int], Ask]):
     log = log_to(Stream())
     gc.collect()
     tracemalloc.start()

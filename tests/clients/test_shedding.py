@@ -136,7 +136,7 @@ def test_another_503_is_no_promise_that_nothing_was_charged(make: Make, script: 
         assert len(script.requests) == 1
 
 
-def test_what_was_shed_first_and_lost_then_may_have_been_charged(make: Make, script: Script):
+def test_ask_that_was_shed_first_and_lost_then_may_have_been_charged(make: Make, script: Script):
     script.plays(overloaded(), LOST)
     with pytest.raises(Unreachable) as refused:
         make(script.url, retry=Retries(times=1))("decide", **ONCE)

@@ -246,7 +246,7 @@ async def test_a_connection_that_is_shed_twice_is_closed(quotagate, target) -> N
 
 
 @pytest.mark.parametrize("unusable", UNUSABLE.values(), ids=UNUSABLE)
-async def test_what_is_no_answer_is_none(quotagate, target, unusable) -> None:
+async def test_unusable_answer_counts_as_none(quotagate, target, unusable) -> None:
     script, url = quotagate
     script.answer = lambda _: unusable
     async with proxying(url, target, "--when-away", "close") as proxy:

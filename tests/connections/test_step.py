@@ -30,7 +30,7 @@ def test_each_answer_has_its_step(decision, throttle_ms, rechecked, step) -> Non
     ("decision", "throttle_ms"),
     [("allow", 0), (None, 0), ("delay", -1), ("delay", 1.5), ("delay", "1"), ("throttle", None)],
 )
-def test_what_is_no_answer_is_refused(decision, throttle_ms) -> None:
+def test_invalid_answer_is_refused(decision, throttle_ms) -> None:
     with pytest.raises(ValueError, match="is "):
         next_step(decision, throttle_ms, rechecked=False)
 

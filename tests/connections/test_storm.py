@@ -40,7 +40,7 @@ async def test_an_address_has_one_rate_over_both_proxies(node: Service, target: 
         node.http.delete("/v1/quotas/ip=*").raise_for_status()
     passed = [one for one in made if one.passed]
     tell(made, f"{found['rechecked']} asked again, {found['rejected']} closed")
-    held_to(passed, bounds["ratio"] * LIMIT * WINDOW_S)
+    held_to(passed, bounds["ratio"] * LIMIT * WINDOW_S, attempts=len(made))
     assert len(made) == found["accepted"] == found["admitted"] + found["rejected"]
     assert len(passed) == found["admitted"]
     assert found["throttled"] == found["rechecked"] >= found["rejected"] > 0
@@ -74,7 +74,7 @@ async def test_a_place_has_one_rate(node: Service, target: int, one, other, enti
     together = [[*made[0], *made[1]]] if acceptors == 2 else made
     for attempts in together:
         tell(attempts, f"{acceptors} acceptors")
-        held_to(attempts, with_delays(acceptors))
+        held_to(attempts, with_delays(acceptors), attempts=len(attempts))
 
 
 def with_delays(acceptors: int) -> float:
@@ -89,15 +89,16 @@ def with_delays(acceptors: int) -> float:
     return LIMIT * (SAMPLES + 1) * SAMPLE_MS / 1000 + acceptors * (2 * SAMPLES + 2)
 
 
-def held_to(passed: Sequence[Attempt], bound: float) -> None:
+def held_to(passed: Sequence[Attempt], bound: float, *, attempts: int) -> None:
     """Check that no window had more than this many, and that the total is not much below the limit.
 
-    A connection was charged between its beginning and its end, by a clock of whole milliseconds.
+    On a crowded machine there may be fewer attempts than the limit allows. A connection was charged between
+    its beginning and its end, by a clock of whole milliseconds.
     """
     assert most_within(passed, WINDOW_S - 0.001) <= bound
     span = max(one.ended for one in passed) - min(one.began for one in passed)
     assert len(passed) <= bound * math.ceil((span + 0.001) / WINDOW_S)
-    assert len(passed) >= HALF_THE_LIMIT * LIMIT * span
+    assert len(passed) >= HALF_THE_LIMIT * min(LIMIT * span, attempts)
 
 
 def most_within(passed: Sequence[Attempt], span_s: float) -> int:

@@ -63,7 +63,7 @@ async def test_answers_are_read_one_after_the_other():
         b"Internal Server Error",
     ],
 )
-async def test_what_must_not_be_answered_is_a_fault(said: bytes):
+async def test_forbidden_answer_is_a_fault(said: bytes):
     with pytest.raises(Fault):
         await judged(line(said))
 

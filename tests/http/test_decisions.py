@@ -223,7 +223,7 @@ async def test_internal_error_is_500_and_not_revealed(node: Node, capsys: pytest
     assert (await node.ask(ASK)).status_code == 200
 
 
-async def test_what_is_in_flight_is_finished_when_the_server_stops(node: Node):
+async def test_ask_in_flight_is_answered_when_the_server_stops(node: Node):
     node.admission.held = asyncio.Event()
     answer = asyncio.create_task(node.ask(ASK))
     await eventually(lambda: node.server.server_state.tasks)

@@ -359,7 +359,7 @@ async def test_wrong_content_is_422_and_names_the_field(quotas: Quotas, body: by
         (b'{"request_rate": 5}' + b" " * 2 * MEBIBYTE, 413),
     ],
 )
-async def test_what_is_not_json_is_400_and_too_much_413(quotas: Quotas, body: bytes, status: int):
+async def test_invalid_json_is_400_and_a_body_that_is_too_large_413(quotas: Quotas, body: bytes, status: int):
     for method in ("PUT", "PATCH"):
         assert fields(await quotas.send(method, "user=alice", body), status) == []
 

@@ -512,7 +512,7 @@ def fields(decision: Decision, *quotas: Quota) -> tuple[str | None, str | None]:
     return found.get(b"ratelimit-policy"), found.get(b"ratelimit")
 
 
-def test_what_is_left_is_rounded_down_and_never_below_0():
+def test_remaining_quota_is_rounded_down_and_never_below_0():
     assert fields(decided(verdict()), sampled(100)) == (
         '"request_rate";q=1000;w=10',
         '"request_rate";r=12;t=10',
