@@ -361,8 +361,8 @@ def test_command_leaves_a_complete_folder_or_none(
     assert main(["backfill", "--out", out, "--history", str(bad), "--at", "soon"]) == 2
 
 
-def test_assertions_of_200_000_decisions_equal_the_truth(spark: SparkSession, tmp_path: Path):
-    traffic = Traffic(seed=11, events=200_000, rate=400.0)
+def test_assertions_of_a_long_log_equal_the_truth(spark: SparkSession, tmp_path: Path):
+    traffic = Traffic(seed=11, events=60_000, rate=120.0)
     write_log(Order(traffic, START_MS, SECRET, 2), tmp_path / "log", tmp_path / "truth")
     rows = read(spark, tmp_path / "log")
     at_ms = START_MS + 400_000

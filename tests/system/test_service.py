@@ -118,10 +118,11 @@ async def test_concurrent_callers_of_two_nodes_are_counted_exactly(apart_s):
 # Floods and long lives
 
 
-@pytest.mark.timeout(600)
-def test_flood_of_a_million_ids_changes_nothing():
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("flood", [100_000, pytest.param(1_000_000, marks=pytest.mark.prove)])
+def test_flood_of_ids_changes_nothing(flood: int):
     """At most the limit is charged, at most 152 unseen ids pass besides, and the state does not grow."""
-    limit, flood, at_once = 1_000, 1_000_000, 1_000
+    limit, at_once = 1_000, 1_000
     with running() as node, redis.Redis.from_url(node.store_url) as store:
         node.put("user=flood", producer_ids_rate=limit)
         admitted, sizes = 0, []
@@ -132,7 +133,7 @@ def test_flood_of_a_million_ids_changes_nothing():
             decisions = node.batch(asks)
             assert {d["source"] for d in decisions} == {"store"}
             admitted += sum(d["decision"] == "admit" for d in decisions)
-            if first % 100_000 == 0:
+            if first % (flood // 10) == 0:
                 (key,) = store.scan_iter("*producer_ids_rate*")
                 sizes.append(store.memory_usage(key))
         charged = observed(node, "flood")
