@@ -16,7 +16,6 @@ from app.node.children import stop_event
 from app.node.errors import CommandError, SettingsError
 from app.node.own_name import own_name
 from app.node.settings import PREFIX, Settings, load
-from app.node.volume_rules import volume_rules
 from app.store.lease import Lease
 from app.store.volumes import LEASE, VolumeRecord
 
@@ -67,7 +66,7 @@ async def work(settings: Settings) -> None:
 def _parts(settings: Settings, stop: asyncio.Event) -> dict[str, Coroutine[Any, Any, None]]:
     """The parts that the settings enable."""
     parts = {}
-    if volume_rules(settings).source == "kafka":
+    if settings.volume_rules.source == "kafka":
         if settings.clock == "store":
             parts["volumes"] = _observe(settings, stop)
         else:
@@ -83,7 +82,7 @@ async def _observe(settings: Settings, stop: asyncio.Event) -> None:
 
     assert settings.redis_url is not None
     assert settings.kafka_bootstrap is not None
-    rules = volume_rules(settings)
+    rules = settings.volume_rules
     observer = Observer(
         KafkaSource(settings.kafka_bootstrap, settings.kafka),
         VolumeRecord.at(settings.redis_url),

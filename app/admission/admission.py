@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
 from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
 from app.admission.gather import QUEUE_S, Gatherer
-from app.admission.hold import PRODUCE, UNTHROTTLED, hold_decision, is_held
+from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, hold_decision, is_held
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
 from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_matches, scaled_match
@@ -28,16 +28,6 @@ from app.store.port import Answer, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
 T = TypeVar("T")
-
-
-class FactorSource(Protocol):
-    """Gives the throttle factor in force: ``Throttling``, or ``UNTHROTTLED`` without throttling."""
-
-    def on(self, ask: Ask) -> float:
-        """Return the factor for an ask; 1 if the factor does not apply to it."""
-
-    def hold_ms(self, at_ms: int | None) -> int:
-        """Return how long an ask to produce must wait while the factor is 0."""
 
 
 class PlannedAsk(NamedTuple):

@@ -95,8 +95,11 @@ class Buckets:
         return [match.applied.quota.key for match in charging], order
 
     def _charging(self, bucket: BucketName, key: str | None) -> list[Match]:
-        found = bucket.charged_by(self._snapshot().quotas, self._rules)
-        return [Match(each, bucket_key(each)) for each in found if key in (None, each.quota.key)]
+        return [
+            Match(each, bucket_key(each))
+            for each in bucket.charged_by(self._snapshot().quotas, self._rules)
+            if key in (None, each.quota.key)
+        ]
 
 
 def _status(match: Match, result: ChargeResult) -> BucketStatus:

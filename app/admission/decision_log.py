@@ -11,7 +11,8 @@ import contextlib
 from asyncio import sleep
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from heapq import nlargest
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple, Protocol
 
 import structlog
@@ -268,8 +269,8 @@ class DecisionLog(Logs):
     def _siblings(self) -> list[Sibling]:
         """The other nodes in the heartbeat when it was last read."""
         nodes = self.log_status.nodes if self.log_status is not None else ()
-        others = sorted((each for each in nodes if each[0] != self._node), key=itemgetter(2), reverse=True)
-        return others[:MOST_SIBLINGS]
+        others = (each for each in nodes if each.node != self._node)
+        return nlargest(MOST_SIBLINGS, others, key=attrgetter("at_ms"))
 
     async def _deliver(self, pending: PendingBatch) -> bool:
         """Send a batch until the store has it or has no room. Its id makes a second copy harmless."""

@@ -18,19 +18,19 @@ PRODUCE: Final = "produce_bytes"
 THROTTLE_FACTOR: Final = LimitedBy("throttle_factor", None, None)
 
 
-class Unthrottled:
-    """The factor source of a node without throttling: always 1."""
+class FactorSource:
+    """Gives the throttle factor: here always 1; ``app.admission.throttling.Throttling`` the one in force."""
 
-    def on(self, *_: object) -> float:
-        """Return 1 for every ask."""
+    def on(self, _ask: Ask) -> float:
+        """Return the factor for an ask; 1 if the factor does not apply to it."""
         return 1.0
 
-    def hold_ms(self, *_: object) -> int:
-        """Return 0; never called, as nothing is held."""
+    def hold_ms(self, _at_ms: int | None) -> int:
+        """Return how long an ask to produce must wait while the factor is 0."""
         return 0
 
 
-UNTHROTTLED: Final = Unthrottled()
+UNTHROTTLED: Final = FactorSource()
 
 
 def is_held(ask: Ask, factor: float) -> bool:

@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from msgspec import MsgspecError, msgpack
 from prometheus_client import CollectorRegistry, generate_latest
 
 from app.admission.counts import KEPT, Counts, Labels, bounded, touch
+from app.admission.decision_log import DecisionLog
 from app.admission.exposition import Exposition
 from app.admission.throttling import ThrottlingStatus
 from app.decision_log.status import LogStatus
@@ -41,18 +42,6 @@ PAUSE_FACTOR: Final = 3.0
 """The pause after rendering a page, as a multiple of the time that it took."""
 
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
-
-
-class LogCounts(Protocol):
-    """What the decision log (``app.admission.decision_log``) knows of itself.
-
-    Attributes:
-        dropped: rows that this node could not log.
-        log_status: the status of the log when it was last read.
-    """
-
-    dropped: int
-    log_status: LogStatus | None
 
 
 class Fill(NamedTuple):
@@ -84,7 +73,7 @@ class Metrics:
         catalog_away: Callable[[], bool] = lambda: False,
         waiting: Callable[[], int] = lambda: 0,
         volumes: Callable[[], ThrottlingStatus | None] = lambda: None,
-        logged: LogCounts | None = None,
+        logged: DecisionLog | None = None,
         store_memory: Callable[[], Memory | None] = lambda: None,
     ) -> None:
         self._store_memory = store_memory
@@ -218,18 +207,13 @@ class Metrics:
             await asyncio.sleep(pause_s)
         began = loop.time()
         try:
-            return await self._put_together()
+            throttling, total = self._update(), Counts()
+            for _ in total.add_in_slices(self._counts):
+                await asyncio.sleep(0)
+            log = self._logged.log_status if self._logged else None
+            return await asyncio.to_thread(self._rendered, total, throttling, log)
         finally:
             self._pauses_until = loop.time() + PAUSE_FACTOR * (loop.time() - began)
-
-    async def _put_together(self) -> bytes:
-        throttling = self._update()
-        total = Counts()
-        for _ in total.add_in_slices(self._counts):
-            await asyncio.sleep(0)
-        return await asyncio.to_thread(
-            self._rendered, total, throttling, self._logged.log_status if self._logged else None
-        )
 
     def write(self) -> None:
         """Write the counts for the other processes."""

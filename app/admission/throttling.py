@@ -18,6 +18,7 @@ import structlog
 
 from app.admission.caller_clock import CallerTime
 from app.admission.ending import end
+from app.admission.hold import FactorSource
 from app.domain.ask import Ask
 from app.domain.quota import PRODUCER_BYTE_RATE, Quota
 from app.domain.volumes import (
@@ -59,7 +60,7 @@ class ThrottlingStatus(NamedTuple):
     fallbacks: int
 
 
-class Throttling:
+class Throttling(FactorSource):
     """Follows the record of volumes and gives the factor in force.
 
     Args:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from itertools import groupby
+from operator import add
 from typing import Final, TypeVar, cast
 
 from app.backfill.assertions import AssertionFolder
@@ -51,10 +52,7 @@ class LoadCounts:
 
     def add(self, result: LoadResult) -> None:
         """Add the result for one bucket."""
-        self.loaded.added += result.added
-        self.loaded.there += result.there
-        self.loaded.over += result.over
-        self.loaded.no_room += result.no_room
+        self.loaded = LoadResult(*map(add, astuple(self.loaded), astuple(result)))
 
 
 class QuotaResolver:

@@ -8,24 +8,18 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from secrets import token_bytes
 from types import MappingProxyType
 from typing import Final, Literal
 
 import structlog
 
 from app.catalog import schema
-from app.catalog.deployment import check_debt
-from app.catalog.errors import (
-    PreconditionError,
-    QuotasNotFoundError,
-    SecretMismatchError,
-)
+from app.catalog.deployment import agree_on_debt, agree_on_secret
+from app.catalog.errors import PreconditionError, QuotasNotFoundError
 from app.catalog.port import EVERYTHING, Changes, QuotaRow, QuotaSource
 from app.catalog.snapshot import Snapshot, SnapshotChange
-from app.catalog.sql import ROWS_AT_ONCE, Origin, PastChange, Rows, Secret, Sql, WriteResult
+from app.catalog.sql import ROWS_AT_ONCE, Origin, PastChange, Rows, Sql, WriteResult, definitions_of
 from app.catalog.turns import DatabaseTurns, within
-from app.domain.digest import fingerprint
 from app.domain.entity import Entity
 from app.domain.ladder import covering_defaults
 from app.domain.matching import Filter
@@ -56,9 +50,8 @@ class Conditions:
         >>> Conditions(match=frozenset({5})).hold(6), Conditions(none_match="*").hold(None)
         (False, True)
         """
-        if self.match is not None and not _includes(self.match, version):
-            return False
-        return not _includes(self.none_match, version)
+        matches = self.match is None or _includes(self.match, version)
+        return matches and not _includes(self.none_match, version)
 
 
 def _includes(versions: frozenset[int] | Literal["*"] | None, version: int | None) -> bool:
@@ -140,14 +133,10 @@ class Catalog:
         self.reachable = False
         self.hash_secret = hash_secret or b""
         self._given = hash_secret
-        self._sql = Sql(database_url)
-        self._source: QuotaSource = self._sql
+        self.database = Sql(database_url)
+        """Also for the other things that are kept in it."""
+        self._source: QuotaSource = self.database
         self._turns = DatabaseTurns()
-
-    @property
-    def database(self) -> Sql:
-        """The database, for the other things that are kept in it."""
-        return self._sql
 
     async def open(self) -> None:
         """Agree on the hash secret and the longest debt, load all quotas, and begin to follow changes.
@@ -159,22 +148,21 @@ class Catalog:
             DebtMismatchError: the longest debt differs from the deployment's.
         """
         try:
-            schema.check(await within(self._sql.revision()))
-            self.hash_secret = await within(self._agree())
-            mine_ms = self.defaults.max_debt_ms
-            check_debt(mine_ms, await within(self._sql.max_debt_ms(mine_ms)))
+            schema.check(await within(self.database.revision()))
+            self.hash_secret = await within(agree_on_secret(self.database, self._given))
+            await within(agree_on_debt(self.database, self.defaults.max_debt_ms))
             with _uncollected():
                 # Only the answer must come in time; applying many quotas may take longer.
                 everything = await within(self._source.changed(EVERYTHING))
                 await self._take_in(self.snapshot, everything)
         except BaseException:
-            await self._sql.close()
+            await self.database.close()
             raise
         self._turns.follow(self._catch_up, self._lost)
 
     async def close(self) -> None:
         """Stop following changes, and close the connections when the work under way has ended."""
-        await self._turns.close(self._sql.close)
+        await self._turns.close(self.database.close)
 
     async def get(self, entity: Entity) -> QuotaSet | None:
         """What is set on an entity, from the database, so writes of other nodes are seen at once.
@@ -182,7 +170,7 @@ class Catalog:
         Raises:
             CatalogUnavailableError: the database cannot be reached.
         """
-        return self._quota_set(entity, await within(self._sql.of_entity(str(entity))))
+        return self._quota_set(entity, await within(self.database.of_entity(str(entity))))
 
     async def page(self, wanted: Filter, after: Entity | None, limit: int) -> Page:
         """The first entities after ``after`` that match a filter, in the order of their spelling.
@@ -190,8 +178,9 @@ class Catalog:
         Raises:
             CatalogUnavailableError: the database cannot be reached.
         """
-        past = None if after is None else str(after)
-        version, entities = await within(self._sql.page(wanted, past, limit + 1))
+        version, entities = await within(
+            self.database.page(wanted, None if after is None else str(after), limit + 1)
+        )
         sets = (self._quota_set(Entity.parse(rows[0].entity), rows) for rows in entities)
         shown = [each for each in sets if each is not None]
         return Page(version, shown[:limit], shown[limit - 1].entity if len(shown) > limit else None)
@@ -211,7 +200,7 @@ class Catalog:
         Raises:
             CatalogUnavailableError: the database cannot be reached.
         """
-        await self._turns.take(lambda until: self._sql.note(of, before, after, origin, until))
+        await self._turns.take(lambda until: self.database.note(of, before, after, origin, until))
 
     async def history(self, of: Entity | str | None, before: int | None, limit: int) -> list[PastChange]:
         """The newest changes that are older than the change ``before``.
@@ -222,8 +211,7 @@ class Catalog:
         Raises:
             CatalogUnavailableError: the database cannot be reached.
         """
-        name = None if of is None else str(of)
-        return await within(self._sql.history(name, before, limit))
+        return await within(self.database.history(None if of is None else str(of), before, limit))
 
     async def put(
         self, entity: Entity, values: Mapping[str, object], origin: Origin, conditions: Conditions = ALWAYS
@@ -300,7 +288,7 @@ class Catalog:
 
         async def write(until: float) -> ChangeResult:
             defaults = {str(default) for entity in edits for default in covering_defaults(entity)}
-            writing = await self._sql.write(
+            writing = await self.database.write(
                 [*names], sorted(defaults.difference(names)), decide, origin, until, keep
             )
             if keep:
@@ -343,7 +331,7 @@ class Catalog:
 
         async def write(until: float) -> EntityChange:
             defaults = [str(default) for default in covering_defaults(entity)]
-            writing = await self._sql.write([name], defaults, decide, origin, until)
+            writing = await self.database.write([name], defaults, decide, origin, until)
             await self._apply(writing, origin)
             before, after = writing.before[name], writing.after[name]
             return EntityChange(self._quota_set(entity, before), self._quota_set(entity, after))
@@ -356,11 +344,8 @@ class Catalog:
         changes = await self._changes(writing.written)
         self.snapshot = self.snapshot.apply(self.snapshot.version, changes)
         for name in {row.entity: None for row in writing.written}:
-            before, after = (
-                {row.quota: row.definition for row in rows.get(name, ()) if row.definition is not None}
-                for rows in (writing.before, writing.after)
-            )
-            self._changed(name, before or None, after or None, origin.who, writing.version)
+            before, after = definitions_of(writing.before[name]), definitions_of(writing.after[name])
+            self._changed(name, before, after, origin.who, writing.version)
 
     def _rows(
         self, entity: Entity, edited: Mapping[str, Definition | None], rows: Rows, version: int
@@ -407,7 +392,7 @@ class Catalog:
     def _lost(self, error: Exception) -> None:
         """Log that the catalog cannot be reached; the last snapshot stays in force."""
         if self.reachable:
-            log.warning("catalog unavailable", catalog=self._sql.name, error=str(error))
+            log.warning("catalog unavailable", catalog=self.database.name, error=str(error))
         self.reachable = False
 
     async def _catch_up(self) -> None:
@@ -421,7 +406,7 @@ class Catalog:
         if changes or loaded.version != base.version:
             self.snapshot = base.apply(loaded.version, changes)
         if not self.reachable:
-            log.info("catalog available", catalog=self._sql.name, version=loaded.version)
+            log.info("catalog available", catalog=self.database.name, version=loaded.version)
         self.reachable = True
 
     async def _changes(self, rows: Sequence[QuotaRow]) -> list[SnapshotChange]:
@@ -432,15 +417,15 @@ class Catalog:
                 await asyncio.sleep(0)
             try:
                 entity = Entity.parse(row.entity)
-                changes.append((row.quota, entity, self._resolve(row, entity)))
+                quota = (
+                    None
+                    if row.definition is None
+                    else resolve(row.quota, row.definition, entity, self.defaults, row.epoch)
+                )
+                changes.append((row.quota, entity, quota))
             except (ValueError, LookupError, TypeError) as error:  # from a newer version of this program
                 log.warning("quota not understood", entity=row.entity, quota=row.quota, error=repr(error))
         return changes
-
-    def _resolve(self, row: QuotaRow, entity: Entity) -> Quota | None:
-        if row.definition is None:
-            return None
-        return resolve(row.quota, row.definition, entity, self.defaults, row.epoch)
 
     def _quota_set(self, entity: Entity, rows: Sequence[QuotaRow]) -> QuotaSet | None:
         live = {row.quota: (row.definition, row.epoch) for row in rows if row.definition is not None}
@@ -454,24 +439,6 @@ class Catalog:
         return QuotaSet(
             entity, max(row.version for row in rows), MappingProxyType(definitions), MappingProxyType(quotas)
         )
-
-    async def _agree(self) -> bytes:
-        """The deployment's secret: from the settings, if it has the catalog's fingerprint, or the catalog."""
-        made = token_bytes(32)
-        given = None if self._given is None else Secret(None, fingerprint(self._given))
-        agreed = await self._sql.secret(given, Secret(made.hex(), fingerprint(made)))
-        if self._given is not None and agreed.fingerprint != fingerprint(self._given):
-            raise SecretMismatchError(
-                "QUOTAGATE_HASH_SECRET is not the secret that this catalog was first started with: "
-                "every producer id seen so far would be new again. Set the old secret, or use a new catalog."
-            )
-        if self._given is not None:
-            return self._given
-        if agreed.kept is None:
-            raise SecretMismatchError(
-                "this catalog was first started with a QUOTAGATE_HASH_SECRET: give every node the same one."
-            )
-        return bytes.fromhex(agreed.kept)
 
 
 @contextmanager

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from secrets import token_bytes
+
 from sqlalchemy import update
 
 from app.catalog import schema
-from app.catalog.errors import (
-    DebtMismatchError,
-)
+from app.catalog.errors import DebtMismatchError, SecretMismatchError
+from app.catalog.sql import Sql
 from app.catalog.tables import STATE
+from app.domain.digest import fingerprint
 
 
-def check_debt(mine_ms: int, agreed_ms: int) -> None:
-    """Check that this node has the same longest debt as the deployment.
+async def agree_on_secret(database: Sql, given: bytes | None) -> bytes:
+    """The deployment's hash secret: from the settings, if it has the catalog's fingerprint, or the catalog.
+
+    Raises:
+        SecretMismatchError: this node has another one, or none although the deployment was given one.
+    """
+    offered = token_bytes(32) if given is None else given
+    agreed, kept = await database.agree(
+        hash_secret_fingerprint=fingerprint(offered), hash_secret=offered.hex() if given is None else None
+    )
+    if given is not None and agreed != fingerprint(given):
+        raise SecretMismatchError(
+            "QUOTAGATE_HASH_SECRET is not the secret that this catalog was first started with: "
+            "every producer id seen so far would be new again. Set the old secret, or use a new catalog."
+        )
+    if given is not None:
+        return given
+    if kept is None:
+        raise SecretMismatchError(
+            "this catalog was first started with a QUOTAGATE_HASH_SECRET: give every node the same one."
+        )
+    return bytes.fromhex(kept)
+
+
+async def agree_on_debt(database: Sql, mine_ms: int) -> None:
+    """Check that this node has the same longest debt as the deployment, whose first node sets it.
 
     Raises:
         DebtMismatchError: it does not; the text says what to do.
     """
+    (agreed_ms,) = await database.agree(max_debt_ms=mine_ms)
     if mine_ms != agreed_ms:
         raise DebtMismatchError(
             f"QUOTAGATE_MAX_DEBT is {_iso(mine_ms)} here and {_iso(agreed_ms)} in this deployment. Give "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from secrets import token_urlsafe
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from sqlalchemy import RowMapping, delete, insert, select, update
@@ -26,6 +26,8 @@ from app.domain.grant import PERMISSIONS, Grant, expand_scopes
 PREFIX: Final = "qg_"
 """The start of every key, by which people and secret scanners recognise one."""
 KEY_BYTES: Final = 32
+
+T = TypeVar("T")
 
 log = structlog.get_logger("quotagate.keys")
 
@@ -95,7 +97,8 @@ class Keys:
 
         async def read(_until: float) -> list[Key]:
             async with self._sql.reading() as connection:
-                return await _rows(connection)
+                rows = (await connection.execute(select(KEYS).order_by(KEYS.c.name))).mappings()
+                return [_key(row) for row in rows]
 
         return await self._turns.take(read)
 
@@ -128,9 +131,8 @@ class Keys:
             CatalogUnavailableError: the database cannot be reached.
         """
         secret = _new_secret()
-        rotated: list[Key] = []
 
-        async def write(connection: AsyncConnection) -> None:
+        async def write(connection: AsyncConnection) -> Key:
             old = await _found(connection, name)
             if old is None:
                 raise KeyNotFoundError(name)
@@ -144,10 +146,9 @@ class Keys:
                 former_until_ms=now_ms + grace_ms if grace_ms else None,
             )
             await connection.execute(update(KEYS).where(KEYS.c.name == name).values(_columns(new)))
-            rotated.append(new)
+            return new
 
-        await self._change(write)
-        return rotated[0], secret
+        return await self._change(write), secret
 
     async def revoke(self, name: str) -> None:
         """Revoke a key, and the one that it replaced.
@@ -164,17 +165,18 @@ class Keys:
 
         await self._change(write)
 
-    async def _change(self, write: Callable[[AsyncConnection], Awaitable[None]]) -> None:
+    async def _change(self, write: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """Write in one transaction, one writer at a time, and read the change before returning."""
 
-        async def work(until: float) -> None:
+        async def work(until: float) -> T:
             async with self._sql.writing(until) as connection:
                 await connection.execute(update(STATE).values(keys_version=STATE.c.keys_version + 1))
-                await write(connection)
+                written = await write(connection)
             with suppress(CatalogUnavailableError):  # the change is written; the follower will read it
                 await self._catch_up()
+            return written
 
-        await self._turns.take(work)
+        return await self._turns.take(work)
 
     def _lost(self, error: Exception) -> None:
         """Log that the catalog cannot be reached; the last keys stay in force."""
@@ -229,10 +231,6 @@ def _new_secret() -> str:
 
 def _digest(secret: str) -> str:
     return sha256(secret.encode()).hexdigest()
-
-
-async def _rows(connection: AsyncConnection) -> list[Key]:
-    return [_key(row) for row in (await connection.execute(select(KEYS).order_by(KEYS.c.name))).mappings()]
 
 
 async def _found(connection: AsyncConnection, name: str) -> Key | None:

@@ -64,10 +64,13 @@ def _of_types(types: tuple[str, ...], names: dict[str, str | None]) -> ColumnEle
 
 
 def _begins(text: str) -> ColumnElement[bool]:
-    """The second condition is the exact one; the first uses the index. Spellings are printable ASCII."""
+    """The last condition is the exact one; the others use the index. Spellings are printable ASCII."""
     head = QUOTAS.c.head
-    near = and_(head >= _head(text), head < _head(text) + "\x7f")
-    return and_(near, func.substr(QUOTAS.c.entity, 1, len(text)) == text)
+    return and_(
+        head >= _head(text),
+        head < _head(text) + "\x7f",
+        func.substr(QUOTAS.c.entity, 1, len(text)) == text,
+    )
 
 
 def _ends(text: str) -> ColumnElement[bool]:

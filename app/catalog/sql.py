@@ -67,14 +67,6 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
-    """The hash secret in the catalog, in hex; ``kept`` is None if the secret comes from the settings."""
-
-    kept: str | None
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
 class WriteResult:
     """What a transaction wrote: the rows, and all rows of its entities before and after.
 
@@ -138,31 +130,15 @@ class Sql:
             revision: str | None = await connection.scalar(select(_REVISIONS.c.version_num))
             return revision
 
-    async def secret(self, given: Secret | None, made: Secret) -> Secret:
-        """The secret in force: the catalog's, else ``given`` (only its fingerprint is kept), else ``made``.
+    async def agree(self, **offered: object) -> Sequence[Any]:
+        """The catalog's values of these columns of its state, which take the offer if the first is NULL.
 
         One statement decides, so nodes that start at the same moment agree.
         """
-        offered = given or made
-        nothing_yet = STATE.c.hash_secret_fingerprint.is_(None)
+        columns = [STATE.c[name] for name in offered]
         async with self.writing(deadline()) as connection:
-            await connection.execute(
-                update(STATE)
-                .where(nothing_yet)
-                .values(hash_secret=offered.kept, hash_secret_fingerprint=offered.fingerprint)
-            )
-            kept, fingerprint = (
-                await connection.execute(select(STATE.c.hash_secret, STATE.c.hash_secret_fingerprint))
-            ).one()
-            return Secret(kept, fingerprint)
-
-    async def max_debt_ms(self, given_ms: int) -> int:
-        """The longest debt in force: the catalog's, else the given one, which the catalog then keeps."""
-        nothing_yet = STATE.c.max_debt_ms.is_(None)
-        async with self.writing(deadline()) as connection:
-            await connection.execute(update(STATE).where(nothing_yet).values(max_debt_ms=given_ms))
-            agreed_ms: int = (await connection.execute(select(STATE.c.max_debt_ms))).scalar_one()
-            return agreed_ms
+            await connection.execute(update(STATE).where(columns[0].is_(None)).values(offered))
+            return (await connection.execute(select(*columns))).one()
 
     async def changed(self, since: int) -> Changes:
         """The version and all rows written after ``since``; one statement, so both are from one moment."""
@@ -197,9 +173,7 @@ class Sql:
         """Add a change of something that is not an entity to the history."""
         async with self.writing(until) as connection:
             await connection.execute(update(STATE).values(version=STATE.c.version))  # waits for other writers
-            was, becomes = (None if each is None else json.dumps(each) for each in (before, after))
-            change = _change(of, was, becomes, origin)
-            await connection.execute(insert(CHANGES), [change])
+            await connection.execute(insert(CHANGES), [_change(of, before, after, origin)])
 
     async def history(self, entity: str | None, before: int | None, limit: int) -> list[PastChange]:
         """The newest changes, of one entity or of all, that are older than the change ``before``."""
@@ -239,12 +213,13 @@ class Sql:
                 there = {(row.entity, row.quota) for rows in before.values() for row in rows}
                 old = [row for row in written if (row.entity, row.quota) in there]
                 for some in _parts(old):
-                    await connection.execute(_FORGET, [_key(row) for row in some])
+                    gone = [{"of_entity": _hash(row.entity), "of_quota": row.quota} for row in some]
+                    await connection.execute(_FORGET, gone)
                 for some in _parts(written):
                     await connection.execute(insert(QUOTAS), [_columns(row) for row in some])
                 for changed in _parts(list(dict.fromkeys(row.entity for row in written))):
                     kept = [
-                        _change(each, _definitions(before[each]), _definitions(after[each]), origin)
+                        _change(each, definitions_of(before[each]), definitions_of(after[each]), origin)
                         for each in changed
                     ]
                     await connection.execute(insert(CHANGES), kept)
@@ -292,8 +267,9 @@ class Sql:
 
 def _sqlite(url: URL) -> AsyncEngine:
     """An engine whose transactions wait for other writers (IMMEDIATE) at their first write."""
-    connect_args = {"timeout": LOCK_TIMEOUT_MS / 1000, "isolation_level": "IMMEDIATE"}
-    return create_async_engine(url, connect_args=connect_args)
+    return create_async_engine(
+        url, connect_args={"timeout": LOCK_TIMEOUT_MS / 1000, "isolation_level": "IMMEDIATE"}
+    )
 
 
 def _postgresql(url: URL) -> AsyncEngine:
@@ -368,27 +344,23 @@ def _columns(row: QuotaRow) -> dict[str, Any]:
     }
 
 
-def _key(row: QuotaRow) -> dict[str, str]:
-    return {"of_entity": _hash(row.entity), "of_quota": row.quota}
-
-
-def _change(entity: str, before: str | None, after: str | None, origin: Origin) -> dict[str, Any]:
+def _change(
+    entity: str, before: Mapping[str, object] | None, after: Mapping[str, object] | None, origin: Origin
+) -> dict[str, Any]:
     return {
         "at_ms": origin.at_ms,
         "who": origin.who,
         "entity_hash": _hash(entity),
         "entity": entity,
-        "before": before,
-        "after": after,
+        "before": None if before is None else json.dumps(before),
+        "after": None if after is None else json.dumps(after),
         "reason": origin.reason,
     }
 
 
-def _definitions(rows: Sequence[QuotaRow]) -> str | None:
-    definitions: dict[str, Definition] = {
-        row.quota: row.definition for row in rows if row.definition is not None
-    }
-    return json.dumps(definitions) if definitions else None
+def definitions_of(rows: Sequence[QuotaRow]) -> dict[str, Definition] | None:
+    """The definitions in an entity's rows, by key; None if it has none."""
+    return {row.quota: row.definition for row in rows if row.definition is not None} or None
 
 
 def _past(row: RowMapping) -> PastChange:

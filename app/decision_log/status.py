@@ -60,8 +60,9 @@ async def read_status(client: Redis) -> LogStatus:
     Raises:
         StoreError: the store did not answer.
     """
-    reply = await run_script(client, STATUS, (STREAM, STATUS_KEY, NODES), ALIVE_MS)
-    now, waiting, oldest, seen, written, unreadable, failures, error, nodes = reply
+    now, waiting, oldest, seen, written, unreadable, failures, error, nodes = await run_script(
+        client, STATUS, (STREAM, STATUS_KEY, NODES), ALIVE_MS
+    )
     lag_ms = max(int(now) - int(oldest.partition(b"-")[0]), 0) if oldest else 0
     return LogStatus(
         now_ms=int(now),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from app.domain.ask import Ask
@@ -43,16 +44,12 @@ class BucketName:
             EntityError: no bucket has this name.
         """
         spelled, of_broker, broker = text.partition(OF_BROKER)
-
-        def read(type_: str, name: str) -> Name:
-            return _read(type_, name, rules)
-
-        entity = Entity.parse(spelled, read)
+        entity = Entity.parse(spelled, partial(_read, rules=rules))
         if not of_broker:
             return cls(entity)
         if "broker" in entity.types:
             raise EntityError(f"{entity} already names its broker: leave out {OF_BROKER}{broker}")
-        return cls(entity, str(read("broker", broker)))
+        return cls(entity, str(_read("broker", broker, rules)))
 
     def __str__(self) -> str:
         return f"{self.entity}{f';{Entity.of(broker=self.broker)}' if self.broker is not None else ''}"

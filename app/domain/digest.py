@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from hashlib import blake2b, sha256
 from typing import Final
 
@@ -12,7 +11,6 @@ import mmh3
 DECIMAL: Final = re.compile("0|-?[1-9][0-9]{0,18}")
 INT64: Final = range(-(2**63), 2**63)
 SEEDS: Final = (0x51A7E001, 0x51A7E002)
-WORDS: Final = struct.Struct("<8I")
 
 
 def as_id(text: str) -> int | str:

@@ -142,13 +142,9 @@ def wait_ms(state: Samples, usage: float, now_ms: int, limit: float, samples: in
     >>> wait_ms((Sample(20.0, 0, 0),), 20, 5000, 2, 11, 1000)
     6000
     """
-    edges = sorted(
-        {s.last_ms + samples * sample_ms for s in state} | {s.start_ms + sample_ms for s in state[-1:]}
-    )
+    edges = {s.last_ms + samples * sample_ms for s in state} | {s.start_ms + sample_ms for s in state[-1:]}
     at = now_ms + 1
-    for edge in edges:
-        if edge <= at:
-            continue
+    for edge in sorted(edge for edge in edges if edge > now_ms + 1):
         passes = _first_passing(state, usage, at, limit, samples, sample_ms)
         if passes < edge:
             return passes - now_ms

@@ -161,13 +161,3 @@ def next_share(live: tuple[int, ...]) -> int:
     while 2.0**-share > left / 2 and share < SMALLEST_SHARE:
         share += 1
     return share
-
-
-def false_seen(mean_ids: float, hashes: int) -> float:
-    """The probability that one layer takes an unseen id as seen, with a mean of ids per block."""
-    unset_by_one = (1 - 1 / CELLS) ** hashes
-    chance, here = 0.0, math.exp(-mean_ids)
-    for ids in range(int(mean_ids + 20 * math.sqrt(mean_ids)) + 30):
-        chance += here * (1 - unset_by_one**ids) ** hashes
-        here *= mean_ids / (ids + 1)
-    return chance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import NamedTuple
 
 from app.domain.quota import MAX_THROTTLE_MS
@@ -59,13 +60,9 @@ def wait_ms(state: Tokens, cost: float, now_ms: int, limit: float, burst: float)
     >>> wait_ms(Tokens(0.0, 0), 1, 0, 10, 100)
     100
     """
-    fails, passes = 0, MAX_THROTTLE_MS
-    if tokens_at(state, now_ms + passes, limit, burst) < cost:
-        return passes
-    while passes - fails > 1:  # the tokens never fall, so bisection finds the least wait
-        wait = (fails + passes) // 2
-        if tokens_at(state, now_ms + wait, limit, burst) >= cost:
-            passes = wait
-        else:
-            fails = wait
-    return passes
+
+    def suffices(wait: int) -> bool:
+        return tokens_at(state, now_ms + wait, limit, burst) >= cost
+
+    # The tokens never fall, so bisection finds the least wait.
+    return 1 + bisect_left(range(1, MAX_THROTTLE_MS), True, key=suffices)

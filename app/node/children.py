@@ -121,7 +121,6 @@ class Child:
 def stop_event() -> asyncio.Event:
     """Return an event that SIGINT and SIGTERM set."""
     event = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, event.set)
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
     return event

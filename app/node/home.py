@@ -8,6 +8,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -127,10 +128,8 @@ def _locked(fd: int) -> bool:
 def admin_key(home: Path) -> tuple[str, bool]:
     """Return the key in `admin.key`, and whether it was made just now."""
     path = home / "admin.key"
-    try:
+    with suppress(FileNotFoundError):
         return path.read_text(encoding="ascii").strip(), False
-    except FileNotFoundError:
-        pass
     # Written to a draft and linked into place: no process reads half a key, and the first of two makers wins.
     key = secrets.token_urlsafe(32)
     draft = home / f"admin.key.{os.getpid()}"

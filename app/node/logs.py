@@ -20,8 +20,7 @@ def configure(level: int = logging.INFO) -> None:
     ]
     # Tracebacks without local variables, which may hold a request's headers and so its key.
     if sys.stderr.isatty():
-        plain = structlog.dev.plain_traceback
-        render: list[Any] = [structlog.dev.ConsoleRenderer(exception_formatter=plain)]
+        render: list[Any] = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     else:
         frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         render = [

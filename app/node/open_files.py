@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from contextlib import suppress
 from typing import Final
 
 RESERVE: Final = 512
@@ -27,11 +28,9 @@ def room_for(connections: int) -> int:
 def _raised(wanted: int, hard: int) -> int:
     limits = [(wanted, hard)] if not _is_below(hard, wanted) else [(wanted, wanted), (hard, hard)]
     for limit in limits:
-        try:
+        with suppress(OSError, ValueError):  # only root may raise the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-        except (OSError, ValueError):  # only root may raise the hard limit
-            continue
-        return limit[0]
+            return limit[0]
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 

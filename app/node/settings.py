@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.domain.digest import secret_of
+from app.domain.volumes import VolumeLimit, VolumeRules
 from app.kafka import configuration as kafka_configuration
 from app.node.errors import SettingsError
 
@@ -45,25 +46,15 @@ def _empty_is_none(value: Any) -> Any:
     return None if value == "" else value
 
 
-def _networks(value: Any) -> Any:
-    """Read `10.0.0.0/8, ::1` as networks; a single address is a network of one."""
-    if not isinstance(value, str):
-        return value
-    return tuple(ip_network(part.strip()) for part in value.split(",") if part.strip())
+def _split(separator: str, read: Callable[[str], object]) -> BeforeValidator:
+    """Read `10.0.0.0/8, ::1` as its parts."""
 
+    def split(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(read(part.strip()) for part in value.split(separator) if part.strip())
 
-def _names(value: Any) -> Any:
-    """Read names separated by `;`, as Kafka's principals contain commas."""
-    if not isinstance(value, str):
-        return value
-    return tuple(part.strip() for part in value.split(";") if part.strip())
-
-
-def _hosts(value: Any) -> Any:
-    """Read `localhost, gate.example` as names in lower case."""
-    if not isinstance(value, str):
-        return value
-    return tuple(part.strip().lower() for part in value.split(",") if part.strip())
+    return BeforeValidator(split)
 
 
 def _iso_duration(value: Any) -> Any:
@@ -86,10 +77,12 @@ def _secret(value: Any) -> Any:
     return secret_of(value) if isinstance(value, str) else value
 
 
-Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_networks)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Networks = Annotated[tuple[Network, ...], NoDecode, _split(",", ip_network)]
+"""A single address is a network of one."""
+Names = Annotated[tuple[str, ...], NoDecode, _split(";", str)]
+"""Kafka's principals contain commas."""
 HostName = Annotated[str, Field(pattern=r"^[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$", max_length=253)]
-HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_hosts)]
+HostNames = Annotated[tuple[HostName, ...], NoDecode, _split(",", str.lower)]
 Header = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 Duration = Annotated[timedelta, BeforeValidator(_iso_duration), Field(ge=timedelta(0))]
 HashSecret = Annotated[bytes, BeforeValidator(_secret)]
@@ -266,6 +259,19 @@ class Settings(BaseSettings):
     def catalog_url(self) -> str:
         """The catalog's URL; by default that of the embedded catalog."""
         return self.database_url or f"sqlite:///{self.home.resolve() / 'catalog.db'}"
+
+    @property
+    def volume_rules(self) -> VolumeRules:
+        """The rules for volumes, the same for every node and every observer; no source without checks."""
+        interval_ms = round(self.volume_check_interval.total_seconds() * 1000)
+        return VolumeRules(
+            source=self.volume_source if interval_ms else None,
+            limit=VolumeLimit(self.volume_min_available_bytes, self.volume_min_available_ratio),
+            interval_ms=interval_ms,
+            validity_ms=round(self.volume_validity.total_seconds() * 1000),
+            fallback=self.volume_fallback_factor,
+            excluded=frozenset(self.volume_excluded_principals),
+        )
 
     @property
     def base_url(self) -> str:

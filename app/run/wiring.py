@@ -37,7 +37,6 @@ from app.http.volumes import router as volumes_router
 from app.node.errors import StartError
 from app.node.own_name import own_name
 from app.node.settings import Settings
-from app.node.volume_rules import volume_rules
 from app.store.redis import RedisStore
 from app.store.volumes import VolumeRecord
 
@@ -115,7 +114,7 @@ def build(
     time = CallerTime() if by_callers else None
     throttling = Throttling(
         record,
-        volume_rules(settings),
+        settings.volume_rules,
         time,
         changed=lambda before, after: logged.changed("factor", "throttle_factor", before, after),
         away=away,

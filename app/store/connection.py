@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
 
     def close(self, error: Exception) -> None:
         """Fail all due replies and close the connection, without calling ``lost``."""
-        self._lost = _ignore_loss
+        self._lost = lambda: None  # the caller knows
         self._fail(error)
         self._transport.abort()
         self._forget()
@@ -127,12 +127,6 @@ class Connection(asyncio.Protocol):
         self._forget()
         self._lost()
 
-    def pause_writing(self) -> None:
-        """The socket is full; further writes wait in the transport."""
-
-    def resume_writing(self) -> None:
-        """The socket has room again."""
-
     def _forget(self) -> None:
         """Mark redis-py's connection as closed; otherwise redis-py warns that it was left open."""
         cast("Any", self._greeted)._close()  # noqa: SLF001
@@ -142,7 +136,3 @@ class Connection(asyncio.Protocol):
             waiting = self._owed.popleft().reply
             if not waiting.done():
                 waiting.set_exception(error)
-
-
-def _ignore_loss() -> None:
-    """The caller of ``close`` already knows."""

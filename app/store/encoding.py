@@ -83,10 +83,14 @@ def _encode_charge(plan: Plan, charge: Charge) -> bytes:
         | _REQUESTS * (quota.key in REQUEST_RATES)
         | _CLOSED * (quota.on_store_failure == "throttle" and plan.mode != "record")
     )
-    ids = len(charge.spreads) // 32
-    algorithm = ALGORITHMS[quota.algorithm]
     return QUOTA.pack(
-        algorithm, flags, ids, quota.limit, charge.usage, *parameters(quota), quota.longest_delay_ms
+        ALGORITHMS[quota.algorithm],
+        flags,
+        len(charge.spreads) // 32,
+        quota.limit,
+        charge.usage,
+        *parameters(quota),
+        quota.longest_delay_ms,
     )
 
 

@@ -106,8 +106,8 @@ async def keep_only_used(run: Run, library: Library) -> None:
 
 def _names(listed: Sequence[Any]) -> list[str]:
     """The names in the reply of FUNCTION LIST: pairs in a list, or a map."""
-    found = []
-    for entry in listed:
-        pairs = entry if isinstance(entry, dict) else dict(zip(entry[::2], entry[1::2], strict=True))
-        found.append(str(pairs[b"library_name"], "ascii"))
-    return found
+    entries = (
+        entry if isinstance(entry, dict) else dict(zip(entry[::2], entry[1::2], strict=True))
+        for entry in listed
+    )
+    return [str(entry[b"library_name"], "ascii") for entry in entries]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -32,10 +32,14 @@ MOST_AT_ONCE: Final = 200
 
 OUTCOMES: Final = "local ADDED, THERE, OVER, NO_ROOM = 1, 2, 3, 4\n"
 
+_LAYOUTS: Final[Mapping[type, tuple[int, struct.Struct]]] = {
+    WrittenId: (1, struct.Struct("<32sdd")),
+    Charges: (2, struct.Struct("<dd")),
+    Sample: (3, struct.Struct("<ddd")),
+    Tokens: (4, struct.Struct("<dd")),
+}
+"""The number of each kind of item, and how an item is packed."""
 _NOW_AND_DONE: Final = struct.Struct("<dd")
-_ID: Final = struct.Struct("<32sdd")
-_TWO: Final = struct.Struct("<dd")
-_THREE: Final = struct.Struct("<ddd")
 _LOADED: Final = struct.Struct("<4I")
 
 
@@ -147,15 +151,7 @@ def written_id(digest: int, at_ms: int, layer_ms: int) -> WrittenId:
 
 def _encode(quota: Quota, items: Items) -> bytes:
     """A bucket's parameters and what it should hold; ``lua/load.lua`` draws it."""
-    first = items[0]
-    if isinstance(first, WrittenId):
-        kind, packed = 1, [_ID.pack(*item) for item in items]
-    elif isinstance(first, Charges):
-        kind, packed = 2, [_TWO.pack(*item) for item in items]
-    elif isinstance(first, Sample):
-        kind, packed = 3, [_THREE.pack(*item) for item in items]
-    else:
-        kind, packed = 4, [_TWO.pack(*item) for item in items]
+    kind, layout = _LAYOUTS[type(items[0])]
     head = QUOTA.pack(
         NUMBERS[quota.algorithm],
         0,
@@ -165,4 +161,4 @@ def _encode(quota: Quota, items: Items) -> bytes:
         *parameters(quota),
         quota.longest_delay_ms,
     )
-    return b"".join([head, *packed])
+    return b"".join([head, *(layout.pack(*item) for item in items)])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Any, Final, cast
 
 import redis
@@ -190,8 +191,7 @@ class RedisStore:
         """Examine the store, in a thread that may block."""
         faults = self._faults()
         run_here = partial(_run_blocking, self._examiner)
-        keys = [ORDER_KEY] if self._logged else []
-        await call_function(run_here, self._library, keys, [self._call])
+        await call_function(run_here, self._library, [ORDER_KEY] if self._logged else [], [self._call])
         await run_here("EVAL", PROBE, 1, PROBE_KEY)
         await keep_only_used(run_here, self._library)
         return faults
@@ -217,8 +217,6 @@ class RedisStore:
             raise StoreError("connection", "there is no connection to the store")
         try:
             return await calls.call(*command)
-        except StoreError:  # by give_up
-            raise
         except (RedisError, OSError) as error:
             failed = failure(error)
             if calls is self._calls and not isinstance(failed, MissingFunctionError):
@@ -258,13 +256,13 @@ async def run(client: Redis, *command: str | bytes | int) -> Any:
         StoreError: no reply, or an error for one; a late command may still be carried out.
         MissingFunctionError: of FCALL; nothing was done.
     """
-    execute = cast("Callable[..., Awaitable[Any]]", client.execute_command)
     try:
-        return await execute(*command)
+        return await cast("Any", client).execute_command(*command)
     except (RedisError, OSError) as error:
         failed = failure(error)
         if not isinstance(failed, MissingFunctionError):
-            await _forget_connections(client)
+            # The next call connects again: after a failover the address may point to another store.
+            await client.connection_pool.disconnect(inuse_connections=False)
         raise failed from error
 
 
@@ -321,11 +319,6 @@ def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_W
     return Redis.from_pool(pool)  # closing the client then closes the pool too
 
 
-async def _forget_connections(client: Redis) -> None:
-    """Make the next call connect again: after a failover the address may point to another store."""
-    await client.connection_pool.disconnect(inuse_connections=False)
-
-
 def failure(error: Exception) -> StoreError:
     """Name a failure of the store in one word: the one list of them (``docs/failures.md``)."""
     if isinstance(error.__cause__, RedisError):
@@ -333,13 +326,9 @@ def failure(error: Exception) -> StoreError:
     text = str(error)
     if MissingFunctionError.TEXT in text:
         return MissingFunctionError("scripting", text)
-    for type_, reason in _BY_TYPE:
-        if isinstance(error, type_):
-            return StoreError(reason, text)
-    for part, reason in _BY_TEXT.items():
-        if part in text:
-            return StoreError(reason, text)
-    return StoreError("response", text)
+    by_type = (reason for type_, reason in _BY_TYPE if isinstance(error, type_))
+    by_text = (reason for part, reason in _BY_TEXT.items() if part in text)
+    return StoreError(next(chain(by_type, by_text), "response"), text)
 
 
 def _faults(server: Mapping[str, Any], memory: Memory) -> Iterator[Fault]:

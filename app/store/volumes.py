@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec import MsgspecError, msgpack
 from redis.asyncio import Redis
@@ -45,18 +45,8 @@ class Reading(NamedTuple):
     raw: bytes
 
 
-class Replaced(Protocol):
-    """The operations on the record that a change needs."""
-
-    async def read(self) -> Reading:
-        """Read the record and the drill."""
-
-    async def replace(self, seen: bytes, state: FactorState, token: int | None = None) -> str:
-        """Replace the record that was read; returns ``written``, ``changed`` or ``fenced``."""
-
-
 async def change(
-    record: Replaced, judge: Callable[[Reading], FactorState], token: int | None = None
+    record: VolumeRecord, judge: Callable[[Reading], FactorState], token: int | None = None
 ) -> tuple[str, FactorState]:
     """Replace the record by what ``judge`` makes of it; retried when another writer was faster.
 
@@ -108,8 +98,9 @@ class VolumeRecord:
             StoreError: the store did not answer; it may have been written.
         """
         fence = b"" if token is None else b"%d" % token
-        keys = (RECORD_KEY, self._token_key)
-        result = await run_script(self._client, REPLACE, keys, seen, msgpack.encode(state), fence)
+        result = await run_script(
+            self._client, REPLACE, (RECORD_KEY, self._token_key), seen, msgpack.encode(state), fence
+        )
         return str(result, "ascii")
 
     async def begin_drill(self, drill: Drill, now_ms: int) -> None:

@@ -99,7 +99,7 @@ def catalog_of(url: str) -> Any:
     """The content of a catalog: its version, its quotas, and the length of its history."""
 
     async def look(catalog: Catalog) -> Any:
-        found = await catalog._sql.changed(-1)
+        found = await catalog.database.changed(-1)
         history = await catalog.history(None, None, 100)
         quotas = sorted([row.entity, row.quota, row.definition] for row in found.rows if row.definition)
         return {"version": found.version, "quotas": quotas, "history": len(history)}

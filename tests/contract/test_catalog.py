@@ -93,7 +93,7 @@ def limit(catalog: Catalog, key: str = "request_rate", entity: Entity = ALICE) -
 
 
 async def history(catalog: Catalog) -> list[Any]:
-    async with catalog._sql.engine.connect() as connection:
+    async with catalog.database.engine.connect() as connection:
         return list(await connection.execute(select(CHANGES).order_by(CHANGES.c.id)))
 
 
@@ -173,7 +173,7 @@ async def test_longest_names_fit_every_index(opened: Opener):
 async def test_row_from_a_newer_version_is_ignored(opened: Opener):
     one, other = await opened(), await opened()
     await one.put(ALICE, {"request_rate": 5}, WHO)
-    async with one._sql.engine.begin() as connection:
+    async with one.database.engine.begin() as connection:
         await connection.execute(update(STATE).values(version=STATE.c.version + 1))
         await connection.execute(text("UPDATE quotas SET quota = 'rate_of_the_future', version = 2"))
     await one.put(Entity.of(user="bob"), {"request_rate": 6}, WHO)
@@ -186,7 +186,7 @@ async def test_catalog_restored_from_a_backup_is_followed_back(opened: Opener):
     await node.put(ALICE, {"request_rate": 5}, WHO)
     await node.put(ALICE, {"request_rate": 6}, WHO)
     await becomes(lambda: node.snapshot.version == 2)
-    async with node._sql.engine.begin() as connection:
+    async with node.database.engine.begin() as connection:
         await connection.execute(update(STATE).values(version=1))
         await connection.execute(text("DELETE FROM quotas"))
     await becomes(lambda: limit(node) is None)
@@ -403,7 +403,7 @@ async def test_given_secret_must_match_the_catalogs(opened: Opener):
         await opened(hash_secret=b"t" * 32)
     with pytest.raises(SecretMismatchError, match="give every node the same one"):
         await opened()
-    async with node._sql.engine.connect() as connection:
+    async with node.database.engine.connect() as connection:
         kept = (await connection.execute(select(STATE.c.hash_secret, STATE.c.hash_secret_fingerprint))).one()
     assert tuple(kept) == (None, fingerprint(secret)), "a given secret is not kept"
 

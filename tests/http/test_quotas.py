@@ -429,7 +429,7 @@ async def test_a_reason_is_kept(quotas: Quotas, catalog: Catalog):
     await quotas.client.delete(
         "/v1/quotas/user=alice", headers=[(b"authorization", f"Bearer {KEY}".encode()), (b"x-reason", reason)]
     )
-    async with catalog._sql.engine.connect() as connection:
+    async with catalog.database.engine.connect() as connection:
         kept = list(await connection.execute(select(CHANGES.c.who, CHANGES.c.reason, CHANGES.c.at_ms)))
     assert [(who, reason) for who, reason, _ in kept] == [("admin", "launch week"), ("admin", "Größe")]
     assert all(at_ms > 1_700_000_000_000 for *_, at_ms in kept)
@@ -441,8 +441,8 @@ async def test_unreachable_catalog_is_503(quotas: Quotas, catalog: Catalog, monk
     async def away(*_: object) -> None:
         raise CatalogUnavailableError("the catalog at postgresql://secret-host is out of reach")
 
-    monkeypatch.setattr(catalog._sql, "write", away)
-    monkeypatch.setattr(catalog._sql, "of_entity", away)
+    monkeypatch.setattr(catalog.database, "write", away)
+    monkeypatch.setattr(catalog.database, "of_entity", away)
     for method, body in (
         ("PUT", {"request_rate": 7}),
         ("PATCH", {"request_rate": 7}),

@@ -40,7 +40,7 @@ async def apply(http: AsyncClient, *pairs: tuple[str, Any], **more: Any) -> Resp
 async def everything(catalog: Catalog) -> tuple[Any, ...]:
     """Everything that a change may affect, except the snapshot's version, which follows later."""
     page = await catalog.history(None, None, 1_000)
-    return await catalog._sql.changed(-1), page, catalog.snapshot.quotas
+    return await catalog.database.changed(-1), page, catalog.snapshot.quotas
 
 
 # alter
@@ -311,7 +311,7 @@ async def test_changes_need_a_key_take_post_and_say_when_the_catalog_is_away(
     async def away(*_: object) -> None:
         raise CatalogUnavailableError("the catalog at postgresql://secret-host is out of reach")
 
-    monkeypatch.setattr(catalog._sql, "write", away)
+    monkeypatch.setattr(catalog.database, "write", away)
     answer = await http.post(path, json=alterations(("user=alice", {"request_rate": 5})))
     assert fields(answer, 503) == []
     assert "secret-host" not in answer.text

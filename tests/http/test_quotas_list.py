@@ -311,8 +311,8 @@ async def test_lists_need_a_key_take_get_and_say_when_the_catalog_is_away(
     async def away(*_: object) -> None:
         raise CatalogUnavailableError("the catalog at postgresql://secret-host is out of reach")
 
-    monkeypatch.setattr(catalog._sql, "page", away)
-    monkeypatch.setattr(catalog._sql, "history", away)
+    monkeypatch.setattr(catalog.database, "page", away)
+    monkeypatch.setattr(catalog.database, "history", away)
     answer = await http.get(path)
     assert fields(answer, 503) == []
     assert "secret-host" not in answer.text

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from app.domain.digest import digest, spread
-from app.domain.shape import CELLS, FALSE_SEEN, SHARES, Shape, false_seen, first_segment, next_segment
+from app.domain.shape import CELLS, FALSE_SEEN, SHARES, Shape, first_segment, next_segment
 from app.store.port import Charge, Plan
+from tests.false_seen import false_seen
 from tests.proofs import found
 from tests.prove.filters import Principal, Segment, Spreads, chunks, strangers
 from tests.stores import running

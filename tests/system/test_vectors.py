@@ -22,10 +22,11 @@ from app.domain.ladder import MatchingRules
 from app.domain.producer_ids import ProducerIds, Segment
 from app.domain.quota import Defaults, Layers
 from app.domain.quota_value import resolve
-from app.domain.shape import Shape, false_seen
+from app.domain.shape import Shape
 from app.domain.usage import usage_of
 from tests import service
 from tests.drivers import Driver, HttpDriver, OracleDriver
+from tests.false_seen import false_seen
 from tests.pushing import pushed
 from tests.said import say
 from tests.volume_vectors import VOLUMES

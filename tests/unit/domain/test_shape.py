@@ -21,11 +21,11 @@ from app.domain.shape import (
     SMALLEST_SEGMENT,
     SMALLEST_SHARE,
     Shape,
-    false_seen,
     first_segment,
     next_segment,
     next_share,
 )
+from tests.false_seen import false_seen
 
 SECRET = b"s" * 32
 IDS = 60_000
