@@ -3,32 +3,17 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from app.domain.ask import Mode
 from app.run.commands import show
 from app.run.commands.node import connected
 from app.run.commands.options import AtMs
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
-
-
-class Mode(enum.StrEnum):
-    """The mode of an ask."""
-
-    admit = "admit"
-    peek = "peek"
-    record = "record"
-    refund = "refund"
-
-
-class Enforcement(enum.StrEnum):
-    """The enforcement that an ask may demand."""
-
-    deny = "deny"
 
 
 def decide(
@@ -49,9 +34,9 @@ def decide(
     mode: Annotated[
         Mode,
         typer.Option(help="Admit and charge; only look; record work already done; or give a charge back."),
-    ] = (Mode.admit),
+    ] = "admit",
     enforcement: Annotated[
-        Enforcement | None, typer.Option(help="Decide every quota with enforcement deny.")
+        Literal["deny"] | None, typer.Option(help="Decide every quota with enforcement deny.")
     ] = None,
     recheck: Annotated[bool, typer.Option("--recheck", help="The second ask for a held connection.")] = False,
     cluster_action: Annotated[
@@ -94,8 +79,8 @@ def decide(
         "broker": broker,
         "listener": listener,
         "usage": _given(usage),
-        "mode": mode.value,
-        "enforcement": enforcement and enforcement.value,
+        "mode": mode,
+        "enforcement": enforcement,
         "recheck": recheck or None,
         "cluster_action": cluster_action or None,
         "at_ms": at_ms,
@@ -105,7 +90,7 @@ def decide(
     if not ask["usage"]:
         raise typer.BadParameter("name at least one usage, such as --requests 1 or --producer-id 4711")
     with connected(url, key, config) as node:
-        decision = node.ask("POST", "/v1/decisions", _given(ask)).json()
+        decision = node.ask("POST", "/v1/decisions", _given(ask)).body
     _show(decision, output)
     if decision["decision"] in {"throttle", "reject"}:
         raise typer.Exit(1)

@@ -90,9 +90,8 @@ def history(
       quotagate quotas history throttle_factor
     """
     of = entity if entity in (None, DRILLS) else str(values.entity(entity))
-    query = {"entity": of}
     with connected(url, key, config) as node:
-        found = pages(node, "/v1/quotas:history", "changes", query, limit=limit).items
+        found = pages(node, "/v1/quotas:history", "changes", {"entity": of}, limit=limit)
     if not show.document({"changes": found}, output):
         show.table(
             ["WHEN", "WHO", "ENTITY", "CHANGE", "REASON"], [row for one in found for row in _changes(one)]

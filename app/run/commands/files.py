@@ -15,7 +15,7 @@ from app.node.errors import NodeRequestError
 from app.run.commands import plans, quotas_file, quotas_schema, show
 from app.run.commands.node import Node, connected
 from app.run.commands.options import Reason
-from app.run.commands.pages import one_version
+from app.run.commands.pages import catalog
 from app.run.commands.plans import ChangePlan
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
@@ -50,12 +50,12 @@ def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: 
     if output is Output.table:
         raise typer.BadParameter("an export is yaml or json; `quotagate quotas list` shows a table")
     with connected(url, key, config) as node:
-        listed = one_version(node, "/v1/quotas", "quotas")
-    quotas = quotas_file.ordered((one["entity"], one["quotas"]) for one in listed.items)
+        etag, found = catalog(node)
+    quotas = quotas_file.ordered(found.items())
     if output is Output.json:
         show.document({"quotas": dict(quotas)}, output)
     else:
-        sys.stdout.writelines(quotas_file.write(quotas, plans.required_etag(listed.etag).strip('"')))
+        sys.stdout.writelines(quotas_file.write(quotas, etag.strip('"')))
 
 
 @group.command()
@@ -190,10 +190,10 @@ def _read(file: Path) -> Mapping[str, Mapping[str, Any]]:
 
 def _plan(node: Node, target: Mapping[str, Mapping[str, Any]], *, only_named: bool) -> ChangePlan:
     """Plan the changes that turn the catalog into the file's content."""
-    etag, catalog = plans.catalog(node)
+    etag, current = catalog(node)
     alterations = []
-    for entity in [*target, *(entity for entity in catalog if entity not in target and not only_named)]:
-        new, old = target.get(entity, {}), catalog.get(entity, {})
+    for entity in [*target, *(entity for entity in current if entity not in target and not only_named)]:
+        new, old = target.get(entity, {}), current.get(entity, {})
         altered = {quota: definition for quota, definition in new.items() if old.get(quota) != definition}
         altered |= dict.fromkeys(quota for quota in old if quota not in new)
         if altered:

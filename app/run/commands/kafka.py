@@ -131,7 +131,7 @@ def kafka(
     if describe:
         lists = [values.matches(match, strict=strict) for match, strict in syntax.filters(names)]
         with connected(url, key, config) as node:
-            found = [one for query in lists for one in pages(node, "/v1/quotas", "quotas", query).items]
+            found = [one for query in lists for one in pages(node, "/v1/quotas", "quotas", query)]
         if not show.document({"quotas": found}, output):
             for line in syntax.describe_lines(found, show.cell):
                 typer.echo(show.plain(line))
@@ -147,8 +147,7 @@ def _change(node: Node, changes: Mapping[str, Mapping[str, Any]], reason: str | 
     """Make the changes; those of several entities are applied atomically."""
     if len(changes) == 1:
         [(entity, patch)] = changes.items()
-        answer = node.ask("PATCH", f"/v1/quotas/{entity}", patch, headers=written_headers(reason, None))
-        return {} if answer.status_code == 204 else answer.json()
+        return node.ask("PATCH", f"/v1/quotas/{entity}", patch, headers=written_headers(reason, None)).body
     # The version is read before the quotas, so If-Match also fails if they change while they are read.
     etag = node.ask("GET", "/v1/quotas", query={"limit": 1}).headers["ETag"]
     alterations = []
@@ -157,17 +156,14 @@ def _change(node: Node, changes: Mapping[str, Mapping[str, Any]], reason: str | 
         merged = {quota: None if new is None else merge(now.get(quota), new) for quota, new in patch.items()}
         alterations.append({"entity": entity, "quotas": merged})
     headers = {"X-Reason": reason, "If-Match": etag}
-    body = {"alterations": alterations}
-    applied: dict[str, Any] = node.ask("POST", "/v1/quotas:apply", body, headers=headers).json()
-    return applied
+    return node.ask("POST", "/v1/quotas:apply", {"alterations": alterations}, headers=headers).body
 
 
 def _quotas(node: Node, entity: str) -> dict[str, Any]:
     """The quotas of an entity; empty if it has none."""
     try:
-        found: dict[str, Any] = node.get(f"/v1/quotas/{entity}")["quotas"]
+        return dict(node.get(f"/v1/quotas/{entity}")["quotas"])
     except NodeRefusalError as refused:
         if refused.status != 404:
             raise
         return {}
-    return found

@@ -19,6 +19,7 @@ from app.node.errors import NodeRequestError
 from app.run.commands import plans, show
 from app.run.commands.node import Node, connected
 from app.run.commands.options import Reason
+from app.run.commands.pages import catalog
 from app.run.commands.plans import ChangePlan
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
@@ -145,8 +146,8 @@ def _read(servers: Sequence[str], properties: Mapping[str, Any], timeout: float)
 
 
 def _plan(node: Node, mapping: QuotaMapping) -> ChangePlan:
-    etag, catalog = plans.catalog(node)
-    alterations = import_plan.alterations(mapping, catalog)
+    etag, current = catalog(node)
+    alterations = import_plan.alterations(mapping, current)
     plan = ChangePlan(etag, alterations, [])
     for part in plans.parts(alterations):
         plan.changes.extend(plans.plan(node, etag, part).changes)

@@ -65,7 +65,7 @@ def create(
     if expires is not None:
         body["expires_ms"] = _instant(expires)
     with connected(url, key, config) as node:
-        _show_secret(node.ask("POST", "/v1/keys", body).json(), output)
+        _show_secret(node.ask("POST", "/v1/keys", body).body, output)
 
 
 @group.command("list")
@@ -126,7 +126,7 @@ def rotate(
     """
     body = {} if grace is None else {"grace_ms": _span(grace)}
     with connected(url, key, config) as node:
-        _show_secret(node.ask("POST", f"/v1/keys/{segment(name)}:rotate", body).json(), output)
+        _show_secret(node.ask("POST", f"/v1/keys/{segment(name)}:rotate", body).body, output)
 
 
 def _show_secret(made: Mapping[str, Any], output: Output) -> None:

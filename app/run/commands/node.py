@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -26,6 +26,13 @@ class NodeRefusalError(NodeRequestError):
         super().__init__(message)
 
 
+class Answer(NamedTuple):
+    """A successful answer: its JSON, which is empty if there is none, and its headers."""
+
+    body: dict[str, Any]
+    headers: httpx.Headers
+
+
 class Node:
     """A running node, and the key for requests to it."""
 
@@ -40,8 +47,7 @@ class Node:
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         """Return the JSON at a path; parameters that are None are left out."""
-        body: dict[str, Any] = self.ask("GET", path, query=query).json()
-        return body
+        return self.ask("GET", path, query=query).body
 
     def ask(
         self,
@@ -52,8 +58,8 @@ class Node:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str | None] | None = None,
         timeout: float = TIMEOUT_S,
-    ) -> httpx.Response:
-        """Send a request and return its successful response, with JSON or without a body.
+    ) -> Answer:
+        """Send a request and return its successful answer.
 
         Raises:
             NodeRefusalError: the node refused the request.
@@ -81,7 +87,7 @@ class Node:
         document = _document(answer, url)
         if not answer.is_success:
             raise NodeRefusalError(answer.status_code, self._why(answer.status_code, document))
-        return answer
+        return Answer(document, answer.headers)
 
     def _why(self, status: int, problem: Mapping[str, Any]) -> str:
         lines = [f"{status} {problem.get('detail') or problem.get('title') or ''}".rstrip()]

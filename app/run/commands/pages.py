@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from app.node.errors import NodeRequestError
 from app.run.commands import show
@@ -15,33 +14,35 @@ ATTEMPTS: Final = 5
 """How often a list that changes while it is read is read again."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListContent:
-    """The items of a list, and its ETag, if it has one."""
+class CatalogContent(NamedTuple):
+    """All quotas by entity, at one version."""
 
-    items: list[Any]
-    etag: str | None
+    etag: str
+    quotas: Mapping[str, Mapping[str, Any]]
 
 
 def pages(
-    node: Node, path: str, name: str, query: Mapping[str, Any] | None = None, *, limit: int | None = None
-) -> ListContent:
+    node: Node, path: str, name: str, query: Mapping[str, Any], *, limit: int | None = None
+) -> list[Any]:
     """Return the items of all pages, or the first ``limit`` items."""
-    items, etags = _read(node, path, name, query or {}, limit)
-    return ListContent(items, etags.pop() if len(etags) == 1 else None)
+    return _read(node, path, name, query, limit)[0]
 
 
-def one_version(node: Node, path: str, name: str) -> ListContent:
-    """Return the items of all pages at one version; read again if the list changed in between.
+def catalog(node: Node) -> CatalogContent:
+    """Read the whole catalog at one version; read again if it changed in between.
 
     Raises:
-        NodeRequestError: it changed on every attempt.
+        NodeRequestError: it changed on every attempt, or the node does not send its version.
     """
     for _ in range(ATTEMPTS):
-        items, etags = _read(node, path, name, {}, None)
-        if len(etags) == 1:
-            return ListContent(items, etags.pop())
-    raise NodeRequestError(f"{path} changed {ATTEMPTS} times while it was read; try again")
+        items, (etag, *others) = _read(node, "/v1/quotas", "quotas", {}, None)
+        if etag is None:
+            raise NodeRequestError(
+                "the node does not send the catalog's version: it is older than this command"
+            )
+        if not others:
+            return CatalogContent(etag, {one["entity"]: one["quotas"] for one in items})
+    raise NodeRequestError(f"/v1/quotas changed {ATTEMPTS} times while it was read; try again")
 
 
 def _read(
@@ -54,10 +55,9 @@ def _read(
         while True:
             left = MAX_PAGE if limit is None else min(MAX_PAGE, limit - len(items))
             answer = node.ask("GET", path, query={**query, "limit": left, "cursor": cursor})
-            page = answer.json()
-            items += page[name]
+            items += answer.body[name]
             etags.add(answer.headers.get("etag"))
-            cursor = page["next_cursor"]
+            cursor = answer.body["next_cursor"]
             if cursor is None or (limit is not None and len(items) >= limit):
                 return items, etags
             status.update(f"reading {name} ... {len(items):,}")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import typer
 
 from app.node.errors import NodeRequestError
 from app.run.commands import show
 from app.run.commands.node import Node, NodeRefusalError
-from app.run.commands.pages import one_version
 
 MAX_BODY: Final = 1_048_576
 MAX_ALTERATIONS: Final = 10_000
@@ -23,13 +22,6 @@ SPLIT: Final = "Split the file, and apply its parts with --only-named."
 
 Alteration = dict[str, Any]
 """New quotas of an entity, as the API takes them; None removes a quota."""
-
-
-class CatalogContent(NamedTuple):
-    """All quotas by entity, at one version."""
-
-    etag: str
-    quotas: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +36,6 @@ class ChangePlan:
     def version(self) -> int:
         """The catalog's version that the plan is for."""
         return int(self.etag.strip('"'))
-
-
-def catalog(node: Node) -> CatalogContent:
-    """Read the whole catalog at one version."""
-    listed = one_version(node, "/v1/quotas", "quotas")
-    return CatalogContent(required_etag(listed.etag), {one["entity"]: one["quotas"] for one in listed.items})
-
-
-def required_etag(etag: str | None) -> str:
-    """Return the ETag of a response.
-
-    Raises:
-        NodeRequestError: it is missing.
-    """
-    if etag is None:
-        raise NodeRequestError("the node does not send the catalog's version: it is older than this command")
-    return etag
 
 
 def plan(node: Node, etag: str, alterations: list[Alteration]) -> ChangePlan:
@@ -160,15 +135,13 @@ def _post(
     headers = {"If-Match": planned.etag, "X-Reason": reason}
     with show.progress().status("planning ..." if validate_only else "applying ..."):
         try:
-            answer = node.ask("POST", "/v1/quotas:apply", body, headers=headers, timeout=APPLY_TIMEOUT_S)
+            return node.ask("POST", "/v1/quotas:apply", body, headers=headers, timeout=APPLY_TIMEOUT_S).body
         except NodeRefusalError as refused:
             if refused.status != 412:
                 raise
             raise NodeRefusalError(
                 412, "the catalog changed since the plan. Nothing was applied; plan again."
             ) from None
-    applied: dict[str, Any] = answer.json()
-    return applied
 
 
 def _size(alterations: list[Alteration]) -> int:

@@ -74,12 +74,11 @@ def set_(
     body = values.assignments(assignments)
     headers = written_headers(reason, if_match)
     with connected(url, key, config) as node:
-        answer = node.ask("PUT" if replace else "PATCH", place, body, headers=headers)
-        if answer.status_code == 204:
+        if found := node.ask("PUT" if replace else "PATCH", place, body, headers=headers).body:
+            show_entity(found, output)
+        else:
             show.note(f"{values.entity(entity)} has no quotas left.")
             show.done(output)
-        else:
-            show_entity(answer.json(), output)
 
 
 @group.command()
@@ -133,7 +132,7 @@ def list_(
     """
     query = values.matches(match or (), strict=strict)
     with connected(url, key, config) as node:
-        found = pages(node, "/v1/quotas", "quotas", query, limit=limit).items
+        found = pages(node, "/v1/quotas", "quotas", query, limit=limit)
     if not show.document({"quotas": found}, output):
         show_rows(found)
 

@@ -14,7 +14,6 @@ from app.domain.entity import Entity
 from app.domain.errors import EntityError
 from app.domain.matching import Filter
 from app.domain.quota import KEYS
-from app.domain.quota_value import CHOICES, RANGES
 
 NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _DURATION: Final = re.compile(
@@ -139,13 +138,6 @@ def completed_types(incomplete: str) -> list[str]:
     """Completions for the beginning of an entity."""
     types = ("user=", "client-id=", "ip=", "broker=", "listener=")
     return [type_ for type_ in types if type_.startswith(incomplete)]
-
-
-def fields_help() -> str:
-    """Return the fields of a quota, for the help."""
-    choices = [f"{field} ({', '.join(words)})" for field, words in CHOICES.items()]
-    ranges = [f"{field} ({low} to {high})" for field, (low, high) in RANGES.items()]
-    return "; ".join(["limit", "shadow (true, false)", *choices, *ranges, "burst", "layers"])
 
 
 def _scalar(key: str, text: str) -> int | float | str:

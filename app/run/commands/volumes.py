@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from app.run.commands import show, values
-from app.run.commands.node import Node, connected
+from app.run.commands.node import connected
 from app.run.commands.options import AtMs, Reason
 from app.run.commands.show import Out, Output
 from app.run.commands.target import ConfigFile, Key, Url
@@ -87,7 +87,7 @@ def drill(
             show.done(output)
         else:
             body = {"factor": factor, "for_ms": for_ms}
-            _show(node.ask("POST", DRILL, body, headers={"X-Reason": reason}).json(), output)
+            _show(node.ask("POST", DRILL, body, headers={"X-Reason": reason}).body, output)
 
 
 @group.command()
@@ -112,12 +112,7 @@ def push(
     except ValueError as error:
         raise typer.BadParameter(f"{file.name} is not JSON: {error}", param_hint="FILE") from None
     with connected(url, key, config) as node:
-        _show(_pushed(node, seen, at_ms), output)
-
-
-def _pushed(node: Node, seen: object, at_ms: int | None) -> dict[str, Any]:
-    found: dict[str, Any] = node.ask("POST", PATH, seen, query={"at_ms": at_ms}).json()
-    return found
+        _show(node.ask("POST", PATH, seen, query={"at_ms": at_ms}).body, output)
 
 
 def _show(found: Mapping[str, Any], output: Output) -> None:
