@@ -16,19 +16,17 @@ from app.node.errors import CommandError
 from app.run.commands import (
     backfill,
     buckets,
-    child,
     explain,
     files,
     kafka,
     kafka_import,
     keys,
+    programs,
     quotas,
     volumes,
 )
 from app.run.commands.decide import decide
-from app.run.commands.generate import generate
 from app.run.commands.options import EnvFile
-from app.run.commands.spark import spark
 
 if TYPE_CHECKING:
     from app.node.settings import Settings
@@ -97,7 +95,7 @@ def serve(
 @cli.command()
 def workers(env_file: EnvFile = None) -> None:
     """Run only the workers: they observe volumes, if a source is set, and write the decision log."""
-    child.become("workers", _passed_on(env_file))
+    programs.become("workers", _passed_on(env_file))
 
 
 @cli.command()
@@ -124,17 +122,19 @@ def migrate(
 
 
 cli.command()(decide)
-cli.command(context_settings=child.PASS_THROUGH)(generate)
-cli.command(context_settings=child.PASS_THROUGH)(spark)
+for program in (programs.generate, programs.spark):
+    cli.command(context_settings=programs.PASS_THROUGH)(program)
 quotas.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka.kafka)
-quotas.group.add_typer(explain.group)
-quotas.group.add_typer(files.group)
-quotas.group.add_typer(kafka_import.group)
-cli.add_typer(quotas.group, name="quotas")
-cli.add_typer(buckets.group, name="buckets")
-cli.add_typer(backfill.group, name="backfill")
-cli.add_typer(keys.group, name="keys")
-cli.add_typer(volumes.group, name="volumes")
+for part in (explain, files, kafka_import):
+    quotas.group.add_typer(part.group)
+for name, its in {
+    "quotas": quotas,
+    "buckets": buckets,
+    "backfill": backfill,
+    "keys": keys,
+    "volumes": volumes,
+}.items():
+    cli.add_typer(its.group, name=name)
 
 
 def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:

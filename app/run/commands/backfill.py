@@ -49,7 +49,7 @@ def load(
     ],
     rate: Annotated[float, typer.Option(min=1, help="The most assertions a second.")] = RATE,
     env_file: EnvFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Load assertions into the store during live traffic; a load only adds to buckets.
 

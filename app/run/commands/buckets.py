@@ -10,7 +10,7 @@ import typer
 from app.run.commands import show, values
 from app.run.commands.node import connected
 from app.run.commands.options import AtMs
-from app.run.commands.show import Out, Output
+from app.run.commands.show import Out
 from app.run.commands.target import ConfigFile, Key, Url
 
 group = typer.Typer(
@@ -39,7 +39,7 @@ def show_(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Show the state of a bucket, without changing it.
 
@@ -72,7 +72,7 @@ def reset(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Reset a bucket: forget everything charged to it, and the producer ids it remembers.
 

@@ -51,7 +51,7 @@ def decide(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Ask a running node for a decision.
 

@@ -12,7 +12,7 @@ from app.run.commands import show, values
 from app.run.commands.node import connected
 from app.run.commands.options import AtMs
 from app.run.commands.pages import pages
-from app.run.commands.show import Out, Output
+from app.run.commands.show import Out
 from app.run.commands.target import ConfigFile, Key, Url
 
 group = typer.Typer()
@@ -32,7 +32,7 @@ def effective(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Explain the limits that apply to a caller: which entity sets each, and which limits it overrides.
 
@@ -79,7 +79,7 @@ def history(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Show who changed what, when and why, newest change first.
 

@@ -17,7 +17,7 @@ from app.run.commands.node import Node, connected
 from app.run.commands.options import Reason
 from app.run.commands.pages import catalog
 from app.run.commands.plans import ChangePlan
-from app.run.commands.show import Out, Output
+from app.run.commands.show import Out
 from app.run.commands.target import ConfigFile, Key, Url
 
 group = typer.Typer()
@@ -39,7 +39,7 @@ OnlyNamed = Annotated[
 
 
 @group.command()
-def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.yaml) -> None:
+def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = "yaml") -> None:
     """Write the whole catalog to standard output, in canonical order.
 
     \b
@@ -47,12 +47,12 @@ def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: 
       quotagate quotas export > quotas.yaml
       quotagate quotas export -o json
     """
-    if output is Output.table:
+    if output == "table":
         raise typer.BadParameter("an export is yaml or json; `quotagate quotas list` shows a table")
     with connected(url, key, config) as node:
         etag, found = catalog(node)
     quotas = quotas_file.ordered(found.items())
-    if output is Output.json:
+    if output == "json":
         show.document({"quotas": dict(quotas)}, output)
     else:
         sys.stdout.writelines(quotas_file.write(quotas, etag.strip('"')))
@@ -66,7 +66,7 @@ def plan(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Show what applying a file would change, without changing anything.
 
@@ -106,7 +106,7 @@ def apply(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Apply a file to the catalog, atomically.
 
@@ -126,7 +126,7 @@ def apply(
                 f"the catalog changed since the plan: it is at version {planned.version}, not {if_match}. "
                 "Nothing was applied."
             )
-        if output is Output.table:
+        if output == "table":
             _show(planned)
         if not planned.changes:
             show.document({"version": planned.version, "changes": []}, output)
@@ -141,7 +141,7 @@ def apply(
 @group.command()
 def lint(
     file: File,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Check a file without a node; show every fault with its line.
 

@@ -16,7 +16,7 @@ from app.run.commands.node import Node, NodeRefusalError, connected
 from app.run.commands.options import Reason, option_order
 from app.run.commands.pages import pages
 from app.run.commands.quotas import written_headers
-from app.run.commands.show import Out, Output
+from app.run.commands.show import Out
 from app.run.commands.target import ConfigFile, Key, Url
 
 PANEL = "Options of kafka-configs.sh, instead of a command"
@@ -80,7 +80,7 @@ def kafka(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Set, look up and explain quotas, and keep them as files.
 

@@ -21,7 +21,7 @@ from app.run.commands.node import Node, connected
 from app.run.commands.options import Reason
 from app.run.commands.pages import catalog
 from app.run.commands.plans import ChangePlan
-from app.run.commands.show import Out, Output
+from app.run.commands.show import Out
 from app.run.commands.target import ConfigFile, Key, Url
 
 WITHIN_S: Final = 10.0
@@ -76,7 +76,7 @@ def import_(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Import the quotas of a Kafka cluster.
 
@@ -98,7 +98,7 @@ def import_(
     with connected(url, key, config) as node:
         plan = _plan(node, mapping)
         report = import_plan.report(from_kafka, kafka, mapping)
-        if output is Output.table:
+        if output == "table":
             _show(plan, report)
         if dry_run or not plan.changes:
             show.document({"version": plan.version, "changes": plan.changes, **report}, output)

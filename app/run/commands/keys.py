@@ -49,7 +49,7 @@ def create(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Create a key. It is shown only once; the catalog keeps a hash.
 
@@ -69,7 +69,7 @@ def create(
 
 
 @group.command("list")
-def list_(url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.table) -> None:
+def list_(url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = "table") -> None:
     """List all keys with their scopes, without the secrets.
 
     \b
@@ -91,7 +91,7 @@ def list_(url: Url = None, key: Key = None, config: ConfigFile = None, output: O
 
 @group.command()
 def revoke(
-    name: Name, url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = Output.table
+    name: Name, url: Url = None, key: Key = None, config: ConfigFile = None, output: Out = "table"
 ) -> None:
     """Revoke a key: within a second, every node refuses it.
 
@@ -115,7 +115,7 @@ def rotate(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Replace a key by a new one, shown only once; with --grace, the old one stays valid for a while.
 

@@ -55,7 +55,7 @@ def set_(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Set quotas of an entity; quotas that are not named stay unchanged.
 
@@ -87,7 +87,7 @@ def get(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Show the quotas of one entity, and what they guarantee.
 
@@ -119,7 +119,7 @@ def list_(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """List the quotas of all entities, or of some.
 
@@ -149,7 +149,7 @@ def delete(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Remove quotas of an entity: all, or only those that are named.
 

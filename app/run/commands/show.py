@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from shutil import get_terminal_size
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 import yaml
@@ -30,14 +29,8 @@ MIN_COLUMNS: Final = 72
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-class Output(enum.StrEnum):
-    """The format of an answer."""
-
-    table = "table"
-    json = "json"
-    yaml = "yaml"
-
-
+Output = Literal["table", "json", "yaml"]
+"""The format of an answer."""
 Out = Annotated[Output, typer.Option("--output", "-o", help="The output format.")]
 
 
@@ -57,11 +50,11 @@ def plain_lines(lines: Iterable[str]) -> str:
 
 def document(answer: Any, output: Output) -> bool:
     """Print an answer as JSON or YAML; return False for a table, which the command prints itself."""
-    if output is Output.json:
+    if output == "json":
         typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
-    elif output is Output.yaml:
+    elif output == "yaml":
         typer.echo(yaml.safe_dump(answer, sort_keys=False, allow_unicode=True, width=100), nl=False)
-    return output is not Output.table
+    return output != "table"
 
 
 def done(output: Output) -> None:

@@ -32,7 +32,7 @@ def volumes(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Show volumes and the throttle factor that follows from them: its value, reason and validity.
 
@@ -63,7 +63,7 @@ def drill(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Set the factor for a limited time, whatever the volumes are; a drill ends by itself.
 
@@ -98,7 +98,7 @@ def push(
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
-    output: Out = Output.table,
+    output: Out = "table",
 ) -> None:
     """Push an observation, if the source is push; FILE is the body of POST /v1/volumes.
 
