@@ -85,7 +85,7 @@ class Access:
         self._refusals = Refusals()
         self._now_ms = now_ms
         self._slowdown = Slowdown()
-        self._by_address = lru_cache(REMEMBERED_ADDRESSES)(lambda address: _is_in(address, self._open_to))
+        self._by_address = lru_cache(REMEMBERED_ADDRESSES)(lambda address: is_in(address, self._open_to))
 
     def caller(self, scope: Scope) -> Grant:
         """Return what the caller of a request may do.
@@ -115,10 +115,11 @@ class Access:
         sent = [(name, value) for name, value in scope["headers"] if name in _BY_A_BROWSER]
         hosts = [value for name, value in sent if name == b"host"]
         for name, value in sent:
-            if name == b"sec-fetch-site" and value.strip().lower() == b"cross-site":
-                raise self._other_site()
-            if name == b"origin" and not (hosts and host.is_same(value.strip(), hosts[0])):
-                raise self._other_site()
+            if (name == b"sec-fetch-site" and value.strip().lower() == b"cross-site") or (
+                name == b"origin" and not (hosts and host.is_same(value.strip(), hosts[0]))
+            ):
+                self._failed("origin")
+                raise ProblemError(403, "A page of another site needs a key.")
         # Callers outside the open networks need a key anyway.
         if grant.scopes and hosts and not self._is_ours(hosts[0]) and _is_loopback(_address(scope)):
             self._failed("host")
@@ -236,10 +237,6 @@ class Access:
         self._failed(reason)
         self._refusals.record(reason, _ADDRESS.get(), time.monotonic(), **key)
 
-    def _other_site(self) -> ProblemError:
-        self._failed("origin")
-        return ProblemError(403, "A page of another site needs a key.")
-
     def _is_ours(self, name: bytes) -> bool:
         found = host.parts(name)
         return found is not None and (host.is_address(found[0]) or found[0] in self._allowed_hosts)
@@ -257,10 +254,11 @@ def turn_of(grant: Grant, scope: Scope) -> str:
 
 @lru_cache(REMEMBERED_ADDRESSES)
 def _is_loopback(address: str) -> bool:
-    return _is_in(address, LOOPBACK)
+    return is_in(address, LOOPBACK)
 
 
-def _is_in(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+def is_in(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+    """Whether an address is in one of these networks."""
     try:
         parsed = ip_address(address)
     except ValueError:  # a unix socket's path, or nothing

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fastapi import APIRouter, Depends
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.exceptions import HTTPException
@@ -10,6 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.http.access import Access, scope_of
+from app.http.problems import away
+from app.store.port import StoreError
 
 
 class AdminRoute(APIRoute):
@@ -34,3 +39,12 @@ def admin_router(tag: str, access: Access) -> APIRouter:
     return APIRouter(
         tags=[tag], default_response_class=Response, route_class=AdminRoute, dependencies=[Depends(guard)]
     )
+
+
+@contextmanager
+def needing_store(detail: str) -> Iterator[None]:
+    """Turn an error of the store into a 503, whose ``detail`` has a place for the ``{reason}``."""
+    try:
+        yield
+    except StoreError as error:
+        raise away(detail.format(reason=error.reason)) from error

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -18,11 +17,10 @@ from app.domain.bucket import BucketName
 from app.domain.quota import KEYS, MAX_EXACT
 from app.http import buckets_schema as schema
 from app.http.access import Access
-from app.http.admin import admin_router
-from app.http.problems import Rule, away, faults, unprocessable
+from app.http.admin import admin_router, needing_store
+from app.http.problems import Rule, faults, unprocessable
 from app.http.query import Parameters
 from app.http.strict import JSON, answer, read_json
-from app.store.port import StoreError
 
 PATH: Final = "/v1/buckets"
 RESET: Final = "/v1/buckets:reset"
@@ -61,7 +59,7 @@ def router(
         assert bucket is not None
         if at_ms is None and now_ms:
             at_ms = now_ms()
-        async with _refusals():
+        with needing_store(schema.AWAY):
             found = await buckets.status(bucket, quota, at_ms)
         return answer(
             schema.BucketsBody([schema.BucketBody(**asdict(one)) for one in found]),
@@ -72,7 +70,7 @@ def router(
     async def reset_bucket(request: Request) -> Response:
         bucket, quota = _wanted(await read_json(request, JSON), buckets)
         Parameters(request.scope).check()
-        async with _refusals():
+        with needing_store(schema.AWAY):
             emptied, order = await buckets.reset(bucket, quota)
         who = access.who(request.scope)
         log.info("a bucket was reset", bucket=str(bucket), quotas=emptied, who=who)
@@ -117,12 +115,3 @@ def _key(text: str) -> str:
     if text not in KEYS:
         raise ValueError(f"is unknown: use {', '.join(KEYS)}")
     return text
-
-
-@asynccontextmanager
-async def _refusals() -> AsyncIterator[None]:
-    """Turn an error of the store into a problem."""
-    try:
-        yield
-    except StoreError as error:
-        raise away(schema.AWAY.format(reason=error.reason)) from error

@@ -126,13 +126,10 @@ _SHOWN: Final = {
         },
     ]
 }
-_NO_BUCKET: Final = FieldError(
-    "/bucket", "user=* is a default, which has no bucket of its own; write %2A for the name *"
+_UNKNOWN: Final = unprocessable(
+    FieldError("/bucket", "user=* is a default, which has no bucket of its own; write %2A for the name *"),
+    FieldError("/quota", f"is unknown: use {', '.join(KEYS)}"),
 )
-_NO_KEY: Final = FieldError("/quota", f"is unknown: use {', '.join(KEYS)}")
-
-
-_UNKNOWN: Final = unprocessable(_NO_BUCKET, _NO_KEY)
 _STORE_AWAY: Final = away(AWAY.format(reason="connection"))
 
 

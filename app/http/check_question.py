@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network
 from typing import Any, Final, NamedTuple
 
 from app.domain.errors import EntityError
 from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
+from app.http.access import is_in
 from app.http.problems import FieldError
 from app.http.query import parameters
 from app.http.wire import read_address, wrong_name
@@ -59,7 +60,7 @@ class Callers:
         self._spelled = {name.lower().encode(): name for name in spelled}
         self._principal, self._client, self._ip = (name.lower().encode() for name in spelled)
         self._trusted = sources.trusted
-        self._is_trusted = lru_cache(4096)(self._in_trusted_network)
+        self._is_trusted = lru_cache(4096)(lambda sent: is_in(sent, sources.trusted))
 
     def of(self, headers: Headers, errors: list[FieldError]) -> CallerIdentity:
         """Return the caller that these headers (lower-case names) give; adds errors to ``errors``."""
@@ -103,10 +104,6 @@ class Callers:
 
     def _wrong(self, header: bytes, message: str) -> FieldError:
         return FieldError(pointer(self._spelled[header]), message)
-
-    def _in_trusted_network(self, address: str) -> bool:
-        parsed = ip_address(address)
-        return any(parsed in network for network in self._trusted)
 
 
 def rightmost_untrusted(forwarded_for: str, is_trusted: Callable[[str], bool]) -> str | None:

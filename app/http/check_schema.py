@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -10,9 +10,8 @@ from app.http.bodies import Address, Amount, ClientName, Count, Name
 from app.http.check import invalid
 from app.http.check_question import AMOUNTS, COUNTS, DENY_STATUSES, FORWARDED_FOR, NAMES, Sources
 from app.http.problems import PROBLEM_JSON, FieldError, ProblemError
+from app.http.schema import Schema, content, or_blank
 from app.http.wire import Clock
-
-Schema = dict[str, Any]
 
 METHODS: Final = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
 """Every method that OpenAPI 3.1 knows; the route answers others too."""
@@ -27,14 +26,6 @@ Headers are UTF-8. A duplicated header or parameter is answered with 400. With t
 instead the rightmost entry of `{FORWARDED_FOR}` that is in none of their networks. Several lines of this
 header are joined, and an entry may have a port (`192.0.2.1:4711`, `[2001:db8::1]:4711`).
 """
-REFUSED: Final = {
-    "decision": "throttle",
-    "throttle_ms": 5_300,
-    "charged": False,
-    "applied": 1,
-    "source": "store",
-    "limited_by": {"quota": "request_rate", "entity": "user=*", "bucket": "user=alice"},
-}
 NAMES_OF: Final = {
     "200": "CheckAdmitted",
     "400": "CheckNotUnderstood",
@@ -43,37 +34,29 @@ NAMES_OF: Final = {
     "429": "CheckRefused",
 }
 """The component that describes each status, for all methods."""
-_WRONG: Final = [
-    FieldError("/requests", "must be an integer"),
-    FieldError("/X-Quotagate-IP", "is duplicated"),
-]
 
 
 def parameters(sources: Sources, clock: Clock) -> list[Schema]:
     """Return the headers and the parameters of the query."""
-    nobody = "Empty means absent."
-    found = [
-        _parameter("header", sources.principal, msgspec.json.schema(ClientName), f"The principal. {nobody}"),
-        _parameter("header", sources.client, msgspec.json.schema(ClientName), "The client id."),
-    ]
-    if sources.trusted:
-        hops = {"type": "string"}
-        found.append(
-            _parameter("header", FORWARDED_FOR, hops, "The addresses on the way here, the nearest last.")
-        )
-    else:
-        address = msgspec.json.schema(Address)
-        one = {**address, "anyOf": [*address["anyOf"], {"maxLength": 0}]}
-        found.append(_parameter("header", sources.ip, one, f"One IP address of the client. {nobody}"))
-    found += [_parameter("query", name, msgspec.json.schema(Count)) for name in COUNTS]
-    found += [_parameter("query", name, msgspec.json.schema(Amount)) for name in AMOUNTS]
-    found += [_parameter("query", name, msgspec.json.schema(Name)) for name in NAMES]
+    name, address = msgspec.json.schema(ClientName), or_blank(msgspec.json.schema(Address))
     status = {"type": "integer", "enum": [*DENY_STATUSES], "default": 429}
-    found.append(_parameter("query", "deny_status", status, "The status of a refused request."))
-    if clock == "caller":
-        newest = "The time in milliseconds; the default is the newest `at_ms` that this process has received."
-        found.append(_parameter("query", "at_ms", msgspec.json.schema(Count), newest))
-    return found
+    newest = "The time in milliseconds; the default is the newest `at_ms` that this process has received."
+    return [
+        _parameter("header", sources.principal, name, "The principal. Empty means absent."),
+        _parameter("header", sources.client, name, "The client id."),
+        _parameter(
+            "header", FORWARDED_FOR, {"type": "string"}, "The addresses on the way here, the nearest last."
+        )
+        if sources.trusted
+        else _parameter("header", sources.ip, address, "One IP address of the client. Empty means absent."),
+        *(
+            _parameter("query", name, msgspec.json.schema(type_))
+            for names, type_ in ((COUNTS, Count), (AMOUNTS, Amount), (NAMES, Name))
+            for name in names
+        ),
+        _parameter("query", "deny_status", status, "The status of a refused request."),
+        *([_parameter("query", "at_ms", msgspec.json.schema(Count), newest)] if clock == "caller" else []),
+    ]
 
 
 def item(sources: Sources, clock: Clock) -> Schema:
@@ -94,11 +77,22 @@ def item(sources: Sources, clock: Clock) -> Schema:
 
 def responses(admitted: object, unauthorized: ProblemError, forbidden: ProblemError) -> Schema:
     """Return the answers, by the component names that the methods refer to."""
-    refused = _content("application/json", "Decision", REFUSED)
+    refused = content(
+        "Decision",
+        {
+            "decision": "throttle",
+            "throttle_ms": 5_300,
+            "charged": False,
+            "applied": 1,
+            "source": "store",
+            "limited_by": {"quota": "request_rate", "entity": "user=*", "bucket": "user=alice"},
+        },
+    )
+    wrong = FieldError("/requests", "must be an integer"), FieldError("/X-Quotagate-IP", "is duplicated")
     throttled_only = {"Retry-After": whole("Seconds, rounded up; only if the request was throttled.")}
     answers = {
-        "200": ("Admitted.", _HEADERS, _content("application/json", "Decision", admitted)),
-        "400": ("The request is invalid.", _THROTTLE_MS, _problem(invalid(_WRONG))),
+        "200": ("Admitted.", _HEADERS, content("Decision", admitted)),
+        "400": ("The request is invalid.", _THROTTLE_MS, _problem(invalid(wrong))),
         "401": ("Unauthorized", {}, _problem(unauthorized)),
         "403": (
             "Throttled or rejected with `deny_status=403`; or a problem: the key lacks the scope.",
@@ -112,8 +106,8 @@ def responses(admitted: object, unauthorized: ProblemError, forbidden: ProblemEr
         ),
     }
     return {
-        NAMES_OF[status]: {"description": text, "headers": headers, "content": content}
-        for status, (text, headers, content) in answers.items()
+        NAMES_OF[status]: {"description": text, "headers": headers, "content": shown}
+        for status, (text, headers, shown) in answers.items()
     }
 
 
@@ -122,12 +116,8 @@ def _parameter(place: str, name: str, schema: Schema, description: str = "") -> 
     return {"name": name, "in": place, "required": False, "schema": schema, **said}
 
 
-def _content(type_: str, schema: str, example: object) -> Schema:
-    return {type_: {"schema": {"$ref": f"#/components/schemas/{schema}"}, "example": example}}
-
-
 def _problem(problem: ProblemError) -> Schema:
-    return _content(PROBLEM_JSON, "Problem", problem.document())
+    return content("Problem", problem.document(), PROBLEM_JSON)
 
 
 def whole(description: str) -> Schema:

@@ -48,10 +48,10 @@ _REDOC_SCROLLBARS: Final = "'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc=
 
 def pages() -> dict[str, StaticPage]:
     """Return both pages and the files that they load, by path."""
-    found = {
-        path: StaticPage(_file(name), media_type, {"Cross-Origin-Resource-Policy": "same-origin"})
-        for path, (name, media_type) in FILES.items()
-    }
+    found = {}
+    for path, (name, media_type) in FILES.items():
+        body = (files("fastapi_offline") / "static" / name).read_bytes().replace(FOREIGN_PICTURE, b"data:,")
+        found[path] = StaticPage(body, media_type, {"Cross-Origin-Resource-Policy": "same-origin"})
     swagger = (
         f"{_HEAD}<title>Quotagate: the API, to try</title>\n"
         '<link rel="stylesheet" href="docs/swagger-ui.css">\n<div id="page"></div>\n'
@@ -94,8 +94,3 @@ def _under(its_policy: str) -> dict[str, str]:
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
     }
-
-
-def _file(name: str) -> bytes:
-    text = (files("fastapi_offline") / "static" / name).read_bytes()
-    return text.replace(FOREIGN_PICTURE, b"data:,")

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 from fastapi import APIRouter
@@ -31,15 +31,6 @@ ROTATE: Final = "/v1/keys/{name}:rotate"
 ONE: Final = "/v1/keys/{name}"
 
 log = structlog.get_logger("quotagate.keys")
-
-
-class KeyRequest(NamedTuple):
-    """The key that a request asks for."""
-
-    name: str
-    scopes: list[str]
-    bound_to: list[str]
-    expires_ms: int | None
 
 
 def router(keys: Keys, access: Access) -> APIRouter:
@@ -109,8 +100,8 @@ _KEY: Final = {
 }
 
 
-def wanted_of(body: Any) -> KeyRequest:
-    """Return the key that a body asks for; a field that is null counts as missing.
+def wanted_of(body: Any) -> tuple[str, list[str], list[str], int | None]:
+    """Return name, scopes, bounds and expiry of the key that a body asks for; null counts as missing.
 
     Raises:
         ProblemError: 422 that names every error.
@@ -129,7 +120,7 @@ def wanted_of(body: Any) -> KeyRequest:
         )
     if errors:
         raise unprocessable(*errors)
-    return KeyRequest(sent["name"], scopes, bound_to, sent.get("expires_ms"))
+    return sent["name"], scopes, bound_to, sent.get("expires_ms")
 
 
 def _unknown(body: dict[str, Any], known: Iterable[str]) -> list[FieldError]:

@@ -142,16 +142,9 @@ _KEY: Final = {
     "former_until_ms": None,
 }
 _SECRET: Final = {"key": "qg_Iv5m1Qz0Jt9o3XkB2h7WqkU4nY8sR6cE1aD0fGpL5xM"}
-_NEW: Final = {"name": "acme-gateway", "scopes": ["decide"], "bound_to": ["user=acme-*"]}
 _ACCESS: Final = access_problems("admin")
 _AWAY: Final = away(UNREACHABLE)
-_EXISTS: Final = ProblemError(
-    409, "There is already a key named acme-gateway: revoke it, rotate it, or use another name."
-)
 _MISSING: Final = ProblemError(404, "There is no key named acme-gateway.")
-_EXPIRED: Final = ProblemError(409, "The key acme-gateway has expired: revoke it and create another.")
-_BAD_SCOPE: Final = unprocessable(FieldError("/scopes/0", f"must be one of {', '.join(PERMISSIONS)}"))
-_BAD_GRACE: Final = unprocessable(FieldError("/grace_ms", f"must be an integer from 0 to {MAX_GRACE_MS}"))
 
 LIST: Final = route(
     "List keys",
@@ -161,13 +154,28 @@ LIST: Final = route(
 CREATE: Final = route(
     "Create a key",
     {201: answer_of("The key with its secret, which is never shown again.", "KeyOnce", _KEY | _SECRET)},
-    (*_ACCESS, *BODY_PROBLEMS, _EXISTS, _BAD_SCOPE, _AWAY),
-    body=body_of("NewKey", _NEW),
+    (
+        *_ACCESS,
+        *BODY_PROBLEMS,
+        ProblemError(
+            409, "There is already a key named acme-gateway: revoke it, rotate it, or use another name."
+        ),
+        unprocessable(FieldError("/scopes/0", f"must be one of {', '.join(PERMISSIONS)}")),
+        _AWAY,
+    ),
+    body=body_of("NewKey", {"name": "acme-gateway", "scopes": ["decide"], "bound_to": ["user=acme-*"]}),
 )
 ROTATE: Final = route(
     "Rotate a key",
     {200: answer_of("The key with its new secret, which is never shown again.", "KeyOnce", _KEY | _SECRET)},
-    (*_ACCESS, *BODY_PROBLEMS, _MISSING, _EXPIRED, _BAD_GRACE, _AWAY),
+    (
+        *_ACCESS,
+        *BODY_PROBLEMS,
+        _MISSING,
+        ProblemError(409, "The key acme-gateway has expired: revoke it and create another."),
+        unprocessable(FieldError("/grace_ms", f"must be an integer from 0 to {MAX_GRACE_MS}")),
+        _AWAY,
+    ),
     body=body_of("Rotation", {"grace_ms": 3_600_000}) | {"required": False},
 )
 REVOKE: Final = route(

@@ -75,8 +75,6 @@ _THROTTLED: Final = {
     "source": "store",
     "limited_by": {"quota": "producer_ids_rate", "entity": "user=*", "bucket": "user=alice"},
 }
-_UNKNOWN: Final = FieldError("/usage/request", "is unknown")
-_NO_WHOLE: Final = FieldError("/asks/3/usage/requests", "must be an integer")
 
 
 def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
@@ -100,7 +98,9 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
         for method, operation in operations.items():
             scope = scope_of(method.upper(), path)
             operation["security"] = [] if path in KEYLESS else [{KEY: [scope]}]
-            operation["responses"].update(_access_problem() if path in KEYLESS else {})
+            if path in KEYLESS:  # a key that is sent must be valid all the same
+                invalid = ProblemError(401, "The key is not valid.")
+                operation["responses"].update(problem_answers([invalid]))
             operation["responses"] = _without_fastapis_422(operation["responses"])
             operation["tags"] = list(dict.fromkeys(operation.get("tags", ())))
             # FastAPI adds path and method to the name of the function; a generated client needs the name.
@@ -108,8 +108,11 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
             operation["operationId"] = operation["operationId"].removesuffix(added)
     document["paths"]["/metrics"]["get"]["security"].append({})
     document["paths"]["/metrics"]["get"]["responses"] |= problem_answers(access_problems("read"))
-    its_check = {check.PATH: check_schema.item(sources, clock)}
-    document["paths"] = _hot_paths() | its_check | document["paths"]
+    document["paths"] = {
+        **_hot_paths(),
+        check.PATH: check_schema.item(sources, clock),
+        **document["paths"],
+    }
     schemas = _schemas(clock)
     for room in (quotas_lists_schema, buckets_schema, volumes_schema, keys_schema):
         schemas |= room.COMPONENTS
@@ -137,11 +140,6 @@ def _without_fastapis_422(responses: Schema) -> Schema:
     return {status: answer for status, answer in responses.items() if answer.get("content") != fastapis}
 
 
-def _access_problem() -> Schema:
-    """The 401 of routes that need no key: a key that is sent must be valid all the same."""
-    return problem_answers([ProblemError(401, "The key is not valid.")])
-
-
 def _hot_paths() -> Schema:
     return {
         decisions.ONE: _hot(
@@ -151,7 +149,7 @@ def _hot_paths() -> Schema:
             "ask; `at_ms` and `detail` do not count as content.",
             ("Ask", _ASK),
             ("Decision", {"admitted": _ADMITTED, "throttled": _THROTTLED}),
-            unprocessable(_UNKNOWN),
+            unprocessable(FieldError("/usage/request", "is unknown")),
         ),
         decisions.BATCH: _hot(
             "Decide a batch of asks",
@@ -159,7 +157,7 @@ def _hot_paths() -> Schema:
             "batch before anything is written. At most 10,000 producer ids in all asks together.",
             ("Batch", {"asks": [_ASK, _ASK]}),
             ("Decisions", {"two": {"decisions": [_ADMITTED, _THROTTLED]}}),
-            unprocessable(_NO_WHOLE),
+            unprocessable(FieldError("/asks/3/usage/requests", "must be an integer")),
         ),
     }
 

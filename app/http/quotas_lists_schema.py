@@ -33,6 +33,7 @@ from app.http.schema import (
     at_ms_parameter,
     body_of,
     components,
+    or_blank,
     ref,
     route,
 )
@@ -263,17 +264,27 @@ LIST: Final = route(
     "catalog that the page shows; `quotas:apply` takes it in If-Match.",
     parameters=[_MATCH, _STRICT, _LIMIT, _NEXT, IF_MATCH, IF_NONE_MATCH],
 )
-_CHANGE_EXAMPLE: Final = {
-    "at_ms": 1_764_000_000_000,
-    "who": "admin",
-    "entity": "user=alice",
-    "before": None,
-    "after": {"producer_ids_rate": {"limit": 5}},
-    "reason": "launch week",
-}
 HISTORY: Final = route(
     "Read who changed quotas, when and why",
-    {200: answer_of("Changes.", "QuotaHistory", {"changes": [_CHANGE_EXAMPLE], "next_cursor": None})},
+    {
+        200: answer_of(
+            "Changes.",
+            "QuotaHistory",
+            {
+                "changes": [
+                    {
+                        "at_ms": 1_764_000_000_000,
+                        "who": "admin",
+                        "entity": "user=alice",
+                        "before": None,
+                        "after": {"producer_ids_rate": {"limit": 5}},
+                        "reason": "launch week",
+                    }
+                ],
+                "next_cursor": None,
+            },
+        )
+    },
     (
         *access_problems("read"),
         NOT_HTTP,
@@ -294,39 +305,9 @@ HISTORY: Final = route(
         _NEXT,
     ],
 )
-_APPLICATION: Final = {
-    "alterations": [{"entity": "user=alice", "quotas": {"producer_ids_rate": 5, "request_rate": None}}],
-    "validate_only": False,
-}
-_ALTERATIONS: Final = {
-    "alterations": [
-        {"entity": "user=alice", "quotas": {"producer_ids_rate": 5, "request_rate": None}},
-        {"entity": "user=bob", "quotas": {"request_rate": {"limit": -1}}},
-    ],
-    "validate_only": False,
-}
 _BAD_LIMIT: Final = FieldError(
     "/alterations/1/quotas/request_rate/limit", "must be from 0 to 9007199254740991"
 )
-_RESULTS: Final = {
-    "results": [
-        {"entity": "user=alice", "ok": True},
-        {"entity": "user=bob", "ok": False, "problem": unprocessable(_BAD_LIMIT).document()},
-    ]
-}
-_PLAN: Final = {
-    "version": 18,
-    "changes": [
-        {
-            "entity": "user=alice",
-            "quota": "producer_ids_rate",
-            "change": "changed",
-            "before": {"limit": 4},
-            "after": {"limit": 5},
-            "buckets": "kept",
-        }
-    ],
-}
 _WRITE: Final = [
     {**IF_MATCH, "description": "Change only if the whole catalog is at this version (the list's ETag)."},
     REASON,
@@ -334,34 +315,68 @@ _WRITE: Final = [
 _WRITE_PROBLEMS: Final = (*access_problems("write"), *BODY_PROBLEMS, STALE, AWAY)
 ALTER: Final = route(
     "Alter the quotas of many entities independently",
-    {200: answer_of("The result of each alteration.", "QuotaResults", _RESULTS)},
+    {
+        200: answer_of(
+            "The result of each alteration.",
+            "QuotaResults",
+            {
+                "results": [
+                    {"entity": "user=alice", "ok": True},
+                    {"entity": "user=bob", "ok": False, "problem": unprocessable(_BAD_LIMIT).document()},
+                ]
+            },
+        )
+    },
     (*_WRITE_PROBLEMS, unprocessable(FieldError("/alterations", "is required"))),
     description=f"At most {MAX_ALTERED:,} alterations. Each is applied atomically, and an invalid "
     "alteration does not affect the others. If an entity is named more than once, all its alterations fail.",
     parameters=_WRITE,
-    body=body_of("QuotaAlterations", _ALTERATIONS),
+    body=body_of(
+        "QuotaAlterations",
+        {
+            "alterations": [
+                {"entity": "user=alice", "quotas": {"producer_ids_rate": 5, "request_rate": None}},
+                {"entity": "user=bob", "quotas": {"request_rate": {"limit": -1}}},
+            ],
+            "validate_only": False,
+        },
+    ),
 )
 APPLY: Final = route(
     "Apply a set of quotas, all or nothing",
-    {200: answer_of("The changes.", "QuotaPlan", _PLAN)},
+    {
+        200: answer_of(
+            "The changes.",
+            "QuotaPlan",
+            {
+                "version": 18,
+                "changes": [
+                    {
+                        "entity": "user=alice",
+                        "quota": "producer_ids_rate",
+                        "change": "changed",
+                        "before": {"limit": 4},
+                        "after": {"limit": 5},
+                        "buckets": "kept",
+                    }
+                ],
+            },
+        )
+    },
     (*_WRITE_PROBLEMS, unprocessable(_BAD_LIMIT)),
     description=f"At most {MAX_APPLIED:,} alterations, in one transaction. With `validate_only` the answer "
     "is the plan. To apply exactly this plan, send its version in If-Match.",
     parameters=_WRITE,
-    body=body_of("QuotaApplication", _APPLICATION),
-)
-_EFFECTIVE: Final = {
-    "quotas": [
+    body=body_of(
+        "QuotaApplication",
         {
-            "quota": "request_rate",
-            "entity": "user=alice",
-            "bucket": "user=alice",
-            "limit": 100,
-            "limit_now": 100,
-            "ladder": [{"entity": "user=alice", "limit": 100}, {"entity": "user=*", "limit": 50}],
-        }
-    ]
-}
+            "alterations": [
+                {"entity": "user=alice", "quotas": {"producer_ids_rate": 5, "request_rate": None}}
+            ],
+            "validate_only": False,
+        },
+    ),
+)
 # An empty value counts as absent, except for the principal, which cannot be empty, and the client, which can.
 _WHO: Final = {
     "principal": ("The principal.", Name, "alice"),
@@ -372,11 +387,6 @@ _WHO: Final = {
 }
 
 
-def _or_blank(schema: Schema) -> Schema:
-    """Return the schema; if it lists alternatives, with an empty string as one more."""
-    return schema | {"anyOf": [*schema["anyOf"], {"maxLength": 0}]} if "anyOf" in schema else schema
-
-
 def effective(*, timed: bool) -> dict[str, Any]:
     """Return the keyword arguments of the route of effective limits; ``timed``: it takes ``at_ms``."""
     parameters: list[Schema] = [
@@ -384,7 +394,7 @@ def effective(*, timed: bool) -> dict[str, Any]:
             "name": name,
             "in": "query",
             "description": description,
-            "schema": _or_blank(msgspec.json.schema(type_)),
+            "schema": or_blank(msgspec.json.schema(type_)),
             "examples": {"one": {"value": example}},
         }
         for name, (description, type_, example) in _WHO.items()
@@ -392,7 +402,27 @@ def effective(*, timed: bool) -> dict[str, Any]:
     wrong = FieldError("/ip", "must be an IPv4 or IPv6 address, not a host name")
     return route(
         "Explain which limits apply to a caller",
-        {200: answer_of("The quotas that apply.", "EffectiveQuotas", _EFFECTIVE)},
+        {
+            200: answer_of(
+                "The quotas that apply.",
+                "EffectiveQuotas",
+                {
+                    "quotas": [
+                        {
+                            "quota": "request_rate",
+                            "entity": "user=alice",
+                            "bucket": "user=alice",
+                            "limit": 100,
+                            "limit_now": 100,
+                            "ladder": [
+                                {"entity": "user=alice", "limit": 100},
+                                {"entity": "user=*", "limit": 50},
+                            ],
+                        }
+                    ]
+                },
+            )
+        },
         (*access_problems("read"), NOT_HTTP, unprocessable(wrong)),
         description="Lists the quotas in force on this node that would apply to an ask of this caller with "
         "every kind of usage, each with its whole ladder.",

@@ -252,8 +252,6 @@ REASON: Final[Schema] = {
 }
 ETAG: Final = {"ETag": {"description": "The version as a strong ETag.", "schema": {"type": "string"}}}
 
-_EXAMPLE: Final = {"producer_ids_rate": 5, "request_rate": {"limit": 100, "enforcement": "deny"}}
-_PATCH_EXAMPLE: Final = {"request_rate": 200, "producer_ids_rate": None}
 ANSWER_EXAMPLE: Final = {
     "entity": "user=alice",
     "quotas": {"producer_ids_rate": {"limit": 5}},
@@ -266,7 +264,6 @@ AWAY: Final = away("The catalog is unreachable; the quotas loaded last stay in f
 NOT_HTTP: Final = ProblemError(400, "This is not an HTTP/1.1 request.")
 STALE: Final = ProblemError(412, "A condition does not hold: user=alice is at version 18.")
 
-_NO_NUMBER: Final = FieldError("/request_rate", "must be from 0 to 9007199254740991")
 _NO_ENTITY: Final = FieldError("/entity", "empty name for user: write user=NAME, or user=* for the default")
 _ABSENT: Final = ProblemError(404, "No quotas are set on user=alice.")
 _WRITE: Final = [_ENTITY, IF_MATCH, IF_NONE_MATCH, REASON]
@@ -275,7 +272,7 @@ _WITH_BODY: Final = (
     *BODY_PROBLEMS,
     _ABSENT,
     STALE,
-    unprocessable(_NO_NUMBER),
+    unprocessable(FieldError("/request_rate", "must be from 0 to 9007199254740991")),
     AWAY,
 )
 
@@ -295,7 +292,7 @@ PUT: Final = route(
     {200: _answer("Replaced."), 201: _answer("Created.")},
     _WITH_BODY,
     parameters=_WRITE,
-    body=body_of("QuotaSet", _EXAMPLE),
+    body=body_of("QuotaSet", {"producer_ids_rate": 5, "request_rate": {"limit": 100, "enforcement": "deny"}}),
 )
 PATCH: Final = route(
     "Change some of an entity's quotas",
@@ -306,7 +303,7 @@ PATCH: Final = route(
     },
     _WITH_BODY,
     parameters=_WRITE,
-    body=body_of("QuotaPatch", _PATCH_EXAMPLE, MERGE_PATCH, JSON),
+    body=body_of("QuotaPatch", {"request_rate": 200, "producer_ids_rate": None}, MERGE_PATCH, JSON),
 )
 DELETE: Final = route(
     "Delete an entity's quotas",

@@ -60,6 +60,11 @@ def or_null(schema: Schema, description: str) -> Schema:
     return {"anyOf": [schema, {"type": "null"}], "description": description}
 
 
+def or_blank(schema: Schema) -> Schema:
+    """Return the schema; if it lists alternatives, with an empty string as one more."""
+    return schema | {"anyOf": [*schema["anyOf"], {"maxLength": 0}]} if "anyOf" in schema else schema
+
+
 def at_ms_parameter(*, timed: bool) -> list[Schema]:
     """Return the query parameter ``at_ms``, which routes take under the caller's clock only."""
     when = "The time in milliseconds; the default is the newest `at_ms` that this process has received."

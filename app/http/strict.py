@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from app.domain.quota_value import pointer
 from app.http.problems import FieldError, ProblemError, unprocessable
-from app.http.wire import MAX_BODY
+from app.http.wire import MAX_BODY, has_lone_surrogate
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -47,23 +47,22 @@ def parse(body: bytes) -> Any:
     if not body.strip():
         raise ProblemError(400, "The body is empty: send JSON.")
     try:
-        document = json.loads(
-            body.decode(), object_pairs_hook=_Object, parse_int=_integer, parse_constant=_no_number
-        )
+        text = body.decode()
+        document = json.loads(text, object_pairs_hook=_Object, parse_int=_integer, parse_constant=_no_number)
     except RecursionError:
         raise ProblemError(400, "The body is nested too deeply.") from None
     except UnicodeDecodeError as error:
         raise ProblemError(400, f"The body is not UTF-8: byte {error.start} is wrong.") from None
     except ValueError as error:
         raise ProblemError(400, f"The body is not JSON: {error}.") from None
-    repeated = []
-    for path, value in _walk(document):
-        if isinstance(value, str):
-            _refuse_surrogates(value)
-        elif isinstance(value, _Object):
-            for key in value:
-                _refuse_surrogates(key)
-            repeated += [FieldError(pointer(*path, key), "is duplicated") for key in value.repeated]
+    if has_lone_surrogate(text):
+        raise ProblemError(400, "The body is not JSON: a string holds a lone surrogate.")
+    repeated = [
+        FieldError(pointer(*path, key), "is duplicated")
+        for path, value in _walk(document)
+        if isinstance(value, _Object)
+        for key in value.repeated
+    ]
     if repeated:
         raise unprocessable(*repeated)
     return document
@@ -110,13 +109,6 @@ def _walk(document: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
             left += [((*path, key), inner) for key, inner in value.items()]
         elif isinstance(value, list):
             left += [((*path, place), inner) for place, inner in enumerate(value)]
-
-
-def _refuse_surrogates(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ProblemError(400, "The body is not JSON: a string holds a lone surrogate.") from None
 
 
 def _integer(digits: str) -> int | float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -19,10 +20,10 @@ from app.catalog.catalog import Catalog
 from app.catalog.errors import CatalogUnavailableError
 from app.catalog.sql import Origin
 from app.domain.quota import MAX_EXACT
-from app.domain.volumes import Drill, VolumeRules, after_missed_pushes
+from app.domain.volumes import Drill, after_missed_pushes
 from app.http import volumes_schema as schema
 from app.http.access import Access
-from app.http.admin import admin_router
+from app.http.admin import admin_router, needing_store
 from app.http.problems import ProblemError, away
 from app.http.query import Parameters
 from app.http.quotas_lists_schema import THROTTLE_FACTOR
@@ -50,6 +51,25 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
     routes = admin_router("Volumes", access)
     timed = callers is not None
 
+    async def change(
+        make: Callable[[], Awaitable[None]],
+        before: Drill | None,
+        after: Drill | None,
+        origin: Origin,
+        fails: str,
+    ) -> None:
+        """Record a change of the drill in the history and make it; record the opposite if it ``fails``."""
+        old, new = (drill and drill._asdict() for drill in (before, after))
+        try:
+            await catalog.note(THROTTLE_FACTOR, old, new, origin)
+        except CatalogUnavailableError as error:
+            raise away(schema.UNTOLD) from error
+        try:
+            await make()
+        except StoreError as error:
+            await _take_back(catalog, new, old, origin, f"{fails}: {error}")
+            raise away(schema.AWAY.format(reason=error.reason)) from error
+
     @routes.get(PATH, **schema.show(timed=timed))
     async def get_volumes(request: Request) -> Response:
         at_ms = _at_ms(request, timed=timed)
@@ -61,11 +81,13 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
     async def push_volumes(request: Request) -> Response:
         seen = observation_of(await read_json(request, JSON))
         at_ms = _at_ms(request, timed=timed)
-        _must_be_pushed(throttling.rules)
-        try:
+        source = throttling.rules.source
+        if source is None:
+            raise ProblemError(409, schema.NO_SOURCE)
+        if source != "push":
+            raise ProblemError(409, schema.OTHER_SOURCE.format(source=source))
+        with needing_store(schema.AWAY):
             await throttling.push(seen, at_ms)
-        except StoreError as error:
-            raise away(schema.AWAY.format(reason=error.reason)) from error
         if callers is not None and at_ms is not None:
             callers.note(at_ms)
         return _answer(throttling.status(at_ms))
@@ -79,33 +101,21 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
         now = throttling.status()
         origin = origin_of(request, access)
         drill = Drill(factor, now.now_ms, now.now_ms + for_ms, origin.who)
-        before, after = _record(now.drill), _record(drill)
-        await _note(catalog, before, after, origin)
-        try:
-            await throttling.begin_drill(drill)
-        except StoreError as error:
-            await _take_back(catalog, after, before, origin, f"the drill did not begin: {error}")
-            raise away(schema.AWAY.format(reason=error.reason)) from error
+        begin = partial(throttling.begin_drill, drill)
+        await change(begin, now.drill, drill, origin, "the drill did not begin")
         log.info("a drill began", factor=factor, for_ms=for_ms, who=origin.who)
         return _answer(throttling.status())
 
     @routes.delete(DRILL, **schema.END)
     async def end_drill(request: Request) -> Response:
         Parameters(request.scope).check()
-        try:
+        with needing_store(schema.AWAY):
             await throttling.refresh()
-        except StoreError as error:
-            raise away(schema.AWAY.format(reason=error.reason)) from error
-        before = _record(throttling.status().drill)
-        if before is None:
+        drill = throttling.status().drill
+        if drill is None:
             raise ProblemError(404, schema.NO_DRILL)
         origin = origin_of(request, access)
-        await _note(catalog, before, None, origin)
-        try:
-            await throttling.end_drill()
-        except StoreError as error:
-            await _take_back(catalog, None, before, origin, f"the drill did not end: {error}")
-            raise away(schema.AWAY.format(reason=error.reason)) from error
+        await change(throttling.end_drill, drill, None, origin, "the drill did not end")
         log.info("a drill was ended", who=origin.who)
         return Response(status_code=204)
 
@@ -122,30 +132,6 @@ def _at_ms(request: Request, *, timed: bool) -> int | None:
     at_ms = query.integer("at_ms", 0, MAX_EXACT) if timed else None
     query.check()
     return at_ms
-
-
-def _must_be_pushed(rules: VolumeRules) -> None:
-    """Refuse an observation unless the source is ``push``.
-
-    Raises:
-        ProblemError: 409 that names the source.
-    """
-    if rules.source is None:
-        raise ProblemError(409, schema.NO_SOURCE)
-    if rules.source != "push":
-        raise ProblemError(409, schema.OTHER_SOURCE.format(source=rules.source))
-
-
-async def _note(catalog: Catalog, before: DrillRecord, after: DrillRecord, origin: Origin) -> None:
-    """Record a drill in the history, before it begins.
-
-    Raises:
-        ProblemError: 503, if the catalog is unreachable.
-    """
-    try:
-        await catalog.note(THROTTLE_FACTOR, before, after, origin)
-    except CatalogUnavailableError as error:
-        raise away(schema.UNTOLD) from error
 
 
 async def _take_back(
@@ -185,7 +171,3 @@ def _answer(now: ThrottlingStatus) -> Response:
         None if now.drill is None else DrillBody(*now.drill),
     )
     return answer(body, headers={"Cache-Control": "no-store"})
-
-
-def _record(drill: Drill | None) -> DrillRecord:
-    return None if drill is None else drill._asdict()

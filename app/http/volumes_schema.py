@@ -166,8 +166,6 @@ _DRILLED: Final = {
     },
 }
 _NO_TIME: Final = unprocessable(FieldError("/at_ms", "is unknown, as every parameter here"))
-_TWICE: Final = unprocessable(FieldError("/volumes/1", "is duplicated: name each directory of a broker once"))
-_STORE_AWAY: Final = away(AWAY.format(reason="connection"))
 _CATALOG_AWAY: Final = away(UNTOLD)
 
 
@@ -188,7 +186,13 @@ def push(*, timed: bool) -> Schema:
     return route(
         "Push an observation of volumes",
         {200: answer_of("Accepted. The throttle factor and the volumes after it.", "Volumes", _SHOWN)},
-        (*access_problems("write"), *BODY_PROBLEMS, ProblemError(409, NO_SOURCE), _TWICE, _STORE_AWAY),
+        (
+            *access_problems("write"),
+            *BODY_PROBLEMS,
+            ProblemError(409, NO_SOURCE),
+            unprocessable(FieldError("/volumes/1", "is duplicated: name each directory of a broker once")),
+            away(AWAY.format(reason="connection")),
+        ),
         description="One observation, for the source `push`. A volume at or below the limit sets the "
         "factor to 0 at once. An observation without such a volume, in which every volume has sizes, sets "
         "it to 1. A complete observation may be empty: then the cluster has no volumes. If no observation "

@@ -231,9 +231,18 @@ def _json(body: bytes) -> object:
         value: object = json.loads(text, parse_int=_integer, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
-    if any(escape[1] for escape in _ESCAPES.finditer(text)):
+    if has_lone_surrogate(text):
         raise _not_json(ValueError("a lone surrogate"))
     return value
+
+
+def has_lone_surrogate(text: str) -> bool:
+    r"""Whether JSON text escapes half of a surrogate pair, which is no character.
+
+    >>> has_lone_surrogate(r'["\ud83d\ude00", "\\ud83d"]'), has_lone_surrogate(r'["\ud83d"]')
+    (False, True)
+    """
+    return any(escape[1] for escape in _ESCAPES.finditer(text))
 
 
 def _integer(digits: str) -> float:

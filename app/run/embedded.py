@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -25,7 +25,7 @@ MAX_SOCKET_PATH: Final = 100
 """The kernel allows 107 bytes (103 on macOS)."""
 
 READY_WITHIN_S: Final = 60.0
-"""Loading a large append-only file takes time."""
+"""For the store, and for the API: loading a large append-only file, or a large catalog, takes time."""
 
 PERSISTENCE: Final = {"appendonly": "yes", "appendfsync": "no", "save": ""}
 """Each write reaches the kernel before its reply is sent, so a killed store loses nothing.
@@ -98,18 +98,40 @@ def _socket_path(home: Path) -> Iterator[Path]:
 
 async def _ready(child: Child, url: str, directory: Path) -> None:
     """Wait until the store answers PING, which it refuses while it loads its file."""
-    death = asyncio.ensure_future(child.wait())
     client = redis.asyncio.from_url(url, socket_timeout=1, retry=Retry(NoBackoff(), 0))
+
+    async def answers() -> bool:
+        with contextlib.suppress(RedisError):
+            return bool(await client.ping())
+        return False
+
+    try:
+        await until(
+            answers, child, 0.02, f"the embedded store did not start; its log is {directory / 'valkey.log'}"
+        )
+    finally:
+        await client.aclose()
+
+
+async def until(ready: Callable[[], Awaitable[bool]], child: Child, every_s: float, late: str) -> None:
+    """Wait until a child is ready.
+
+    Args:
+        ready: whether it is; asked again after ``every_s``.
+        late: the error if it ends before, or takes too long.
+
+    Raises:
+        StartError: it did not become ready.
+    """
+    death = asyncio.ensure_future(child.wait())
     try:
         async with asyncio.timeout(READY_WITHIN_S):
             while not death.done():
-                with contextlib.suppress(RedisError):
-                    await client.ping()
+                if await ready():
                     return
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(every_s)
     except TimeoutError:
         pass
     finally:
         death.cancel()
-        await client.aclose()
-    raise StartError(f"the embedded store did not start; its log is {directory / 'valkey.log'}")
+    raise StartError(late)

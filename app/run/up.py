@@ -8,8 +8,8 @@ import os
 import shlex
 import socket
 import ssl
+from functools import partial
 from pathlib import Path
-from typing import Final
 
 import httpx
 import structlog
@@ -18,10 +18,8 @@ from app.node import home
 from app.node.children import Child, quotagate, stop_event
 from app.node.errors import StartError
 from app.node.settings import PREFIX, Settings
-from app.run.embedded import embedded_store
+from app.run.embedded import READY_WITHIN_S, embedded_store, until
 from app.run.serve import FINISH_WITHIN_S, listen, print_key
-
-READY_WITHIN_S: Final = 60.0
 
 log = structlog.get_logger("quotagate.up")
 
@@ -95,26 +93,11 @@ async def _run(
         stack.push_async_callback(workers.stop)
         await workers.start()
         workers.keep()
-        await _ready(settings, api)
+        late = f"the API was not ready within {READY_WITHIN_S:.0f} s; see the log"
+        await until(partial(_is_ready, settings), api, 0.05, late)
         api.keep()
         print(_welcome(settings, directory), flush=True)  # noqa: T201
         await asyncio.Event().wait()
-
-
-async def _ready(settings: Settings, api: Child) -> None:
-    """Wait until the API can give decisions."""
-    death = asyncio.ensure_future(api.wait())
-    try:
-        async with asyncio.timeout(READY_WITHIN_S):
-            while not death.done():
-                if await _is_ready(settings):
-                    return
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pass
-    finally:
-        death.cancel()
-    raise StartError(f"the API was not ready within {READY_WITHIN_S:.0f} s; see the log")
 
 
 async def _is_ready(settings: Settings) -> bool:

@@ -13,7 +13,6 @@ import structlog
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
 from app.admission.caller_clock import CallerClock, CallerTime
-from app.admission.circuit import Circuit
 from app.admission.decision_log import DecisionLog
 from app.admission.metrics import Metrics
 from app.admission.slices import Slices
@@ -153,7 +152,6 @@ def build(
         logs=logged,
     )
     callers = CallerClock(admission, time) if time else None
-    now_ms = callers.now_ms if callers else None
     keys = Keys(catalog.database)
     access = Access(
         settings.admin_key.get_secret_value(),
@@ -169,9 +167,10 @@ def build(
         logged.changed("reset", bucket, {"quotas": quotas}, None, who=who, order=order)
 
     def ready() -> Readiness:
+        error, faults = admission.circuit.error, admission.circuit.faults
         return Readiness(
             snapshot=catalog.snapshot.version >= 0,
-            store=_store_readiness(admission.circuit),
+            store=error.reason if error else ", ".join(fault.name for fault in faults) or "ok",
             catalog="ok" if catalog.reachable else "away",
             throttle_factor=throttling.at().factor,
             stopping=stopping(),
@@ -208,12 +207,20 @@ def build(
         admission=callers or admission,
         access=access,
         clock=settings.clock,
-        sources=_sources(settings),
+        sources=Sources(
+            settings.check_principal_header,
+            settings.check_client_header,
+            settings.check_ip_header,
+            settings.trusted_proxies,
+        ),
         routers=[
             router(catalog, access, rules, throttling.limit_now, timed=by_callers),
             keys_router(keys, access),
             buckets.router(
-                Buckets(admission.circuit, lambda: catalog.snapshot, rules), access, now_ms, was_reset
+                Buckets(admission.circuit, lambda: catalog.snapshot, rules),
+                access,
+                callers.now_ms if callers else None,
+                was_reset,
             ),
             volumes_router(throttling, catalog, access, time),
         ],
@@ -222,20 +229,3 @@ def build(
         slices=slices,
         lifespan=lifespan,
     )
-
-
-def _sources(settings: Settings) -> Sources:
-    """Where a check finds the caller's principal, client-id and address."""
-    return Sources(
-        settings.check_principal_header,
-        settings.check_client_header,
-        settings.check_ip_header,
-        settings.trusted_proxies,
-    )
-
-
-def _store_readiness(circuit: Circuit) -> str:
-    """The store's readiness: why it is unreachable, or its configuration faults, or ok."""
-    if circuit.error is not None:
-        return circuit.error.reason
-    return ", ".join(fault.name for fault in circuit.faults) or "ok"

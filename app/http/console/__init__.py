@@ -18,8 +18,8 @@ PATH: Final = "/console"
 FOLDER: Final = files("app.http") / "console"
 
 
-def page() -> tuple[str, str]:
-    """Return the page and its content security policy: its own style and script, no other host."""
+def kept() -> StaticPage:
+    """Return the page as static content; its policy allows its own style and script, and no other host."""
     style = (FOLDER / "style.css").read_text()
     script = (FOLDER / "script.js").read_text().replace("{{keys}}", json.dumps(list(KEYS)))
     html = (FOLDER / "page.html").read_text().replace("{{style}}", style).replace("{{script}}", script)
@@ -27,12 +27,6 @@ def page() -> tuple[str, str]:
         f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return html, policy
-
-
-def kept() -> StaticPage:
-    """Return the page as static content; it holds no secret."""
-    html, policy = page()
     headers = {
         "Content-Security-Policy": policy,
         "Referrer-Policy": "no-referrer",

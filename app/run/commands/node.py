@@ -26,8 +26,8 @@ class NodeRefusalError(NodeRequestError):
         super().__init__(message)
 
 
-class Answer(NamedTuple):
-    """A successful answer: its JSON, which is empty if there is none, and its headers."""
+class NodeAnswer(NamedTuple):
+    """A successful answer: its JSON, which is empty if it has no body, and its headers."""
 
     body: dict[str, Any]
     headers: httpx.Headers
@@ -58,7 +58,7 @@ class Node:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str | None] | None = None,
         timeout: float = TIMEOUT_S,
-    ) -> Answer:
+    ) -> NodeAnswer:
         """Send a request and return its successful answer.
 
         Raises:
@@ -87,7 +87,7 @@ class Node:
         document = _document(answer, url)
         if not answer.is_success:
             raise NodeRefusalError(answer.status_code, self._why(answer.status_code, document))
-        return Answer(document, answer.headers)
+        return NodeAnswer(document, answer.headers)
 
     def _why(self, status: int, problem: Mapping[str, Any]) -> str:
         lines = [f"{status} {problem.get('detail') or problem.get('title') or ''}".rstrip()]

@@ -220,21 +220,16 @@ class _FileReader:
         elif kind == "bool":
             return written == "true"
         elif kind in {"int", "float"} and NUMBER.fullmatch(written):
-            return self._number(node)
+            try:
+                return json.loads(written)
+            except ValueError:  # thousands of digits
+                self._fault(node, "is too large")
         elif kind == "str" and (written[0].isalpha() or not any(sign in written for sign in "0123456789")):
             return written
         else:
             read = _read_as(node)
             self._fault(node, f"{written!r} means {read} in YAML: write a plain number, such as 1000")
         return None
-
-    def _number(self, node: ScalarNode) -> int | float | None:
-        try:
-            number: int | float = json.loads(node.value)
-        except ValueError:  # thousands of digits
-            self._fault(node, "is too large")
-            return None
-        return number
 
     def _fault(self, node: Node | None, message: str) -> None:
         self.faults.append(FileFault(node.start_mark.line + 1 if node else 1, message))
