@@ -401,16 +401,16 @@ async def test_pause_follows_each_page(clock: Clock, monkeypatch: pytest.MonkeyP
     for n in range(500):
         count(metrics, verdict(bucket=f"user=u{n}"))
     loop = asyncio.get_running_loop()
-    put_together = metrics._put_together
+    render = metrics._rendered
     spans = []
 
-    async def observed() -> bytes:
+    def observed(*arguments: Any) -> bytes:
         began = loop.time()
-        page = await put_together()
+        page = render(*arguments)
         spans.append((began, loop.time()))
         return page
 
-    monkeypatch.setattr(metrics, "_put_together", observed)
+    monkeypatch.setattr(metrics, "_rendered", observed)
     before = loop.time()
     await metrics.text()
     after = loop.time()
