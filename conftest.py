@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.said import reported
+from tests.report import reported
 from tests.tiers import ROOT, is_full, is_full_throughout
 
 # kafka-python reads its schemas with a function that the standard library once deprecated and then kept.

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from app.catalog.turns import POLL_S
-from tests.said import say
+from tests.report import say
 
 IN_A_SECOND: Final = round(1 / POLL_S)
 """How often a node polls its catalog in one second."""

@@ -12,7 +12,7 @@ from pathlib import Path
 PAGES = Path(__file__).parents[1] / "docs" / "proofs"
 
 
-def found(
+def record(
     page: str, heading: str, command: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
 ) -> None:
     """Print a table, and let it replace the page's section of that heading, or append it."""

@@ -41,7 +41,7 @@ def push(
     """Push an observation, and return the state of the volumes after it."""
     query = {} if at_ms is None else {"at_ms": at_ms}
     answer = node.http.post("/v1/volumes", params=query, json={"volumes": volumes, "complete": complete})
-    assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{node.said()}"
+    assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{node.logged()}"
     found: dict[str, Any] = answer.json()
     return found
 

@@ -53,7 +53,7 @@ class Service:
     def put(self, entity: str, **quotas: object) -> None:
         """Replace an entity's quotas."""
         answer = self.http.put(f"/v1/quotas/{entity}", json=quotas)
-        assert answer.is_success, f"{answer.status_code} {answer.text}\n{self.said()}"
+        assert answer.is_success, f"{answer.status_code} {answer.text}\n{self.logged()}"
 
     def ask(self, **ask: object) -> dict[str, Any]:
         """The decision on one ask."""
@@ -69,13 +69,13 @@ class Service:
         self.process.terminate()
         return self.process.wait(STOP_WITHIN_S)
 
-    def said(self) -> str:
+    def logged(self) -> str:
         """Everything it has logged."""
         return self.log.read_text(encoding="utf-8")
 
     def logged_at(self) -> list[float]:
         """The times of its log lines by its own clock, in seconds."""
-        events = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
+        events = [json.loads(line) for line in self.logged().splitlines() if line.startswith("{")]
         return [datetime.fromisoformat(event["timestamp"]).timestamp() for event in events]
 
     def _posted(self, path: str, body: object) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Service:
                 break
             time.sleep(float(answer.headers["Retry-After"]))
             answer = self.http.post(path, json=body)
-        assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{self.said()}"
+        assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{self.logged()}"
         found: dict[str, Any] = answer.json()
         return found
 
@@ -154,7 +154,7 @@ def eventually(look: Callable[[], T], *, within_s: float = 60.0) -> T:
 
 
 def _ready(service: Service) -> bool:
-    assert service.process.poll() is None, f"it ended with {service.process.returncode}:\n{service.said()}"
+    assert service.process.poll() is None, f"it ended with {service.process.returncode}:\n{service.logged()}"
     try:
         return service.http.get("/health/ready", timeout=30).is_success
     except httpx.HTTPError:

@@ -16,7 +16,7 @@ from app.store.keys import bucket_key
 from app.store.library import Library
 from app.store.port import Charge, Plan
 from app.store.script import SCRIPT
-from tests.proofs import found
+from tests.proofs import record
 from tests.prove.filters import strangers
 from tests.stores import KINDS, running
 
@@ -74,7 +74,7 @@ def test_script_compared_with_an_empty_one(kind: str):
             rows.append([name, *cells])
         client.close()
     columns = ["ask", *(f"{asks} a call: {what}" for asks in (1, 10, 100) for what in ("us", "x empty"))]
-    found("script", f"{kind} {version}", "make bench T=tests/bench/test_script.py", columns, rows)
+    record("script", f"{kind} {version}", "make bench T=tests/bench/test_script.py", columns, rows)
 
 
 def _run(client: Any, library: Library, charges: list[Charge]) -> None:

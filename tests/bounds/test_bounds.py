@@ -13,7 +13,7 @@ from app.domain.ladder import MatchingRules
 from app.domain.oracle import Oracle
 from app.domain.quota import LAYER_POLICIES, Layers, Quota
 from tests.bounds.search import Found, Move, Target, most_in_a_window, taken, worst
-from tests.said import say
+from tests.report import say
 
 ALICE = Entity.of(user="alice")
 FAST, LONG = 400, 20_000

@@ -44,11 +44,11 @@ class Proxy:
 
     def reports(self) -> list[Counter[str]]:
         """All reports so far; it writes the last one when it ends."""
-        lines = [line for line in self.said().splitlines(keepends=True) if line.startswith("held=")]
+        lines = [line for line in self.logged().splitlines(keepends=True) if line.startswith("held=")]
         pairs = [[pair.split("=") for pair in line.split()] for line in lines if line.endswith("\n")]
         return [Counter({name: int(n) for name, n in line}) for line in pairs]
 
-    def said(self) -> str:
+    def logged(self) -> str:
         return self.log.read_text(encoding="utf-8")
 
     def descriptors(self) -> int:
@@ -78,8 +78,8 @@ async def proxying(
                     last = proxy.counts()
                     assert (last["held"], last["open"]) == (0, 0)
                     process.terminate()
-                assert process.wait(CALM_WITHIN_S) == 0, proxy.said()
-                assert "Traceback" not in proxy.said()
+                assert process.wait(CALM_WITHIN_S) == 0, proxy.logged()
+                assert "Traceback" not in proxy.logged()
             finally:
                 process.kill()
 

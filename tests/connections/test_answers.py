@@ -289,7 +289,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for(quotagate, target,
     async with proxying(url, target, "--when-away", policy, "--ask-within", "0.25") as proxy:
         made = [await attempt(proxy.port, OTHER) for _ in range(10)]
         assert [one.passed for one in made] == [policy == "admit"] * 10
-        assert "TimeoutError" in proxy.said()
+        assert "TimeoutError" in proxy.logged()
 
 
 @pytest.mark.parametrize("policy", ["admit", "close"])
@@ -297,7 +297,7 @@ async def test_a_quotagate_that_was_away_is_found_when_it_comes(target, policy) 
     bound, url = a_place()
     async with AsyncExitStack() as later, proxying(url, target, "--when-away", policy) as proxy:
         assert (await attempt(proxy.port, OTHER)).passed == (policy == "admit")
-        assert "ConnectError" in proxy.said()
+        assert "ConnectError" in proxy.logged()
         await later.enter_async_context(serving(Scripted(), bound))
         while not proxy.counts()["admitted"]:
             await attempt(proxy.port, OTHER)

@@ -210,7 +210,7 @@ async def test_it_outlives_the_want_of_descriptors(node: Service, target: int) -
         async with AsyncExitStack() as idle:
             for _ in range(20):
                 await idle.enter_async_context(connected(proxy.port, "127.0.1.11"))
-            await until(lambda: "cannot accept" in proxy.said())
+            await until(lambda: "cannot accept" in proxy.logged())
         assert (await attempt(proxy.port, "127.0.1.11")).passed
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from tests.connections.proxies import Attempt, attempt, proxying, storm, until
-from tests.said import say
+from tests.report import say
 from tests.service import Service
 
 LIMIT: Final = 40

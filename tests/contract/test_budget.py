@@ -25,7 +25,7 @@ from app.store.port import StoreCalls
 from app.store.redis import RedisStore
 from tests import stores
 from tests.relay import Relay, relaying
-from tests.said import say
+from tests.report import say
 from tests.stores import Server
 
 CALLERS: Final = 50

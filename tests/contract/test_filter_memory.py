@@ -15,7 +15,7 @@ from app.store.keys import bucket_key
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
 from tests.prove.filters import Principal, chunks, strangers
-from tests.said import say
+from tests.report import say
 from tests.stores import KINDS, processor_s, running
 
 ONE_ID_BYTES = 4_096

@@ -31,7 +31,7 @@ from app.store.keys import bucket_key
 from app.store.loading import Load, Loader
 from tests.contract.histories import IDS
 from tests.contract.machine import RULES, SECRET, Difference, Machine, explored, looking_each_time
-from tests.said import say
+from tests.report import say
 from tests.stores import KINDS, running
 
 MUST_MEET = (

@@ -8,7 +8,7 @@ import pytest
 
 from app.store.script import SCRIPT
 from tests.contract.machine import AT_LEAST, MUST_MEET, Difference, run
-from tests.said import say
+from tests.report import say
 from tests.stores import KINDS, running
 
 STEPS = 20_000

@@ -26,8 +26,8 @@ from tests.fuzz.canary import QUOTAS, Canary
 from tests.fuzz.cases import LEDGERS
 from tests.fuzz.generate import case
 from tests.fuzz.storm import CALLERS, Storm
-from tests.proofs import found
-from tests.said import say
+from tests.proofs import record
+from tests.report import say
 from tests.service import Service, eventually, running
 
 ENVIRONMENT: Final = {
@@ -100,7 +100,7 @@ async def fuzzed(node: Service, seed: int, requests: int, warm_up: int) -> Fuzze
     assert traces(node, "refused") == [], "what was refused left nothing behind"
     assert complaints(node) == Counter()
     assert node.process.poll() is None
-    assert node.said().count("Started server process") == 1
+    assert node.logged().count("Started server process") == 1
     assert end.memory - warm.memory < GROWTH
     assert end.files <= warm.files + 2 * CALLERS, "the catalog's own files, as far as its pool goes"
     return Fuzzed(storm, warm, max(peak), end, seconds)
@@ -201,7 +201,7 @@ async def test_a_million_requests():
         ]
         for kind, statuses in sorted(by_kind.items())
     ]
-    found("fuzz", "Requests and answers", command, ("kind", "requests", "answers"), rows)
+    record("fuzz", "Requests and answers", command, ("kind", "requests", "answers"), rows)
     held: list[Sequence[object]] = [
         [
             "memory, MiB",
@@ -214,8 +214,8 @@ async def test_a_million_requests():
     ]
     asked = sum(canary.asked for canary in run.storm.canaries)
     sent = [[f"{run.storm.requests:,}", f"{asked:,}", f"{run.seconds:.0f}", len(run.storm.faults)]]
-    found("fuzz", "The run", command, ("requests", "of canaries besides", "seconds", "faults"), sent)
-    found("fuzz", "What the node held", command, ("", "after 50,000", "most", "at the end"), held)
+    record("fuzz", "The run", command, ("requests", "of canaries besides", "seconds", "faults"), sent)
+    record("fuzz", "What the node held", command, ("", "after 50,000", "most", "at the end"), held)
 
 
 def summary(run: Fuzzed) -> str:

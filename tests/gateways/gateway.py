@@ -152,7 +152,7 @@ class Gateway:
                 content=content,
             )
 
-    def said(self) -> str:
+    def logged(self) -> str:
         """Everything that the gateway has logged."""
         return (self.folder / "log").read_text(encoding="utf-8")
 
@@ -258,7 +258,7 @@ def free_port() -> int:
 
 
 def is_up(gateway: Gateway) -> bool:
-    assert gateway.process.poll() is None, f"it ended with {gateway.process.returncode}:\n{gateway.said()}"
+    assert gateway.process.poll() is None, f"it ended with {gateway.process.returncode}:\n{gateway.logged()}"
     return answers("127.0.0.1", gateway.port) and answers("::1", gateway.port)
 
 

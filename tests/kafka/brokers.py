@@ -74,7 +74,7 @@ class Broker(Program):
     def until_it_serves(self) -> None:
         eventually(self._serves, within_s=START_WITHIN_S)
 
-    def said(self) -> str:
+    def logged(self) -> str:
         """Everything it has logged since its last start."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
@@ -85,9 +85,9 @@ class Broker(Program):
 
     def _serves(self) -> bool:
         ended = self.running.poll()
-        faults = [line for line in self.said().splitlines() if " INFO " not in line]
+        faults = [line for line in self.logged().splitlines() if " INFO " not in line]
         assert ended is None, f"broker {self.number} ended with {ended}:\n{faults[-100:]}"
-        return "Kafka Server started" in self.said()
+        return "Kafka Server started" in self.logged()
 
 
 @dataclass(frozen=True, slots=True)

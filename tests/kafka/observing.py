@@ -27,7 +27,7 @@ class Observer(Program):
         self._running = process
         self.log = log
 
-    def said(self) -> str:
+    def logged(self) -> str:
         """Everything it has logged."""
         return self.log.read_text(encoding="utf-8")
 
@@ -66,10 +66,10 @@ def observer(node: Service, environment: Mapping[str, str]) -> Iterator[Observer
         started = Observer(process, log)
         try:
             eventually(
-                lambda: '"event": "workers started"' in started.said() or process.poll() is not None,
+                lambda: '"event": "workers started"' in started.logged() or process.poll() is not None,
                 within_s=60,
             )
-            assert process.poll() is None, started.said()
+            assert process.poll() is None, started.logged()
             yield started
         finally:
             if process.poll() is None:

@@ -27,7 +27,7 @@ from tests.kafka.quotas import (
     kafkas_level,
     produced_limit,
 )
-from tests.said import say
+from tests.report import say
 from tests.service import Service, eventually, running
 
 __all__ = ["ask", "quotagate"]

@@ -17,7 +17,7 @@ import pytest
 from tests.commands import Command, quotagate
 from tests.kafka import tool
 from tests.kafka.brokers import Cluster
-from tests.said import say
+from tests.report import say
 from tests.service import Service, running
 
 __all__ = ["quotagate"]

@@ -20,7 +20,7 @@ from app.store.volumes import LEASE, RECORD_KEY, VolumeRecord
 from tests.kafka import brokers, observing
 from tests.kafka.brokers import Broker, Cluster
 from tests.kafka.observing import Observer, until_observed, volume, volumes
-from tests.said import say
+from tests.report import say
 from tests.service import Service, eventually
 from workers.volumes.leader import BEATS_PER_LEASE, OBSERVE_FRACTION, lease_s
 
@@ -128,7 +128,7 @@ def test_another_observer_takes_over_and_the_factor_stays(own):
             assert int(store.get(lease_keys(LEASE)[1]) or 0) == token + 1
             assert asyncio.run(late_write(services[0].store_url, token)) == "fenced"
             second.go_on()
-            eventually(lambda: "volume observer lost the lease to another" in second.said())
+            eventually(lambda: "volume observer lost the lease to another" in second.logged())
             before = volume(services[0], "1")["observed_ms"]
             eventually(lambda: volume(services[0], "1")["observed_ms"] > before)
             assert leader(store, observers) is third
@@ -182,7 +182,7 @@ def test_hung_or_dead_broker_is_unknown_and_the_valid_factor_stays(own):
             broker.go_on()
             eventually(lambda: volume(service, "2")["state"] == "ok")
         assert samples.found == [{1.0}]
-        assert "broker 2 is unknown: no answer within" in polling.said()
+        assert "broker 2 is unknown: no answer within" in polling.logged()
 
         broker.hold()  # and now for longer than anything stays valid
         fallen = until_factor(service, 0.5)
@@ -192,7 +192,7 @@ def test_hung_or_dead_broker_is_unknown_and_the_valid_factor_stays(own):
         until_observed(service, 1.0)
 
         broker.kill()
-        eventually(lambda: "broker 2 is unknown: no connection: Connection refused" in polling.said())
+        eventually(lambda: "broker 2 is unknown: no connection: Connection refused" in polling.logged())
         fallen = until_factor(service, 0.5)
         assert fallen["reason"].startswith("fallback: broker 2 is unknown: no connection")
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tests.load.generator import Load, Outcome, outcomes
 from tests.load.holding import AMPLE, SECRET, fallbacks_of, summary
-from tests.said import say
+from tests.report import say
 from tests.service import Service, running
 
 SLOWER_BY_MS: Final = 20.0

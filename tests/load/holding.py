@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.load.generator import Load, Outcome, outcomes
 from tests.programs import end
-from tests.said import say
+from tests.report import say
 from tests.service import Service, eventually
 
 HUNDRED: Final = 100

@@ -13,8 +13,8 @@ import pytest
 from tests import stores
 from tests.load.generator import Load, loading
 from tests.load.holding import AMPLE, COLD, HOT, HOT_IDS, SECRET, flood_and_check, processor_s, starved
-from tests.proofs import found
-from tests.said import say
+from tests.proofs import record
+from tests.report import say
 from tests.service import eventually, running
 
 SECONDS: Final = 40.0
@@ -51,7 +51,7 @@ def rows() -> Iterator[list[tuple[object, ...]]]:
     lines: list[tuple[object, ...]] = []
     yield lines
     if len(lines) == len(FLOODS) * len(PLACES):
-        found("hold", "Floods", "make prove T=tests/load", COLUMNS, lines)
+        record("hold", "Floods", "make prove T=tests/load", COLUMNS, lines)
 
 
 @pytest.mark.parametrize("flood", FLOODS)

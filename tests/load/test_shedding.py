@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.load.generator import CHECK, Load, outcomes
 from tests.load.holding import counted, fallbacks_of, summary
-from tests.said import say
+from tests.report import say
 from tests.service import running
 
 SECONDS: Final = 6.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.load.attacked import ATTACKER, attacked
-from tests.said import say
+from tests.report import say
 from tests.service import Service, eventually, running
 
 SECONDS: Final = 4.0

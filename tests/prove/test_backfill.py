@@ -42,7 +42,7 @@ def test_twice_the_decisions_take_twice_the_time(tmp_path: Path):
     with spark_session("backfill", memory=HEAP) as spark:
         run(spark, logs[EVENTS // 2], tmp_path / "warm")  # a Java that has compiled nothing yet is slow
         half, whole = (measured(spark, events, log, tmp_path) for events, log in logs.items())
-    proofs.found(
+    proofs.record(
         "backfill",
         f"`quotagate spark backfill` over {EVENTS:,} decisions",
         "make prove T=tests/prove/test_backfill.py",

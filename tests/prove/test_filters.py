@@ -14,7 +14,7 @@ from app.domain.digest import digest, spread
 from app.domain.shape import CELLS, FALSE_SEEN, SHARES, Shape, first_segment, next_segment
 from app.store.port import Charge, Plan
 from tests.false_seen import false_seen
-from tests.proofs import found
+from tests.proofs import record
 from tests.prove.filters import Principal, Segment, Spreads, chunks, strangers
 from tests.stores import running
 
@@ -86,7 +86,7 @@ async def test_strangers_are_seen_as_often_as_the_fill_says(layers: str, segment
         "expected",
         "standard errors",
     )
-    found("filters", "Ten million strangers", COMMAND, columns, list(FILLS.values()))
+    record("filters", "Ten million strangers", COMMAND, columns, list(FILLS.values()))
 
 
 def _seen(segments: list[Segment], spreads: Spreads) -> npt.NDArray[np.bool_]:
@@ -140,7 +140,7 @@ async def test_the_mean_over_secrets_is_the_formulas(limit: int, layers: str):
     numbers = (f"{x:.2e}" for x in (mean, error, exact, formula, np.median(chances), max(chances)))
     SECRETS[limit, layers] = [f"{limit:,}", layers, *numbers]
     columns = ("limit", "layers", "mean", "its standard error", "exact", "formula", "median", "largest")
-    found("filters", "Two hundred secrets", COMMAND, columns, list(SECRETS.values()))
+    record("filters", "Two hundred secrets", COMMAND, columns, list(SECRETS.values()))
 
 
 def _keyed(secret: int, ids: range) -> Spreads:
@@ -213,7 +213,7 @@ async def test_no_call_takes_long_while_a_filter_grows_to_the_cap(kind: str, lim
         "longest of any run",
         "after ids",
     )
-    found("filters", "Growth to a million ids", COMMAND, columns, list(GROWTHS.values()))
+    record("filters", "Growth to a million ids", COMMAND, columns, list(GROWTHS.values()))
 
 
 async def _growth(kind: str, limit: int, ids: int) -> npt.NDArray[np.float64]:

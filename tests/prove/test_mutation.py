@@ -23,8 +23,8 @@ from typing import Final
 
 import pytest
 
-from tests.proofs import found
-from tests.said import say
+from tests.proofs import record
+from tests.report import say
 
 ROOT: Final = Path(__file__).parents[2]
 SEED: Final = int(os.environ.get("MUTATION_SEED", "936"))
@@ -187,10 +187,10 @@ def test_tests_notice_nearly_all_mutants(tmp_path: Path):
     ]
     command = f"MUTATION_SEED={SEED} MUTANTS={MUTANTS} make prove T=tests/prove/test_mutation.py"
     columns = ("package", "mutants", "sampled", "survive its unit tests", "survive wider tests", "noticed")
-    found("mutation", "Score", command, columns, rows)
+    record("mutation", "Score", command, columns, rows)
     left = [each for _, wider in came.values() for each in wider]
     survivors = [(f"`{each.place}`", each.operator, f"`{each.line}`") for each in left]
-    found("mutation", "Survivors of the last run", command, ("place", "operator", "line"), survivors)
+    record("mutation", "Survivors of the last run", command, ("place", "operator", "line"), survivors)
     say(f"{sum(samples.values()) - len(left)} of {sum(samples.values())} mutants noticed")
     assert len(left) <= (1 - NOTICED_AT_LEAST) * sum(samples.values())
 

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from tests.proofs import found
+from tests.proofs import record
 from tests.tiers import ROOT
 
 FIRST: Final = "not full and not prove and not bench"
@@ -82,11 +82,11 @@ def main(ref: str) -> None:
     ]
     rows.append(("all", *(column.total() for column in counts.values())))
     command = f"python -m tests.prove.tier_table {ref}"
-    found("tiers", "Tests by place and tier", command, ("place", *counts), rows)
+    record("tiers", "Tests by place and tier", command, ("place", *counts), rows)
 
     was, is_now = (Counter(ids) for ids in ([f for f, _ in before], [t.partition("::")[0] for t in every]))
     fewer = [(file, was[file], is_now[file]) for file in sorted(was) if is_now[file] < was[file]]
-    found("tiers", "Files with fewer tests than before", command, ("file", "before", "now"), fewer)
+    record("tiers", "Files with fewer tests than before", command, ("file", "before", "now"), fewer)
 
 
 if __name__ == "__main__":

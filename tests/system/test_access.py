@@ -272,7 +272,7 @@ def test_no_secret_is_logged_or_shown(closed: Service, calling: Calling):
     assert mistyped not in caller.http.get("/v1/quotas").text
     assert key not in closed.http.get("/v1/keys").text
     assert key not in closed.http.get("/metrics").text
-    output = closed.said()
+    output = closed.logged()
     assert '"key": "secret"' in output, "the creation of the key is logged"
     assert mistyped not in output
     assert closed.admin_key not in output

@@ -266,10 +266,10 @@ def test_reset_of_one_quota_affects_no_other_bucket(nodes: tuple[Node, Node]):
     ids, mutations = one.show("user=second")
     assert ids["remaining"] == 0
     assert mutations["tokens"] < 1
-    logged = [json.loads(line) for line in one.service.said().splitlines() if "a bucket was reset" in line]
+    logged = [json.loads(line) for line in one.service.logged().splitlines() if "a bucket was reset" in line]
     assert (logged[-1]["bucket"], logged[-1]["quotas"]) == ("user=first", ["controller_mutation_rate"])
     assert logged[-1]["who"] == "admin"
-    assert ADMIN_KEY not in one.service.said()
+    assert ADMIN_KEY not in one.service.logged()
 
 
 def test_bucket_without_state_can_be_reset(nodes: tuple[Node, Node]):

@@ -21,7 +21,7 @@ from app.catalog.turns import POLL_S
 from tests.line import line
 from tests.polls import AT_MOST, follows_within_a_second
 from tests.postgres import Postgres, started
-from tests.said import say
+from tests.report import say
 from tests.service import ADMIN_KEY, Service, running
 
 CALLERS: Final = 20
@@ -182,7 +182,7 @@ async def test_decisions_continue_while_postgresql_hangs_or_is_killed(postgres: 
             await callers.exact("back")
             late = await http.get("/v1/quotas/user=late")
         assert node.process.poll() is None
-        assert "Traceback" not in node.said()
+        assert "Traceback" not in node.logged()
     say(f"hangs: {shown(hung)}; killed: {shown(killed)}; back after {thawed:.2f} and {back:.2f} s")
     assert late.status_code == 404, "refused changes are not made later"
     assert max(hung.values()) < ANSWER_S + SLACK_S
@@ -209,6 +209,6 @@ async def test_locked_sqlite_file_is_waited_for_at_most_a_bounded_time():
             assert (await http.get("/v1/quotas/user=late")).status_code == 404
             await changed(http, http, 10)
             await callers.exact("free")
-        assert "Traceback" not in node.said()
+        assert "Traceback" not in node.logged()
     say(f"locked: {shown(locked)}")
     assert max(locked.values()) < ANSWER_S + SLACK_S

@@ -19,7 +19,7 @@ import pytest
 from app.http.problems import MAX_ERRORS
 from app.node import open_files
 from tests import few_files
-from tests.said import say
+from tests.report import say
 from tests.service import Service, eventually, running
 
 ASK = {"principal": "alice", "usage": {"requests": 1}}
@@ -82,7 +82,7 @@ def test_idle_sockets_take_nothing_from_others_under_a_small_limit_of_open_files
         for _ in range(20):  # each over its own connection
             answer = httpx.post(f"{node.url}/v1/decisions", json=ASK, trust_env=False, timeout=60)
             assert answer.json()["source"] == "local"
-        (logged,) = [json.loads(line) for line in node.said().splitlines() if "limit of open files" in line]
+        (logged,) = [json.loads(line) for line in node.logged().splitlines() if "limit of open files" in line]
         assert logged["connections"] == few_files.LIMIT // 2
         assert logged["connections_per_address"] == few_files.LIMIT // 8
         assert logged["limit_for_all"] == 8_192 + open_files.RESERVE
@@ -91,7 +91,7 @@ def test_idle_sockets_take_nothing_from_others_under_a_small_limit_of_open_files
 def test_limit_of_open_files_is_raised_as_needed(node: Service):
     limit, _ = resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE)
     assert limit >= 8_192 + open_files.RESERVE
-    assert "limit of open files" not in node.said()
+    assert "limit of open files" not in node.logged()
 
 
 def test_unread_answers_neither_delay_others_nor_hold_memory(node: Service):
@@ -199,7 +199,7 @@ def test_log_has_only_the_fingerprint_of_a_refused_key(node: Service):
     )
     assert answer.status_code == 401
     (logged,) = eventually(
-        lambda: [json.loads(line) for line in node.said().splitlines() if "a key was refused" in line]
+        lambda: [json.loads(line) for line in node.logged().splitlines() if "a key was refused" in line]
     )
     assert (logged["reason"], logged["address"], len(logged["fingerprint"])) == ("unknown", "127.0.0.1", 8)
-    assert key not in node.said()
+    assert key not in node.logged()

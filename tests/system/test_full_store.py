@@ -15,7 +15,7 @@ import redis
 from app.decision_log.batch import STREAM
 from app.decision_log.stream import LogStream
 from tests import stores
-from tests.said import say
+from tests.report import say
 from tests.service import Service, eventually, running
 
 ROOM = 6 * 1024 * 1024

@@ -22,7 +22,7 @@ from app.run.embedded import PERSISTENCE
 from tests import stores
 from tests.line import Json, line
 from tests.relay import Relay, relaying
-from tests.said import say
+from tests.report import say
 from tests.service import Service, eventually, running
 from tests.stores import Server
 
@@ -316,7 +316,7 @@ async def test_answers_follow_policy_during_an_outage(kind, way, tmp_path):
         assert connections <= lasted_s / PAUSES_S[-1] + 6
         assert (met - before).keys() <= {"budget"}  # the machine stalled, not the store
         assert node.process.poll() is None
-        assert "a request failed" not in node.said()
+        assert "a request failed" not in node.logged()
         # No acknowledged charge is missing, and no more was charged than asked for.
         acknowledged = Counter(answer.client for answer in callers.answers if answer.body["charged"])
         for client in ("open", "shut"):
@@ -460,7 +460,7 @@ def test_unreadable_bucket_affects_only_its_own_ask():
         assert round(BURST - left(node, "", principal="well")) == 3
         assert metrics(node)[OPEN] == 0
         assert reasons(metrics(node)) == {"response": 1}
-        assert "WRONGTYPE" in node.said()
+        assert "WRONGTYPE" in node.logged()
 
 
 def test_node_can_be_stopped_while_it_waits_for_a_hung_store():

@@ -20,7 +20,7 @@ from app.domain.quota import KEYS, LAYER_POLICIES, Layers
 from tests.drivers import Driver, HttpDriver, Json, OracleDriver
 from tests.line import line
 from tests.polls import follows_within_a_second, polls_until
-from tests.said import say
+from tests.report import say
 from tests.service import Service, eventually, running
 from tests.tools import need
 

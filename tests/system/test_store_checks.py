@@ -40,7 +40,7 @@ def test_store_that_evicts_is_reported_until_it_is_fixed(kind):
     ):
         assert store_of(node) == "maxmemory_policy"
         assert exposed(node, "quotagate_store_faults") == '{fault="maxmemory_policy"} 1.0'
-        assert "allkeys-lru evicts buckets" in node.said()
+        assert "allkeys-lru evicts buckets" in node.logged()
         node.put("user=a", request_rate=10)
         assert decides(node)
         store.config_set("maxmemory-policy", "noeviction")
@@ -56,7 +56,7 @@ def test_store_without_maxmemory_is_reported_until_it_has_one():
     ):
         assert store_of(node) == "maxmemory"
         assert exposed(node, "quotagate_store_faults") == '{fault="maxmemory"} 1.0'
-        assert "it has no maxmemory" in node.said()
+        assert "it has no maxmemory" in node.logged()
         store.config_set("maxmemory", stores.MAXMEMORY)
         eventually(lambda: store_of(node) == "ok")
 
@@ -89,7 +89,7 @@ def test_wrong_password_is_reported():
         store.execute_command("ACL", "SETUSER", "node", "on", ">right", "~*", "+@all")
         with running(store_url=f"unix://node:wrong@{server.socket}") as node:
             assert store_of(node) == "authentication"
-            assert "node:wrong" not in node.said()
+            assert "node:wrong" not in node.logged()
 
 
 def test_cluster_is_refused_at_start(tmp_path: Path):

@@ -41,13 +41,13 @@ class Running:
                 umask=0o022,
             )
 
-    def said(self) -> str:
+    def logged(self) -> str:
         return self.output.read_text(encoding="utf-8")
 
     def ready(self) -> Running:
         line = f"quotagate is ready on {self.url}\n"
-        eventually(lambda: line in self.said() or self.up.poll() is not None, within_s=60)
-        assert line in self.said(), self.said()
+        eventually(lambda: line in self.logged() or self.up.poll() is not None, within_s=60)
+        assert line in self.logged(), self.logged()
         return self
 
     def end(self, number: int = signal.SIGTERM) -> int:
@@ -82,7 +82,7 @@ class Running:
 
     def restarts(self, child: str) -> list[float]:
         """The logged pauses before each restart of a child."""
-        lines = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in self.logged().splitlines() if line.startswith("{")]
         died = "child died, restarting"
         return [line["pause_s"] for line in lines if line["event"] == died and line["child"] == child]
 
@@ -155,7 +155,7 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Running]]:
 
 def test_up_prints_its_address_and_what_to_try(start):
     running = start().ready()
-    output = running.said()
+    output = running.logged()
     assert f"curl '{running.url}/v1/decisions'" in output
     assert httpx.get(f"{running.url}/health/ready", timeout=60).is_success
 
@@ -163,11 +163,11 @@ def test_up_prints_its_address_and_what_to_try(start):
 def test_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
     running = start().ready()
     key = running.key()["Authorization"].removeprefix("Bearer ")
-    assert running.said().count(key) == 1
+    assert running.logged().count(key) == 1
     assert stat.S_IMODE((running.home / "admin.key").stat().st_mode) == 0o600
     running.end()
     again = start().ready()
-    assert key not in again.said()
+    assert key not in again.logged()
     assert again.key()["Authorization"].endswith(key)
 
 
@@ -206,7 +206,7 @@ def test_everything_in_the_home_is_closed_to_others(start, api_programs):
     assert open_to_others(running.home) == {}
     assert running.end() == 0
     assert open_to_others(running.home) == {}
-    assert "removed the access of other users" not in running.said()
+    assert "removed the access of other users" not in running.logged()
 
 
 def test_home_that_was_open_to_others_is_closed_and_this_is_logged(start):
@@ -222,7 +222,9 @@ def test_home_that_was_open_to_others_is_closed_and_this_is_logged(start):
     again = start().ready()
     assert open_to_others(again.home) == {"notes": "0o644"}
     [line] = [
-        json.loads(line) for line in again.said().splitlines() if "removed the access of other users" in line
+        json.loads(line)
+        for line in again.logged().splitlines()
+        if "removed the access of other users" in line
     ]
     assert line["paths"][0] == str(again.home)
     assert {str(again.home / name) for name in ("admin.key", "catalog.db")} <= set(line["paths"])
@@ -246,7 +248,7 @@ def test_signal_stops_everything(start, number, api_programs):
     assert len(family) >= 2
     assert running.end(number) == 0
     assert alive(family) == {}
-    assert "quotagate has stopped" in running.said()
+    assert "quotagate has stopped" in running.logged()
 
 
 on_linux = pytest.mark.skipif(
@@ -284,7 +286,7 @@ def test_slow_children_of_a_killed_run_are_waited_for(start, slow):
     try:
         running.end(signal.SIGKILL)
         again = start()
-        eventually(lambda: "waiting for the processes of an earlier run to end" in again.said())
+        eventually(lambda: "waiting for the processes of an earlier run to end" in again.logged())
         assert alive({held: slow}), "it still exists"
         assert [pid for pid, line in again.family().items() if slow in line] == []
     finally:
@@ -360,7 +362,7 @@ def test_second_instance_with_the_same_home_is_refused(start):
     start().ready()
     second = start()
     assert second.up.wait(timeout=60) == 1
-    assert "another `quotagate up`" in second.said()
+    assert "another `quotagate up`" in second.logged()
 
 
 def test_port_in_use_is_reported(start, port):
@@ -369,8 +371,8 @@ def test_port_in_use_is_reported(start, port):
         taken.listen()
         refused = start()
         assert refused.up.wait(timeout=60) == 1
-    assert f"port {port}" in refused.said()
-    assert "QUOTAGATE_PORT" in refused.said()
+    assert f"port {port}" in refused.logged()
+    assert "QUOTAGATE_PORT" in refused.logged()
 
 
 def test_home_with_a_path_too_long_for_a_socket_works(tmp_path, port):

@@ -28,7 +28,7 @@ from tests import service
 from tests.drivers import Driver, HttpDriver, OracleDriver
 from tests.false_seen import false_seen
 from tests.pushing import pushed
-from tests.said import say
+from tests.report import say
 from tests.volume_vectors import VOLUMES
 
 FILE: Final = Path(__file__).parents[1] / "vectors" / "kafka.yaml"
