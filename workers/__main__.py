@@ -72,7 +72,9 @@ def _parts(settings: Settings, stop: asyncio.Event) -> dict[str, Coroutine[Any, 
         else:
             log.warning("volumes are not observed: with QUOTAGATE_CLOCK=caller, time comes from the callers")
     if settings.log != "off":
-        parts["decision-log"] = _write_log(settings, stop)
+        from workers.decision_log.run import run
+
+        parts["decision-log"] = run(settings, stop)
     return parts
 
 
@@ -83,19 +85,12 @@ async def _observe(settings: Settings, stop: asyncio.Event) -> None:
     assert settings.redis_url is not None
     assert settings.kafka_bootstrap is not None
     rules = settings.volume_rules
-    observer = Observer(
+    await Observer(
         KafkaSource(settings.kafka_bootstrap, settings.kafka),
         VolumeRecord.at(settings.redis_url),
         Lease.at(settings.redis_url, LEASE, own_name(), lease_s(rules)),
         rules,
-    )
-    await observer.run(stop)
-
-
-async def _write_log(settings: Settings, stop: asyncio.Event) -> None:
-    from workers.decision_log.run import run
-
-    await run(settings, stop)
+    ).run(stop)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ from app.domain.digest import fingerprint
 from tests.decision_log.batches import Node, packed
 from tests.decision_log.test_compact import LATER_MS
 from workers.decision_log.compact import Compactor
-from workers.decision_log.fingerprints import KEY, secrets_of
 from workers.decision_log.flush import Flush
 from workers.decision_log.folder import Folder
 from workers.decision_log.read import read
-from workers.decision_log.schema import VERSION_KEY, BadFileError, footer
+from workers.decision_log.schema import SECRETS_KEY, VERSION_KEY, BadFileError, footer, secrets_of
 from workers.generate.traffic import Traffic
 from workers.generate.write_log import Order, write_log
 
@@ -76,6 +75,6 @@ def test_generated_log_names_its_secret(tmp_path):
 def test_invalid_fingerprints_are_refused_by_file(tmp_path, text):
     file = tmp_path / "a.parquet"
     rows = read(tmp_path)
-    pq.write_table(rows.replace_schema_metadata({VERSION_KEY: b"1", KEY: text}), file)
+    pq.write_table(rows.replace_schema_metadata({VERSION_KEY: b"1", SECRETS_KEY: text}), file)
     with pytest.raises(BadFileError, match=r"a\.parquet: metadata quotagate\.secrets: must be fingerprints"):
         secrets_of(str(file), footer(str(file)).metadata)

@@ -34,15 +34,13 @@ from app.store.redis import RedisStore
 from tests import stores
 from tests.spark.backfills import made
 from tests.spark.logs import SECRET, START_MS, OracleLog, asks
-from workers.decision_log.fingerprints import with_secrets
-from workers.decision_log.schema import SCHEMA
+from workers.decision_log.schema import SCHEMA, with_secrets
 from workers.generate.traffic import Traffic
 from workers.generate.write_log import Order, write_log
 from workers.spark import assertions, backfill, log, session
 from workers.spark.__main__ import main
 from workers.spark.errors import JobError, JobUsageError
-from workers.spark.fingerprints import Fingerprints
-from workers.spark.log import Period
+from workers.spark.log import Fingerprints, Period
 
 FORWARDS: Final = (0, 1, 7, 40, 90, 150, 400)
 PRINCIPALS: Final = ("a", "b", "c d", "*")

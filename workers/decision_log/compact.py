@@ -17,7 +17,6 @@ import structlog
 from pyarrow import compute, fs
 from pyarrow import parquet as pq
 
-from workers.decision_log.fingerprints import secrets_of, with_secrets
 from workers.decision_log.folder import ASIDE, ROWS_OF_A_GROUP, Folder
 from workers.decision_log.schema import (
     HOUR_MS,
@@ -31,7 +30,9 @@ from workers.decision_log.schema import (
     footer,
     partition,
     readable,
+    secrets_of,
     texts_of,
+    with_secrets,
 )
 
 MERGED: Final = "merged-"

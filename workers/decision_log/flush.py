@@ -1,8 +1,10 @@
-"""Writes batches to files, one for each hour; sets aside batches that cannot be read."""
+"""Writes batches to files, one for each hour; sets aside those that cannot be read, for a newer writer."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Final
 
 import pyarrow as pa
@@ -10,10 +12,9 @@ import structlog
 
 from app.decision_log.batch import Batch
 from app.decision_log.stream import StreamEntry
-from workers.decision_log.fingerprints import with_secrets
-from workers.decision_log.folder import Folder
+from workers.decision_log.folder import ASIDE, Folder
 from workers.decision_log.rows import UnreadableError, decode, table
-from workers.decision_log.schema import HOUR_MS, SUFFIX, partition
+from workers.decision_log.schema import HOUR_MS, SUFFIX, partition, with_secrets
 
 UNREADABLE: Final = "_unreadable"
 """The folder for batches that could not be read, as the nodes sent them."""
@@ -59,20 +60,20 @@ class Flush:
         """Folder, name and content of each file."""
         tables = []
         unreadable: list[tuple[StreamEntry, UnreadableError]] = []
-        secrets: set[str] = set()
+        made_by: set[str] = set()
         self.done = []
         for entries in _some(self.entries):
             found, rows = _read(entries)
             tables.append(rows)
-            secrets |= {batch.secret for _, batch in found if isinstance(batch, Batch) and batch.secret}
+            made_by |= {batch.secret for _, batch in found if isinstance(batch, Batch) and batch.secret}
             unreadable += [(entry, why) for entry, why in found if isinstance(why, UnreadableError)]
             self.done += [
                 (entry.id, len(batch.rows), 0) if isinstance(batch, Batch) else (entry.id, 0, entry.rows)
                 for entry, batch in found
             ]
         for inside, part in by_hour(pa.concat_tables(tables)):
-            made_by = with_secrets(part.schema, secrets)
-            yield inside, f"{self._name}{SUFFIX}", part.replace_schema_metadata(made_by.metadata)
+            schema = with_secrets(part.schema, made_by)
+            yield inside, f"{self._name}{SUFFIX}", part.replace_schema_metadata(schema.metadata)
         for entry, _ in unreadable:
             if entry.packed:  # else somebody removed it from the stream, so there is nothing to keep
                 yield UNREADABLE, f"{entry.id.decode()}{BATCH}", entry.packed
@@ -113,11 +114,6 @@ def _read(
         return found, table([batch for _, batch in found if isinstance(batch, Batch)])
 
 
-def read(entry: StreamEntry) -> Batch | UnreadableError:
-    """The batch of an entry, or the reason if it cannot be read or its rows do not fit the columns."""
-    return _alone(_decoded(entry))
-
-
 def _decoded(entry: StreamEntry) -> Batch | UnreadableError:
     if not entry.packed:
         return UnreadableError("somebody removed it from the stream before it was written")
@@ -152,3 +148,22 @@ def by_hour(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         places.setdefault(where[at_ms // HOUR_MS], []).append(place)
     for inside, found in sorted(places.items()):
         yield inside, rows.take(pa.array(found, pa.int32()))
+
+
+def take_up(folder: Folder) -> int:
+    """Write the batches that an older writer set aside and that can be read now; return how many.
+
+    Raises:
+        OSError: the folder cannot be written; the next call continues.
+    """
+    taken = 0
+    for file in folder.files(UNREADABLE):
+        if file.base_name.startswith(ASIDE):
+            continue  # it was cut short while it was set aside, so the stream still has it
+        id_ = PurePosixPath(file.base_name).stem
+        entry = StreamEntry(id_.encode(), folder.read(file.path), 0)
+        if isinstance(_alone(_decoded(entry)), Batch):
+            Flush([entry], f"{id_}-{secrets.token_hex(4)}").write(folder)
+            folder.remove(file.path)
+            taken += 1
+    return taken

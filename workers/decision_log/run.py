@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import timedelta
 from typing import Final, NamedTuple
 
 import structlog
@@ -21,9 +20,9 @@ from app.store.port import StoreError
 from app.store.redis import client_of
 from workers.decision_log.compact import STAY_S, Compactor
 from workers.decision_log.drain import LIMITS, Drain, Limits, wait
+from workers.decision_log.flush import take_up
 from workers.decision_log.folder import Folder, reason
 from workers.decision_log.retention import bound, retain
-from workers.decision_log.unreadable import take_up
 
 LEASE: Final = "decision-log"
 CALL_WITHIN_S: Final = 5.0
@@ -52,13 +51,6 @@ class Times(NamedTuple):
 TIMES: Final = Times()
 
 
-class Retention(NamedTuple):
-    """How long the log is kept, and its most bytes; None means no limit."""
-
-    retention: timedelta
-    most: int | None
-
-
 async def run(
     settings: Settings, stop: asyncio.Event, *, limits: Limits = LIMITS, times: Times = TIMES
 ) -> None:
@@ -77,7 +69,7 @@ async def run(
     except InvalidLocationError as error:
         raise SettingsError(f"{PREFIX}LOG_URL: {error}") from error
     client = client_of(settings.redis_url, CALL_WITHIN_S)
-    worker = Worker(client, folder, Retention(settings.log_retention, settings.log_max_bytes), limits, times)
+    worker = Worker(client, folder, settings, limits, times)
     try:
         while not stop.is_set():
             try:
@@ -92,11 +84,13 @@ async def run(
 class Worker:
     """One contender for the lease of the log."""
 
-    def __init__(self, client: Redis, folder: Folder, kept: Retention, limits: Limits, times: Times) -> None:
+    def __init__(
+        self, client: Redis, folder: Folder, settings: Settings, limits: Limits, times: Times
+    ) -> None:
         self._client = client
         self._folder = folder
-        self._kept_ms = round(kept.retention.total_seconds() * 1000)
-        self._most = kept.most
+        self._kept_ms = round(settings.log_retention.total_seconds() * 1000)
+        self._most = settings.log_max_bytes
         self._over_bound = False
         self._limits = limits
         self._times = times

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -27,6 +27,9 @@ OLDEST: Final = columns.OLDEST
 
 VERSION_KEY: Final = b"quotagate.schema"
 """The key of a file's metadata that holds the version of its columns."""
+
+SECRETS_KEY: Final = b"quotagate.secrets"
+"""The key of the fingerprints of the secrets that made the digests, as JSON; older files have none."""
 
 ADDED: Final = {
     name: column.since for name, column in columns.by_name().items() if column.since > columns.OLDEST
@@ -85,6 +88,22 @@ def texts_of(path: str, metadata: Mapping[bytes, bytes] | None, key: bytes, what
     if not isinstance(said, list) or not all(isinstance(each, str) for each in said):
         raise BadFileError(path, f"metadata {key.decode()}: must be {what}, as JSON")
     return said
+
+
+def with_secrets(schema: pa.Schema, secrets: Iterable[str]) -> pa.Schema:
+    """A schema with the fingerprints of these secrets in its metadata, if there are any."""
+    if not (said := sorted(secrets)):
+        return schema
+    return schema.with_metadata({**(schema.metadata or {}), SECRETS_KEY: json.dumps(said).encode()})
+
+
+def secrets_of(path: str, metadata: Mapping[bytes, bytes] | None) -> frozenset[str]:
+    """The fingerprints in a file's metadata; empty for a file of an older version.
+
+    Raises:
+        BadFileError: it holds something else.
+    """
+    return frozenset(texts_of(path, metadata, SECRETS_KEY, "fingerprints of secrets"))
 
 
 def partition(at_ms: int) -> str:

@@ -127,7 +127,8 @@ class _Driven:
         ) as client:
             if order.set_quotas:
                 await self._set_quotas(client)
-            calls = enumerate(_in_calls(order.traffic.stream(), order.batch))
+            events = order.traffic.stream()
+            calls = enumerate(iter(lambda: list(itertools.islice(events, order.batch)), []))
             began = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 for _ in range(order.at_once):
@@ -232,11 +233,8 @@ class _RefusedError(Exception):
 
 async def _decisions(client: Posts, node: str, asks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(asks) == 1:
-        return [(await _posted(client, f"{node}/v1/decisions", asks[0]))]
-    found: list[dict[str, Any]] = (await _posted(client, f"{node}/v1/decisions:batch", {"asks": asks}))[
-        "decisions"
-    ]
-    return found
+        return [await _posted(client, f"{node}/v1/decisions", asks[0])]
+    return list((await _posted(client, f"{node}/v1/decisions:batch", {"asks": asks}))["decisions"])
 
 
 async def _posted(client: Posts, url: str, body: Any) -> dict[str, Any]:
@@ -248,8 +246,7 @@ async def _posted(client: Posts, url: str, body: Any) -> dict[str, Any]:
         answer = await client.post(url, json=body)
     if not answer.is_success:
         raise _RefusedError(f"{answer.status_code} {answer.text[:300]}")
-    found: dict[str, Any] = answer.json()
-    return found
+    return dict(answer.json())
 
 
 def _shed_for_s(answer: httpx.Response) -> int | None:
@@ -258,12 +255,6 @@ def _shed_for_s(answer: httpx.Response) -> int | None:
         return None
     after = answer.headers.get("Retry-After", "")
     return int(after) if after.isdecimal() else 1
-
-
-def _in_calls(events: Iterator[Event], size: int) -> Iterator[list[Event]]:
-    """Split into lists of a size; the last one may be shorter."""
-    while call := list(itertools.islice(events, size)):
-        yield call
 
 
 def _now_ms() -> int:

@@ -21,9 +21,8 @@ import pyarrow.parquet as pq
 
 from app.decision_log.batch import VERSION, Batch, LoggedQuota, Row, batch_id
 from app.domain.digest import fingerprint
-from workers.decision_log.fingerprints import with_secrets
 from workers.decision_log.rows import table
-from workers.decision_log.schema import HOUR_MS, SCHEMA, partition
+from workers.decision_log.schema import HOUR_MS, SCHEMA, partition, with_secrets
 from workers.generate import quotas
 from workers.generate.aside import written_aside
 from workers.generate.judge import Judge

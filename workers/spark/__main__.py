@@ -6,34 +6,26 @@ Exit codes: 0 done, and every check passed; 1 refused or failed, or a check did 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
+from workers.spark import backfill
+from workers.spark.audit import job as audit
 from workers.spark.errors import JobError
 
-JOBS: Final[dict[str, tuple[str, str]]] = {
-    "backfill": ("workers.spark.backfill", "compute what every filter and window should hold at a moment"),
-    "audit": ("workers.spark.audit.job", "prove from the log that the limits held"),
+JOBS: Final = {
+    "backfill": (backfill, "compute what every filter and window should hold at a moment"),
+    "audit": (audit, "prove from the log that the limits held"),
 }
-"""Module and summary of each job, by name."""
+"""Module and summary of each job, by name. A module has ``add_arguments`` and ``run``; only ``run`` imports
+Spark, so that its help appears at once."""
 
 EXIT_CODES: Final = "0 done, and everything checked held; 1 refused, failed, or did not hold; 2 wrong use."
 FAILED_FILE: Final = re.compile(r"\[FAILED_READ_FILE\S*\] Encountered error while reading file (\S+?)\.? ")
 SHOWN_LINES: Final = 6
-
-
-class SparkJob(Protocol):
-    """A module that is a job. It imports Spark only in ``run``, so that its help appears at once."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the job's own arguments."""
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Run the job; returns the exit code."""
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -44,8 +36,7 @@ def command_line() -> argparse.ArgumentParser:
         epilog=f"Exit codes: {EXIT_CODES}",
     )
     jobs = parser.add_subparsers(dest="job", metavar="JOB", required=True)
-    for name, (module, summary) in JOBS.items():
-        job = cast("SparkJob", importlib.import_module(module))
+    for name, (job, summary) in JOBS.items():
         subparser = jobs.add_parser(
             name, help=summary, description=summary, formatter_class=argparse.RawDescriptionHelpFormatter
         )

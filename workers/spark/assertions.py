@@ -36,9 +36,8 @@ from workers.spark.buckets import (
     from_store,
 )
 from workers.spark.errors import JobError
-from workers.spark.fingerprints import Fingerprints
 from workers.spark.folder import OutputFolder
-from workers.spark.log import Period
+from workers.spark.log import Fingerprints, Period
 
 TABLE: Final = "assertions"
 ROWS_AT_ONCE: Final = 8_192
@@ -186,6 +185,7 @@ def _replayed(rows: Iterator[BucketRow], at_ms: int, max_ids: int, resets: Order
             while ahead and ahead[0] < row.order:
                 ahead.popleft()
                 state = bucket_state_of(row, max_ids)
-            state.apply(row)
+            if row.mode != "peek":
+                state.apply(row)
         if not ahead:  # else the last event of the bucket was a reset
             yield from state.assertions(at_ms)

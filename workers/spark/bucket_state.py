@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,11 +14,13 @@ from app.domain.exact_ids import ExactIds
 from app.domain.oracle import BucketCharge, IdsBucket, RateBucket, TokensBucket, corrected_now
 from app.domain.quota import Layers, Quota
 from app.domain.token_bucket import tokens_at
-from workers.spark.buckets import BucketRow
+from workers.spark.buckets import DIGEST_BYTES, BucketRow, digests_of
 
-DIGEST_BYTES: Final = 8
 SPARE: Final = 2
 """Write times of forgotten ids are dropped once there are this many times more write times than ids."""
+
+
+Subject = tuple[str, str, str | None]
 
 
 @dataclass(slots=True)
@@ -48,114 +49,103 @@ class WrittenIds(ExactIds):
             self.written = {id_: self.written[id_] for ids in self.held.values() for id_ in ids}
 
 
-class BucketState(ABC):
-    """The state of one bucket, row by row."""
+@dataclass(slots=True)
+class IdsState:
+    """The state of a bucket of producer ids.
 
-    def __init__(self, quota: str, bucket: str, identity: str | None) -> None:
-        self._subject = quota, bucket, identity
-        self._quota: Quota | None = None
+    Attributes:
+        subject: quota key, name and identity of the bucket.
+        quota: as of the last write; None before.
+    """
+
+    subject: Subject
+    max_ids: int
+    quota: Quota | None = None
+    state: WrittenIds = field(default_factory=WrittenIds)
 
     def apply(self, row: BucketRow) -> None:
         """Apply what a decision wrote to the bucket."""
-        if row.mode != "peek":
-            self._apply(row, row.as_quota())
-
-    @abstractmethod
-    def _apply(self, row: BucketRow, quota: Quota) -> None: ...
-
-    @abstractmethod
-    def assertions(self, at_ms: int) -> Iterator[Assertion]:
-        """What the bucket holds at a moment after its last row."""
-
-
-class IdsState(BucketState):
-    """The state of a bucket of producer ids."""
-
-    def __init__(self, quota: str, bucket: str, identity: str | None, max_ids: int) -> None:
-        super().__init__(quota, bucket, identity)
-        self.state = WrittenIds()
-        self._bucket = IdsBucket(max_ids, self.state)
-
-    def _apply(self, row: BucketRow, quota: Quota) -> None:
-        self._quota = quota
-        now_ms = corrected_now("admit", quota, self._bucket, row.at_ms)
-        charged = row.charged_ids or ()
-        for id_ in (*(row.refreshed_ids or ()), *charged):
-            as_bytes = id_.to_bytes(DIGEST_BYTES, "big", signed=True)
-            self.state.write(as_bytes, now_ms, quota.layers, self._bucket.max_ids)
+        self.quota = quota = row.as_quota()
+        now_ms = corrected_now("admit", quota, IdsBucket(self.max_ids, self.state), row.at_ms)
+        charged = digests_of(row.charged_ids)
+        for id_ in (*digests_of(row.refreshed_ids), *charged):
+            self.state.write(id_, now_ms, quota.layers, self.max_ids)
         self._charge(len(charged), now_ms, quota)
 
     def use(self, id_: bytes, at_ms: int, quota: Quota) -> None:
         """Apply one use from a history without charges: an id that no layer holds is charged."""
-        self._quota = quota
+        self.quota = quota
         if self.state.find(id_, at_ms, quota.layers) is None:
-            self.state.write(id_, at_ms, quota.layers, self._bucket.max_ids)
+            self.state.write(id_, at_ms, quota.layers, self.max_ids)
             self._charge(1, at_ms, quota)
         else:
-            self.state.refresh(id_, at_ms, quota.layers, quota.limit, self._bucket.max_ids)
+            self.state.refresh(id_, at_ms, quota.layers, quota.limit, self.max_ids)
 
     def assertions(self, at_ms: int) -> Iterator[Assertion]:
-        quota, state = self._quota, self.state
+        """What the bucket holds at a moment after its last row."""
+        quota, state = self.quota, self.state
         if quota is None:
             return
         charges = Counter(at for at in state.charges if at_ms - at < quota.window_ms)
         for at in sorted(charges):
-            yield Assertion(*self._subject, "charge", at, value=float(charges[at]))
+            yield Assertion(*self.subject, "charge", at, value=float(charges[at]))
         ids = [
             (state.written[id_], int.from_bytes(id_, "big", signed=True), state.layers[number])
             for number in state.live_layers(at_ms, quota.layers)
             for id_ in state.held.get(number, ())
         ]
         for written, digest, layer in sorted(ids):
-            yield Assertion(*self._subject, "id", written, digest, layer)
+            yield Assertion(*self.subject, "id", written, digest, layer)
 
     def _charge(self, ids: int, now_ms: int, quota: Quota) -> None:
         """Charge a number of ids; the log, or the layers, have already shown that they were new."""
         if ids:
             self.state.charges += [now_ms] * ids
-            self.state.charge((), now_ms, quota.window_ms, quota.layers, quota.limit, self._bucket.max_ids)
+            self.state.charge((), now_ms, quota.window_ms, quota.layers, quota.limit, self.max_ids)
 
 
-class LevelState(BucketState):
+@dataclass(slots=True)
+class LevelState:
     """The state of a sampled rate or a token bucket, which the oracle's bucket charges and refunds."""
 
-    def __init__(
-        self, quota: str, bucket: str, identity: str | None, level: RateBucket | TokensBucket
-    ) -> None:
-        super().__init__(quota, bucket, identity)
-        self._level = level
+    subject: Subject
+    level: RateBucket | TokensBucket
+    quota: Quota | None = None
 
-    def _apply(self, row: BucketRow, quota: Quota) -> None:
+    def apply(self, row: BucketRow) -> None:
+        """Apply what a decision wrote to the bucket."""
+        quota = row.as_quota()
         mode: Mode = "refund" if row.mode == "refund" else "admit"
-        now_ms = corrected_now(mode, quota, self._level, row.at_ms)
+        now_ms = corrected_now(mode, quota, self.level, row.at_ms)
         charge = BucketCharge(quota, row.usage, "delay", True, now_ms, row.at_ms)
         if row.mode != "refund" and row.is_refused:
-            self._level.touch(charge)  # charges nothing, but ends a debt
+            self.level.touch(charge)  # charges nothing, but ends a debt
             return
-        self._quota = quota
+        self.quota = quota
         if row.mode == "refund":
-            self._level.refund(charge)
+            self.level.refund(charge)
         else:
-            self._level.charge(charge)
+            self.level.charge(charge)
 
     def assertions(self, at_ms: int) -> Iterator[Assertion]:
-        quota = self._quota
+        """What the bucket holds at a moment after its last row."""
+        quota = self.quota
         if quota is None:
             return
-        if isinstance(self._level, RateBucket):
+        if isinstance(self.level, RateBucket):
             kept = sampled_rate.kept_samples(quota.samples)
-            for sample in sampled_rate.live_samples(self._level.state, at_ms, kept, quota.sample_ms):
+            for sample in sampled_rate.live_samples(self.level.state, at_ms, kept, quota.sample_ms):
                 start_ms, value, last_ms = sample.start_ms, float(sample.value), sample.last_ms
-                yield Assertion(*self._subject, "sample", start_ms, value=value, last_ms=last_ms)
+                yield Assertion(*self.subject, "sample", start_ms, value=value, last_ms=last_ms)
             return
-        state = self._level.state
+        state = self.level.state
         if state is not None and tokens_at(state, at_ms, quota.limit, quota.burst) < quota.burst:
-            yield Assertion(*self._subject, "tokens", state.at_ms, value=float(state.tokens))
+            yield Assertion(*self.subject, "tokens", state.at_ms, value=float(state.tokens))
 
 
-def bucket_state_of(row: BucketRow, max_ids: int) -> BucketState:
+def bucket_state_of(row: BucketRow, max_ids: int) -> IdsState | LevelState:
     """The empty state of a row's bucket."""
     subject = row.quota, row.bucket, identity_of(row.as_quota())
     if row.algorithm == "producer_ids":
-        return IdsState(*subject, max_ids)
-    return LevelState(*subject, RateBucket() if row.algorithm == "sampled_rate" else TokensBucket())
+        return IdsState(subject, max_ids)
+    return LevelState(subject, RateBucket() if row.algorithm == "sampled_rate" else TokensBucket())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import attrgetter
@@ -17,6 +17,7 @@ from app.decision_log import columns
 from app.domain.decision import BYTE_RATES
 from app.domain.quota import Quota
 
+DIGEST_BYTES: Final = 8
 _LARGE: Final = 4_096
 
 Orders = dict[tuple[str, str], list[int]]
@@ -76,6 +77,11 @@ class BucketRow(NamedTuple):
     def as_quota(self) -> Quota:
         """The quota as it applied to this ask."""
         return _quota(_quota_values(self))
+
+
+def digests_of(ids: Sequence[int] | None) -> tuple[bytes, ...]:
+    """The digests that the log holds as signed integers."""
+    return tuple(each.to_bytes(DIGEST_BYTES, "big", signed=True) for each in ids or ())
 
 
 QUOTA_COLUMNS: Final = tuple(name for name in columns.QUOTA if name not in {"entity", "bucket"})

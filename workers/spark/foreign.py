@@ -99,7 +99,7 @@ def replaying(
             zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in batches
         )
         for principal, group in groupby(uses, key=itemgetter(0)):
-            state = IdsState(PRODUCER_IDS_RATE, str(Entity.of(user=principal)), None, max_ids)
+            state = IdsState((PRODUCER_IDS_RATE, str(Entity.of(user=principal)), None), max_ids)
             for _, id_, used_ms in group:
                 if (number := as_id(id_)) != NO_PRODUCER_ID:
                     state.use(digest(secret, principal, number), used_ms, quota)

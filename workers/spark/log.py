@@ -21,11 +21,13 @@ from workers.decision_log.schema import (
     HOUR_MS,
     IDENTITY,
     SCHEMA,
+    SECRETS_KEY,
     BadFileError,
     footer,
     hour_of,
     partition,
     readable,
+    secrets_of,
 )
 from workers.spark.errors import JobError, JobUsageError
 
@@ -39,8 +41,11 @@ AZURE: Final = ".dfs.core.windows.net"
 RETRIES: Final = 3
 """How often the files are listed, as the writer may merge or remove some in the meantime."""
 
+SHOWN_LETTERS: Final = 12
+"""How many letters of a fingerprint a message shows."""
+
 FooterCheck = Callable[[str, pq.FileMetaData], None]
-"""Checks a file by its name and footer."""
+"""Checks a file by its name and footer; raises JobError or BadFileError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,37 @@ def without_duplicates(rows: DataFrame, repeated: list[str] | None) -> DataFrame
         return rows
     is_repeated = f.col(IDENTITY[0]).isin(repeated)
     return rows.where(~is_repeated).unionByName(rows.where(is_repeated).dropDuplicates(list(IDENTITY)))
+
+
+class Fingerprints:
+    """Checks the secret of each file of a log.
+
+    Attributes:
+        known: the fingerprint that all files must have: the deployment's, else that of the first file which
+            has one. None until then.
+    """
+
+    def __init__(self, known: str | None) -> None:
+        self.known = known
+        self._owner = "this deployment"
+
+    def check(self, file: str, footer: pq.FileMetaData) -> None:
+        """Check one file. A file of an older writer names no secret, and passes.
+
+        Raises:
+            JobError: the file names another secret.
+            BadFileError: the names of its secrets cannot be read.
+        """
+        for fingerprint in sorted(secrets_of(file, footer.metadata)):
+            if self.known is None:
+                self.known, self._owner = fingerprint, file
+            elif fingerprint != self.known:
+                raise JobError(
+                    f"{file}: metadata {SECRETS_KEY.decode()}: its ids were hashed with another secret"
+                    f" ({fingerprint[:SHOWN_LETTERS]}) than that of {self._owner}"
+                    f" ({self.known[:SHOWN_LETTERS]}), so they would match no id there; leave"
+                    " this file out with --from or --at, or set QUOTAGATE_HASH_SECRET to its secret"
+                )
 
 
 def _checked_files(url: str, period: Period, check: FooterCheck | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
@@ -72,20 +72,6 @@ class BucketTally:
     over: int = 0
 
 
-class Case(NamedTuple):
-    """One case: ``exact`` says what is right, ``among`` is the number of new ids in the ask."""
-
-    case: Kind
-    principal: str | None
-    at_ms: int
-    order: int
-    digest: int | None
-    amount: float
-    logged: str
-    exact: str
-    among: int | None = None
-
-
 class BucketFindings:
     """The findings in one bucket so far."""
 
@@ -93,7 +79,7 @@ class BucketFindings:
         self.quota = quota
         self.bucket = bucket
         self.tallies: dict[str | None, BucketTally] = {}
-        self.cases: list[Case] = []
+        self.cases: list[dict[str, object]] = []
         self._noted: Counter[Kind] = Counter()
 
     def of(self, row: BucketRow) -> BucketTally:
@@ -112,7 +98,7 @@ class BucketFindings:
 
     def note(
         self,
-        case: Kind,
+        kind: Kind,
         row: BucketRow,
         exact: str,
         *,
@@ -120,14 +106,20 @@ class BucketFindings:
         amount: float = 1.0,
         among: int | None = None,
     ) -> None:
-        """Keep a case as an example, unless there are enough of its kind."""
-        self._noted[case] += 1
-        if case in ALL_KEPT or self._noted[case] <= EXAMPLES:
+        """Keep a case as an example, unless there are enough of its kind.
+
+        Args:
+            exact: what is right.
+            among: the number of new ids in the ask.
+        """
+        self._noted[kind] += 1
+        if kind in ALL_KEPT or self._noted[kind] <= EXAMPLES:
             logged = verdict_text(row.outcome, row.throttle_ms, row.reason)
             if row.observed is not None:
                 logged += f", observed {row.observed:.12g}"
-            which = case, row.principal, row.at_ms, row.order
-            self.cases.append(Case(*which, digest, amount, logged, exact, among))
+            self.cases.append(
+                case_of(kind, row, row, logged, exact, digest=digest, amount=amount, among=among)
+            )
 
     def differs(self, row: BucketRow, exact: Judgement) -> None:
         """Count a verdict that is not the exact one."""
@@ -148,11 +140,10 @@ class BucketFindings:
 
     def flush(self) -> Iterator[dict[str, object]]:
         """Return the findings as rows of ``SCHEMA``, and start again from zero."""
-        where: dict[str, object] = {"quota": self.quota, "bucket": self.bucket}
         for principal, tally in self.tallies.items():
-            yield {**where, "case": "tally", "principal": principal, **asdict(tally)}
-        for case in self.cases:
-            yield {**where, **case._asdict()}
+            where = {"quota": self.quota, "bucket": self.bucket, "principal": principal}
+            yield {"case": "tally", **where, **asdict(tally)}
+        yield from self.cases
         self.clear()
 
     @property
@@ -164,6 +155,21 @@ class BucketFindings:
         """Start again from zero; examples that were kept still count towards their limit."""
         self.tallies.clear()
         self.cases.clear()
+
+
+def case_of(
+    kind: str, ask: Any, verdict: Any, logged: str, exact: str, **more: float | None
+) -> dict[str, object]:
+    """A case as a row of ``SCHEMA``.
+
+    Args:
+        ask: has the principal, time and order of the ask that it was found in.
+        verdict: has the quota and the bucket; None if the case is not of one verdict.
+        exact: what is right.
+    """
+    of_ask = {name: getattr(ask, name) for name in ("principal", "at_ms", "order")}
+    of_verdict = {name: getattr(verdict, name, None) for name in ("quota", "bucket")}
+    return {"case": kind, **of_ask, **of_verdict, "logged": logged, "exact": exact, **more}
 
 
 def verdict_text(outcome: str, throttle_ms: int, reason: str | None) -> str:

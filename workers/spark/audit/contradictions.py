@@ -23,7 +23,7 @@ from app.domain.entity import Entity
 from app.domain.errors import EntityError
 from app.domain.ladder import MatchingRules, applied_quotas
 from app.domain.quota import KEYS, Quota
-from workers.spark.audit.bucket_findings import SCHEMA, verdict_text
+from workers.spark.audit.bucket_findings import SCHEMA, case_of, verdict_text
 
 SOURCES: Final[tuple[str, ...]] = get_args(Source)
 WAITS: Final = frozenset({"delay", "throttle"})
@@ -144,8 +144,7 @@ def wrong_decision(row: DecisionRow, *, sequential: bool) -> Contradiction | Non
     Args:
         sequential: request delays are added to byte delays (``QUOTAGATE_COMBINE_DELAYS``).
     """
-    by_store = row.source == "store" and row.order is not None
-    if not by_store or row.kind == "ids" or row.replayed:
+    if row.source != "store" or row.order is None or row.kind == "ids" or row.replayed:
         return None
     if row.decision in ("admit", None) and all(verdict.outcome == "admit" for verdict in row.verdicts):
         return None
@@ -171,7 +170,7 @@ def checking(
             uncounted: Counter[tuple[str | None, str]] = Counter()
             for row in decision_rows([batch]):
                 if wrong := wrong_decision(row, sequential=sequential):
-                    cases.append(_case(row, wrong, "differs", 1))
+                    cases.append(case_of("differs", row, None, wrong.logged, wrong.exact, differs=1))
                 kinds = set()
                 for found in contradictions(row, by_store=by_store):
                     kind = "clock" if found.field == "clock" else "contradicts"
@@ -179,8 +178,8 @@ def checking(
                     kinds.add(kind)
                     noted[found.field] += 1
                     if noted[found.field] <= EXAMPLES:
-                        where = f" (place {row.place} of batch {row.batch})"
-                        cases.append(_case(row, found._replace(exact=found.exact + where), kind, count))
+                        exact = f"{found.exact} (place {row.place} of batch {row.batch})"
+                        cases.append(case_of(kind, row, found.verdict, found.logged, exact, **{kind: count}))
                     elif count:
                         uncounted[row.principal, kind] += 1
             cases += [{"principal": who, kind: count} for (who, kind), count in uncounted.items()]
@@ -188,21 +187,6 @@ def checking(
                 yield pa.RecordBatch.from_pylist(cases, SCHEMA)
 
     return check
-
-
-def _case(row: DecisionRow, found: Contradiction, kind: str, count: int) -> dict[str, Any]:
-    verdict = found.verdict
-    return {
-        "case": kind,
-        "principal": row.principal,
-        "quota": verdict and verdict.quota,
-        "bucket": verdict and verdict.bucket,
-        "at_ms": row.at_ms,
-        "order": row.order,
-        "logged": found.logged,
-        "exact": found.exact,
-        kind: count,
-    }
 
 
 def _check_clock(row: DecisionRow) -> Iterator[Contradiction]:
@@ -219,11 +203,8 @@ def _check_decision(row: DecisionRow) -> Iterator[Contradiction]:
         logged = f"mode, decision and source {row.mode}, {row.decision}, {row.source}"
         yield Contradiction("decision", logged, "known words")
         return
-    if (row.throttle_ms > 0) != (row.decision in WAITS):
-        exact = "a wait if, and only if, the ask is delayed or throttled"
-        yield Contradiction("throttle_ms", f"{row.decision} of {row.throttle_ms} ms", exact)
-    refuses = row.decision in REFUSES
-    if refuses and row.mode in {"record", "refund"}:
+    yield from _check_wait(row.decision, row.throttle_ms)
+    if row.decision in REFUSES and row.mode in {"record", "refund"}:
         yield Contradiction("mode", f"mode {row.mode}", f"admit or peek, as it was refused: {row.decision}")
     if row.failure is not None and row.source != "fallback":
         yield Contradiction("source", f"source {row.source}", f"fallback, as the store failed: {row.failure}")
@@ -241,6 +222,12 @@ def _check_decision(row: DecisionRow) -> Iterator[Contradiction]:
         yield Contradiction("source", "source store", "local, as no quota has a verdict")
     if row.source == "store" and row.order is None and row.mode != "peek":
         yield Contradiction("order", "no order", "a place in the store's order, as the store decided")
+
+
+def _check_wait(outcome: str, throttle_ms: int) -> Iterator[Contradiction]:
+    if (throttle_ms > 0) != (outcome in WAITS):
+        exact = "a wait if, and only if, the ask is delayed or throttled"
+        yield Contradiction("throttle_ms", f"{outcome} of {throttle_ms} ms", exact)
 
 
 def _check_replay(row: DecisionRow) -> Iterator[Contradiction]:
@@ -310,9 +297,7 @@ def _check_verdict(row: DecisionRow, verdict: VerdictRow) -> Iterator[Contradict
     yield from _check_bucket(row, verdict)
     yield from _check_usage(row, verdict)
     yield from _check_enforcement(row, verdict)
-    if (verdict.throttle_ms > 0) != (verdict.outcome in WAITS):
-        exact = "a wait if, and only if, the ask is delayed or throttled"
-        yield Contradiction("throttle_ms", f"{verdict.outcome} of {verdict.throttle_ms} ms", exact)
+    yield from _check_wait(verdict.outcome, verdict.throttle_ms)
     if verdict.charged_ids or verdict.refreshed_ids:
         yield from _check_ids(row, verdict)
 

@@ -22,9 +22,8 @@ from app.domain.quota import Layers, Quota
 from workers.spark.audit.admitted_amounts import AdmittedAmounts
 from workers.spark.audit.bucket_findings import BucketFindings
 from workers.spark.audit.levels import is_as_logged
-from workers.spark.buckets import BucketRow
+from workers.spark.buckets import BucketRow, digests_of
 
-DIGEST_BYTES: Final = 8
 MANY: Final = 1_024
 """Expired ids are dropped once there are this many ids, or twice as many as live ones."""
 PLAUSIBLE: Final = 2
@@ -116,7 +115,7 @@ class IdsJudge:
             self.admitted = AdmittedAmounts()
             if self.held is not None or self.vague:
                 self._lose_times(now_ms, quota)
-        ids = _digests(row.ids)
+        ids = digests_of(row.ids)
         return BucketCharge(quota, row.usage, quota.enforcement, mode == "record", now_ms, row.at_ms, ids)
 
     def _update_certainty(self, quota: Quota, now_ms: int) -> None:
@@ -143,7 +142,7 @@ class IdsJudge:
         is_same = (self.under.layers, self.under.window_ms) == (quota.layers, quota.window_ms)
         if is_same or round(row.observed) > len(row.charged_ids or ()):
             return
-        known = (self._is_known(each, charge) for each in _digests(row.charged_ids))
+        known = (self._is_known(each, charge) for each in digests_of(row.charged_ids))
         if self.exact.charged(now_ms, quota.window_ms) or any(known):
             self._empty()
         else:  # the row does not show whether the store dropped it
@@ -194,7 +193,7 @@ class IdsJudge:
     def _check_ids(self, row: BucketRow, charge: BucketCharge, found: BucketFindings) -> None:
         """Compare what the filter said of each id with the exact sets, and go on as the filter did."""
         tally, layers, now_ms = found.of(row), charge.quota.layers, charge.now_ms
-        charged, refreshed = set(_digests(row.charged_ids)), set(_digests(row.refreshed_ids))
+        charged, refreshed = set(digests_of(row.charged_ids)), set(digests_of(row.refreshed_ids))
         tally.charged_ids += len(charged)
         if refreshed or not row.is_refused:
             self.wrote_ms = now_ms
@@ -366,10 +365,6 @@ class IdsJudge:
         for each in spreads:
             self.exact.forget(each)
             self.held.pop(each, None)
-
-
-def _digests(ids: list[int] | None) -> tuple[bytes, ...]:
-    return tuple(each.to_bytes(DIGEST_BYTES, "big", signed=True) for each in ids or ())
 
 
 def _signed(each: bytes) -> int:

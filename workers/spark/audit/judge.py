@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from operator import attrgetter, itemgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -41,17 +41,7 @@ class AuditRules:
     log_from_ms: int | None = None
 
 
-class BucketJudge(Protocol):
-    """Judges one bucket, row by row."""
-
-    def judge(self, row: BucketRow, found: BucketFindings) -> None:
-        """Replay one ask, and add what is wrong to the findings."""
-
-    def reset(self) -> None:
-        """An administrator reset the bucket."""
-
-    def load(self) -> None:
-        """A backfill was loaded into the bucket; the log does not say what."""
+BucketJudge = IdsJudge | LevelJudge
 
 
 def judging(rules: AuditRules) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -91,10 +81,10 @@ def _judged(rows: Iterable[BucketRow], rules: AuditRules) -> Iterator[dict[str, 
 
 def _events(rules: AuditRules, row: BucketRow, judge: BucketJudge) -> deque[tuple[int, Callable[[], None]]]:
     """The resets and loads of a bucket, in order."""
+    events = ((rules.resets, judge.reset), (rules.loads, judge.load))
     bucket = (row.bucket, row.quota)
-    resets = [(order, judge.reset) for order in rules.resets.get(bucket, ())]
-    loads = [(order, judge.load) for order in rules.loads.get(bucket, ())]
-    return deque(sorted([*resets, *loads], key=itemgetter(0)))
+    placed = [(order, happen) for orders, happen in events for order in orders.get(bucket, ())]
+    return deque(sorted(placed, key=itemgetter(0)))
 
 
 def _judge_of(row: BucketRow, rules: AuditRules) -> BucketJudge:

@@ -30,12 +30,15 @@ def _outcome_counts() -> list[Column]:
 
 def asks(rows: DataFrame) -> DataFrame:
     """The number of asks of each principal."""
-    decided = rows.where(f.col("kind") == "decision")
-    return decided.groupBy("principal").agg(
-        f.count("*").alias("asks"),
-        *_outcome_counts(),
-        f.count_if(f.col("order").isNull()).alias("unordered"),
-        f.count_if(f.col("replayed")).alias("replayed"),
+    return (
+        rows.where(f.col("kind") == "decision")
+        .groupBy("principal")
+        .agg(
+            f.count("*").alias("asks"),
+            *_outcome_counts(),
+            f.count_if(f.col("order").isNull()).alias("unordered"),
+            f.count_if(f.col("replayed")).alias("replayed"),
+        )
     )
 
 
@@ -105,8 +108,11 @@ def unlikely(found: DataFrame, explained: DataFrame, asks: int) -> DataFrame:
 
 def buckets(found: DataFrame) -> DataFrame:
     """All counts of each bucket, one row each."""
-    tallies = found.where(f.col("case") == "tally")
-    return tallies.groupBy("quota", "bucket").agg(*_sums((*COUNTS, "lost_units")), *worst_ratio())
+    return (
+        found.where(f.col("case") == "tally")
+        .groupBy("quota", "bucket")
+        .agg(*_sums((*COUNTS, "lost_units")), *worst_ratio())
+    )
 
 
 def overall(table: DataFrame) -> DataFrame:
@@ -151,19 +157,9 @@ def with_findings(table: DataFrame, failed: Mapping[str, Column], *before: Colum
 
 def cases(found: DataFrame) -> DataFrame:
     """The single cases."""
-    columns = (
-        "case",
-        "principal",
-        "quota",
-        "bucket",
-        "at_ms",
-        "order",
-        "digest",
-        "amount",
-        "logged",
-        "exact",
+    return found.where(f.col("case") != "tally").select(
+        "case", "principal", "quota", "bucket", "at_ms", "order", "digest", "amount", "logged", "exact"
     )
-    return found.where(f.col("case") != "tally").select(*columns)
 
 
 def relative_to_bound() -> Column:
