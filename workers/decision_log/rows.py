@@ -156,15 +156,11 @@ def _verdicts(batches: Sequence[Batch], digests: array[int]) -> pa.Array:
                 if not 0 <= verdict.quota < held:
                     raise UnreadableError(f"a verdict names quota {verdict.quota} of {held}")
                 which.append(before + verdict.quota)
-                if not counts_ids[verdict.quota]:
-                    charged.nothing()
-                    refreshed.nothing()
-                    continue
-                flags = verdict.ids
-                if flags and len(flags) != ids:
-                    raise UnreadableError(f"a verdict has {len(flags)} marks for {ids} ids")
-                charged.choose(CHARGED, flags, digests, first)
-                refreshed.choose(REFRESHED, flags, digests, first)
+                marks = verdict.ids if counts_ids[verdict.quota] else None
+                if marks and len(marks) != ids:
+                    raise UnreadableError(f"a verdict has {len(marks)} marks for {ids} ids")
+                charged.choose(CHARGED, marks, digests, first)
+                refreshed.choose(REFRESHED, marks, digests, first)
             gathered += row.verdicts
             ends.append(len(gathered))
             first += ids
@@ -188,15 +184,11 @@ class _Chosen:
         self._ends = array("i", [0])
         self._null: list[bool] = []
 
-    def nothing(self) -> None:
-        self._ends.append(len(self._digests))
-        self._null.append(True)
-
-    def choose(self, mark: int, marks: bytes, digests: array[int], first: int) -> None:
-        if mark in marks:  # few: an id is charged once, and refreshed once per layer
+    def choose(self, mark: int, marks: bytes | None, digests: array[int], first: int) -> None:
+        if marks and mark in marks:  # few: an id is charged once, and refreshed once per layer
             self._digests.extend(digests[first + at] for at, found in enumerate(marks) if found == mark)
         self._ends.append(len(self._digests))
-        self._null.append(False)
+        self._null.append(marks is None)
 
     def column(self) -> pa.Array:
         null = pa.array(self._null, pa.bool_())
