@@ -49,12 +49,9 @@ def configuration(properties: Mapping[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in {**login, **given}.items():
         if name not in _KINDS:
-            hint = (
-                f"; {PREFIX}{JAVA_NAMES[name]}"
-                if name in JAVA_NAMES
-                else f"; known are {', '.join(_known())}"
-            )
-            raise ValueError(f"{PREFIX}{name.upper()}: is not a property of the Kafka client here{hint}")
+            known = ", ".join(one.upper() for one in (*_KINDS, "sasl_jaas_config"))
+            hint = f"{PREFIX}{JAVA_NAMES[name]}" if name in JAVA_NAMES else f"known are {known}"
+            raise ValueError(f"{PREFIX}{name.upper()}: is not a property of the Kafka client here; {hint}")
         try:
             found[name] = _KINDS[name](value)
         except ValueError as refused:
@@ -148,10 +145,6 @@ def _check_files(found: Mapping[str, object]) -> None:
             ) from None
 
 
-def _text(value: str) -> str:
-    return value
-
-
 def _one_of(*choices: str) -> Callable[[str], str]:
     def read(value: str) -> str:
         if value.upper() not in choices:
@@ -179,20 +172,16 @@ def _file(value: str) -> str:
     return value
 
 
-def _known() -> list[str]:
-    return [name.upper() for name in (*_KINDS, "sasl_jaas_config")]
-
-
 _KINDS: Final[Mapping[str, Callable[[str], object]]] = {
     "security_protocol": _one_of(*PROTOCOLS),
     "sasl_mechanism": _one_of(*MECHANISMS),
-    "sasl_plain_username": _text,
-    "sasl_plain_password": _text,
+    "sasl_plain_username": str,
+    "sasl_plain_password": str,
     "ssl_cafile": _file,
     "ssl_certfile": _file,
     "ssl_keyfile": _file,
-    "ssl_password": _text,
+    "ssl_password": str,
     "ssl_check_hostname": _flag,
-    "client_id": _text,
+    "client_id": str,
     "request_timeout_ms": _milliseconds,
 }
