@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 Way = Literal["pass", "cut", "late", "swallow"]
 
@@ -47,29 +47,33 @@ class Relay:
         How long a node waits for its store depends on how busy the machine is, so no delay is late on each.
         """
         self._socket = socket
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def run(self) -> None:
         """Listen until stopped."""
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        server = await asyncio.start_unix_server(self._serve, str(self._socket))
+        server = await asyncio.start_unix_server(self._accept, str(self._socket))
         self.listening.set()
         await self._stopping.wait()
         server.close()
+        await asyncio.sleep(0)  # what is being accepted becomes a connection
         for serving in self._serving:
             serving.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
+        for writer in self._serving.values():  # of those that were cancelled before they began
+            async with _closing(writer):
+                pass
 
     def stop(self) -> None:
         """Stop listening; called from another thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving = cast("asyncio.Task[None]", asyncio.current_task())
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving[self._loop.create_task(self._serve(reader, writer))] = writer
         self.connections += 1
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with _closing(writer):
             # The store is not there, or one of them went away; or it stops, which Python 3.11 would log.
             with contextlib.suppress(OSError, asyncio.CancelledError):
