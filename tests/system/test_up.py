@@ -46,7 +46,7 @@ class Running:
 
     def ready(self) -> Running:
         line = f"quotagate is ready on {self.url}\n"
-        eventually(lambda: line in self.logged() or self.up.poll() is not None, within_s=60)
+        eventually(lambda: line in self.logged() or self.up.poll() is not None, within_s=180)
         assert line in self.logged(), self.logged()
         return self
 
@@ -66,19 +66,29 @@ class Running:
         eventually(lambda: all(self.observed()["applied"] for _ in range(20)))
 
     def decide(self, *producer_ids: int) -> str:
-        ask = {"principal": "alice", "usage": {"producer_ids": producer_ids}}
-        answer = httpx.post(f"{self.url}/v1/decisions", json=ask, timeout=60).raise_for_status().json()
+        """The decision on these ids; an id that was seen is not charged again, so it may be asked twice."""
+        answer = self._by_the_store({"principal": "alice", "usage": {"producer_ids": producer_ids}})
         assert answer["source"] == "store"
         decision: str = answer["decision"]
         return decision
 
     def observed(self) -> dict[str, Any]:
         """The observed values of alice's buckets."""
-        ask = {"principal": "alice", "usage": {"producer_ids": []}, "mode": "peek", "detail": True}
-        decision: dict[str, Any] = (
-            httpx.post(f"{self.url}/v1/decisions", json=ask, timeout=60).raise_for_status().json()
+        return self._by_the_store(
+            {"principal": "alice", "usage": {"producer_ids": []}, "mode": "peek", "detail": True}
         )
-        return decision
+
+    def _by_the_store(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """An answer that did not have to do without the store, as one may on a crowded machine."""
+        answers: list[dict[str, Any]] = []
+
+        def found() -> bool:
+            answer = httpx.post(f"{self.url}/v1/decisions", json=ask, timeout=60).raise_for_status()
+            answers.append(answer.json())
+            return bool(answers[-1]["source"] != "fallback")
+
+        eventually(found)
+        return answers[-1]
 
     def restarts(self, child: str) -> list[float]:
         """The logged pauses before each restart of a child."""
