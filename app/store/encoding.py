@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
@@ -32,13 +32,13 @@ def encode_call(*, caller_clock: bool, sequential: bool, logged: bool, max_ids: 
     return _CALL.pack(caller_clock, sequential + 2 * logged, max_ids)
 
 
-def decode_reply(reply: Sequence[bytes], *, logged: bool) -> list[Answer]:
+def decode_reply(reply: Sequence[Any], *, logged: bool) -> list[Answer]:
     """The answers of a call; in a logged call each has its place in the store's order."""
-    at_ms = int(reply[0])
+    at_ms = reply[0]
     if not logged:
         return [decode_answer(packed, at_ms) for packed in reply[1:]]
     answers = len(reply) // 2 - 1
-    first = int(reply[answers + 1]) * ORDER_STEP
+    first = reply[answers + 1] * ORDER_STEP
     return [
         decode_answer(packed, at_ms, first + place if first else None, id_outcomes)
         for place, (packed, id_outcomes) in enumerate(

@@ -72,7 +72,7 @@ redis.register_function{{ function_name = '{name}{IDLE}', callback = idle, flags
 
 async def call_function(
     run: Run, library: Library, keys: Sequence[bytes], arguments: Sequence[bytes]
-) -> list[bytes]:
+) -> list[Any]:
     """The reply of a library's function; loads the library first if the store does not have it.
 
     Raises:
@@ -80,7 +80,7 @@ async def call_function(
     """
     call = ("FCALL", library.name, len(keys), *keys, *arguments)
     try:
-        reply: list[bytes] = await run(*call)
+        reply: list[Any] = await run(*call)
     except MissingFunctionError:
         await run("FUNCTION", "LOAD", "REPLACE", library.code)
         reply = await run(*call)

@@ -125,7 +125,7 @@ class RedisStore:
         if self._logged:
             keys.append(ORDER_KEY)
         reply = await call_function(self._run, self._library, keys, [self._call, *arguments])
-        self.now_ms = int(reply[0])
+        self.now_ms = reply[0]
         return decode_reply(reply, logged=self._logged)
 
     def silent_since(self) -> float | None:

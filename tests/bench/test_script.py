@@ -29,22 +29,34 @@ IDS = strangers(100, seed=1).astype("<u4")
 NEW = iter(strangers(400_000, seed=2).astype("<u4"))
 
 
-def charge(key: str, user: int, limit: float, spreads: bytes = b"") -> Charge:
+def charge(key: str, user: int, limit: float, spreads: bytes = b"", ip: str | None = None) -> Charge:
     row = KEYS[key]
     quota = Quota(key, limit, row.algorithm, row.enforcement, burst=limit)
-    entity = str(Entity.of(user=f"user-{user}"))
+    entity = str(Entity.of(ip=ip) if ip else Entity.of(user=f"user-{user}"))
     applied = AppliedQuota(quota, entity, entity, entity)
     return Charge(
         applied=applied, key=bucket_key(applied), usage=1, enforcement=row.enforcement, spreads=spreads
     )
 
 
-CASES: dict[str, Callable[[int], Charge]] = {
-    "sampled rate": lambda user: charge("request_rate", user, 1e9),
-    "token bucket": lambda user: charge("controller_mutation_rate", user, 1e9),
-    "known id": lambda user: charge("producer_ids_rate", user, 1, IDS[user].tobytes()),
-    "unknown id, throttled": lambda user: charge("producer_ids_rate", user, 1, next(NEW).tobytes()),
-    "unknown id, remembered": lambda user: charge("producer_ids_rate", user, 500_000, next(NEW).tobytes()),
+def rates(user: int) -> tuple[Charge, Charge]:
+    """The rate of a user and the rate of an address."""
+    return charge("request_rate", user, 1e9), charge("request_rate", user, 1e9, ip=f"10.0.0.{user}")
+
+
+def known(user: int) -> Charge:
+    return charge("producer_ids_rate", user, 1, IDS[user].tobytes())
+
+
+CASES: dict[str, Callable[[int], tuple[Charge, ...]]] = {
+    "sampled rate": lambda user: (charge("request_rate", user, 1e9),),
+    "sampled rate, throttled": lambda user: (charge("consumer_byte_rate", user, 0.15),),
+    "token bucket": lambda user: (charge("controller_mutation_rate", user, 1e9),),
+    "known id": lambda user: (known(user),),
+    "two rates": rates,
+    "two rates, known id": lambda user: (*rates(user), known(user)),
+    "unknown id, throttled": lambda user: (charge("producer_ids_rate", user, 1, next(NEW).tobytes()),),
+    "unknown id, remembered": lambda user: (charge("producer_ids_rate", user, 500_000, next(NEW).tobytes()),),
 }
 
 
@@ -77,6 +89,6 @@ def test_script_compared_with_an_empty_one(kind: str):
     record("script", f"{kind} {version}", "make bench T=tests/bench/test_script.py", columns, rows)
 
 
-def _run(client: Any, library: Library, charges: list[Charge]) -> None:
-    keys, arguments = encode_plans([Plan("admit", (one,)) for one in charges])
+def _run(client: Any, library: Library, asks: list[tuple[Charge, ...]]) -> None:
+    keys, arguments = encode_plans([Plan("admit", charges) for charges in asks])
     client.execute_command("FCALL", library.name, len(keys), *keys, CALL, *arguments)

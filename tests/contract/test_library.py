@@ -83,7 +83,8 @@ async def test_script_error_affects_only_its_own_ask(url: str):
     assert SCRIPT.count(right) == 1
     store = RedisStore(url, script=SCRIPT.replace(right, wrong))
     await store.connect()
-    first, broken, last = await store.decide([plan("a"), plan("b", limit=3), plan("c")])
+    failing = Plan("admit", plan("b", limit=3).charges, retry=("b", b"ask"))
+    first, broken, last = await store.decide([plan("a"), failing, plan("c")])
     assert broken.error is not None
     assert [first.results[0].outcome, last.results[0].outcome] == ["admit", "admit"]
     await store.close()

@@ -28,20 +28,20 @@ FAULTS = {
         "if alive + unseen > check.limit + 1 then",
     ),
     "a TTL left out": (
-        "set(check.key, head .. table.concat(packed), ttl(lasts))",
-        "call('SET', check.key, head .. table.concat(packed))",
+        "set(check.key, check.text, ttl(lasts))",
+        "call('SET', check.key, check.text)",
     ),
     "charging before every quota was looked at": (
-        "for _, check in ipairs(checks) do check.algorithm.touch(check) end",
-        "for _, p in ipairs(checks) do p.algorithm[p.outcome < THROTTLE and 'charge' or 'touch'](p) end",
+        "do checks[i].algorithm.touch(checks[i]) end",
+        "do local p = checks[i] p.algorithm[p.outcome < THROTTLE and 'charge' or 'touch'](p) end",
     ),
     "remembering a throttled id": (
         "  if check.dirty then write_head(check) end",
         "for _, id in ipairs(check.unseen) do write(check, id) end if check.dirty then write_head(check) end",
     ),
     "time taken from the caller under the store's clock": (
-        "local now = caller_clock and at_ms or store_time",
-        "local now = at_ms",
+        "now = caller_clock and at_ms or store_time",
+        "now = at_ms",
     ),
     "a layer never dying": (
         "and check.t - check.starts[number % LAYERS] < check.layer_ttl",
@@ -58,7 +58,7 @@ FAULTS = {
         "forgive(check, tokens_now(check) - check.usage), check.t",
         "tokens_now(check) - check.usage, check.t",
     ),
-    "a debt that is over coming back": ("if not check.over then return end", "do return end"),
+    "a debt that is over coming back": ("if check.over == 0 then return end", "do return end"),
     "a block not scrubbed": ("keep = keep * 17", "keep = 255"),
     "a new bucket in a full store": (
         "if is_full() then\n    check.outcome",
@@ -73,7 +73,7 @@ FAULTS = {
         "if alive + n > check.capacity and check.newest and is_full()",
         "if false",
     ),
-    "new ids that pass in a full store": ("check.mode == ADMIT_MODE and is_full() then", "false then"),
+    "new ids that pass in a full store": ("mode == ADMIT_MODE and is_full() then", "false then"),
     "a refresh that grows a full store": (
         "if is_stale and not (is_short(check, 1) and is_full()) then",
         "if is_stale then",

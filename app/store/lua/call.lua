@@ -35,12 +35,12 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
          The context: bytes that the node wants back with a kept answer.
 
 Reply    { now, answer, answer, ... }
-           now     the store's time as text (ms since 1970); '0' under the callers' clocks
+           now     the store's time, an integer (ms since 1970); 0 under the callers' clocks
            answer  for the first asks, in order: at least one, and all unless the call wrote more than MOST_WRITTEN
                    '\0' and a result for each quota
                    '\1' and the kept answer: I2 length of the context, the context, a result for each quota
                    '\2' and the reason why there is no answer: the bucket cannot be read
-         A call that is logged goes on: the call's number as text ('0' if it could write nothing), then for each answer
+         A call that is logged goes on: the call's number, an integer (0 if it could write nothing), then for each answer
          what became of the ask's ids, one byte each: 0 not written, 1 charged, 2 refreshed.
          A result, struct <B B B d d d d d d>:
            B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject
@@ -55,7 +55,7 @@ Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the
          FCALL quotagate_... 1 qg1:{user=alice}:request_rate:user=alice:token_bucket.11.1000.cluster.0
            pack('<BBd', 0, 0, 1000000)
            pack('<BBdI2', 0, 1, 0, 0) .. pack('<BBI2dddddd', 2, 1, 0, 10, 4, 20, 100, 0, 30000)
-         { '1763719742123', '\0' .. pack('<BBBdddddd', 0, 0, 0, 0, 4, 16, 0, 0, 0) }
+         { 1763719742123, '\0' .. pack('<BBBdddddd', 0, 0, 0, 0, 4, 16, 0, 0, 0) }
 ]]
 
 local CALL, ASK, QUOTA, RESULT = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
@@ -75,6 +75,7 @@ local pack, unpack_ = struct.pack, struct.unpack
 local call = redis.call
 
 local KEYS, ARGV, caller_clock, max_ids, sequential, logged, clock, written, full
+local ask, mode, now -- the ask at hand, its mode and its time (ms)
 local looked_at, was_full = -huge, false
 
 local function begin(keys, args)
@@ -119,11 +120,10 @@ local function is_full()
   return full
 end
 
--- The TTL of a key as text: the ms from the real now until its state equals that of an absent key, plus some slack.
+-- The TTL of a key: the ms from the real now until its state equals that of an absent key, plus some slack.
 local function ttl(ms)
   ms = ceil(min(ms + SLACK_MS, LONGEST_TTL_MS))
-  if caller_clock then ms = max(ms, DAY_MS) end
-  return string.format('%.0f', ms)
+  return caller_clock and max(ms, DAY_MS) or ms
 end
 
 -- A delay in ms, rounded half up, at least 1 and at most the longest.

@@ -2,21 +2,25 @@
 
 Last of the parts of the script (app/store/script.py); call.lua says what a call brings and what it returns.
 A `check` is one quota of one ask: what the ask brought, the bucket as its algorithm loaded it, and the outcome.
-Each algorithm has the same functions: load, judge, move, touch, charge, refund, report.
+Each algorithm has the same functions: load, clock_window, judge, move, touch, charge, refund, report.
 
 Example  of two quotas, the first admits and the second refuses: neither is charged (both are touched), and the answer
          has both results. Had the second quota been in shadow mode, both would have been charged
 ]]
 
-local PRODUCER_IDS = 3
 local ALGORITHMS = { make_sampled_rate(), make_token_bucket(), make_producer_ids() }
+local PRODUCER_IDS = ALGORITHMS[3]
 local store_time, next_key, id_outcomes
+-- The checks of the ask at hand are the first `quotas` of these. Every ask uses the same tables: new ones of so many
+-- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read.
+local checks, quotas = {}, 0
+local refused -- whether a quota that is not in shadow refuses the ask at hand
 
 -- The outcome of one quota by itself: its algorithm's, adjusted for the mode and for connection rates.
 local function own_result(check, later)
-  if check.mode == REFUND then return ADMIT, 0 end
-  if check.limit == 0 and check.usage > 0 and check.kind ~= PRODUCER_IDS then
-    if check.mode == RECORD then return DELAY, check.longest end
+  if mode == REFUND then return ADMIT, 0 end
+  if check.limit == 0 and check.usage > 0 and check.algorithm ~= PRODUCER_IDS then
+    if mode == RECORD then return DELAY, check.longest end
     return REJECT, 0, TOO_LARGE, 0
   end
   local outcome, throttle_ms, reason, largest = check.algorithm.judge(check, later)
@@ -29,109 +33,111 @@ end
 
 -- A quota that needs a new bucket in a full store gets STORE_FULL: the node then decides as if the store were away.
 local function judge(check, later)
-  check.outcome, check.throttle_ms, check.reason, check.largest = own_result(check, later)
-  if check.newest or check.mode ~= ADMIT_MODE and check.mode ~= RECORD then return end
-  if check.outcome > DELAY and band(check.flags, SHADOW) == 0 then return end -- a refused ask charges nothing, so it makes no bucket
-  if check.kind == PRODUCER_IDS and #check.unseen == 0 then return end
+  local outcome, throttle_ms, reason, largest = own_result(check, later)
+  check.outcome, check.throttle_ms, check.reason, check.largest = outcome, throttle_ms, reason or 0, largest or 0
+  if outcome > DELAY and band(check.flags, SHADOW) == 0 then
+    refused = true
+    return -- a refused ask charges nothing, so it makes no bucket
+  end
+  if check.newest or mode ~= ADMIT_MODE and mode ~= RECORD then return end
+  if check.algorithm == PRODUCER_IDS and #check.unseen == 0 then return end
   if is_full() then
     check.outcome, check.throttle_ms, check.reason = band(check.flags, CLOSED) > 0 and THROTTLE or ADMIT, 0, STORE_FULL
+    refused = refused or check.outcome == THROTTLE and band(check.flags, SHADOW) == 0
   end
 end
 
 -- Handle a clock that is behind the bucket: use the bucket's newest time as now. If the clock is behind by more than
 -- a window, move the bucket back instead.
 local function correct(check)
-  check.t, check.correction = check.now, 0
-  if not check.newest or check.now >= check.newest then return end
-  if check.newest - check.now <= check.clock_window or check.mode == REFUND then
+  if check.newest - now <= check.algorithm.clock_window(check) or mode == REFUND then
     check.t, check.correction = check.newest, TAKEN_AS_NEWEST
   else
-    check.algorithm.move(check, check.now - check.newest, check.mode ~= PEEK)
+    check.algorithm.move(check, now - check.newest, mode ~= PEEK)
     check.correction = MOVED_BACK
   end
 end
 
--- Unpack the quotas of an ask and load their buckets; also where the ask's context begins.
-local function read_checks(ask, mode, quotas, now)
-  local checks, at = {}, 13
+-- Unpack the quotas of an ask and load their buckets; returns where the ask's context begins.
+local function read_checks()
+  local at = 13
   for i = 1, quotas do
-    local check = { key = KEYS[next_key], mode = mode, now = now, ask = ask }
+    local check = checks[i] or {}
+    checks[i], check.key = check, KEYS[next_key]
     next_key = next_key + 1
-    local first, second, third -- the parameters of the algorithm, which names them
-    check.kind, check.flags, check.ids, check.limit, check.usage, first, second, third, check.longest, at =
+    local algorithm, first, second, third, ids -- the algorithm names its parameters
+    algorithm, check.flags, ids, check.limit, check.usage, first, second, third, check.longest, at =
       unpack_(QUOTA, ask, at)
-    check.algorithm, check.ids_at = ALGORITHMS[check.kind], at
-    at = at + check.ids * 32
-    check.algorithm.load(check, first, second, third)
-    checks[i] = check
+    algorithm = ALGORITHMS[algorithm]
+    check.algorithm = algorithm
+    algorithm.load(check, first, second, third, ids, at)
+    at = at + ids * 32
   end
-  return checks, at
-end
-
-local function is_refused(checks)
-  for _, check in ipairs(checks) do
-    if check.outcome >= THROTTLE and band(check.flags, SHADOW) == 0 then return true end
-  end
-  return false
+  return at
 end
 
 -- KIP-124: a client waits out the larger byte delay first, so request rates are judged as of after that.
-local function sum_delays(checks)
+local function sum_delays()
   local byte_delay = 0
-  for _, check in ipairs(checks) do
+  for i = 1, quotas do
+    local check = checks[i]
     if band(check.flags, BYTES) > 0 and band(check.flags, SHADOW) == 0 and check.outcome == DELAY then
       byte_delay = max(byte_delay, check.throttle_ms)
     end
   end
-  for _, check in ipairs(checks) do
-    if band(check.flags, REQUESTS) > 0 then judge(check, byte_delay) end
+  for i = 1, quotas do
+    if band(checks[i].flags, REQUESTS) > 0 then judge(checks[i], byte_delay) end
   end
 end
 
 -- Write the effect of the decision; whether a bucket was charged or refunded.
-local function apply(checks, mode)
+local function apply()
   if mode == PEEK then return false end
   if mode == REFUND then
-    for _, check in ipairs(checks) do check.algorithm.refund(check) end
-    return #checks > 0
+    for i = 1, quotas do checks[i].algorithm.refund(checks[i]) end
+    return quotas > 0
   end
-  if mode == REFRESH or is_refused(checks) then
-    for _, check in ipairs(checks) do check.algorithm.touch(check) end
+  if mode == REFRESH or refused then
+    for i = 1, quotas do checks[i].algorithm.touch(checks[i]) end
     return false
   end
   local charged = false
-  for _, check in ipairs(checks) do
-    if check.reason ~= STORE_FULL and check.algorithm.charge(check) then charged = true end
+  for i = 1, quotas do
+    if checks[i].reason ~= STORE_FULL and checks[i].algorithm.charge(checks[i]) then charged = true end
   end
   return charged
 end
 
-local function answer_of(checks)
-  local results = {}
-  for i, check in ipairs(checks) do
+local function answer_of()
+  local answer
+  for i = 1, quotas do
+    local check = checks[i]
     local observed, remaining, ids, fill, layers = check.algorithm.report(check)
-    results[i] = pack(RESULT, check.outcome, check.reason or 0, check.correction + 4 * (layers or 0), check.throttle_ms,
-      observed, remaining, check.largest or 0, ids, fill)
+    local result = pack(RESULT, check.outcome, check.reason, check.correction + 4 * (layers or 0), check.throttle_ms,
+      observed, remaining, check.largest, ids, fill)
+    answer = answer and answer .. result or result
   end
-  return table.concat(results)
+  return answer or ''
 end
 
 -- What became of the ids of an ask, one byte each. At most one quota of an ask counts ids.
-local function id_outcomes_of(checks)
-  for _, check in ipairs(checks) do
-    if check.kind == PRODUCER_IDS then
+local function id_outcomes_of()
+  for i = 1, quotas do
+    local check = checks[i]
+    if check.algorithm == PRODUCER_IDS then
+      if not check.id_outcomes then return string.rep('\0', check.ids) end
       local bytes = {}
-      for i = 1, check.ids do bytes[i] = string.char(check.id_outcomes and check.id_outcomes[i] or 0) end
+      for place = 1, check.ids do bytes[place] = string.char(check.id_outcomes[place] or 0) end
       return table.concat(bytes)
     end
   end
   return ''
 end
 
-local function decide(ask)
-  local mode, quotas, at_ms, context = unpack_(ASK, ask)
-  local now = caller_clock and at_ms or store_time
-  local retry
+local function decide()
+  local at_ms, context, retry
+  mode, quotas, at_ms, context = unpack_(ASK, ask)
+  now = caller_clock and at_ms or store_time
   if context > 0 then
     retry = KEYS[next_key]
     next_key = next_key + 1
@@ -141,15 +147,18 @@ local function decide(ask)
       return '\1' .. string.sub(kept, 9)
     end
   end
-  local checks, ends = read_checks(ask, mode, quotas, now)
-  for _, check in ipairs(checks) do
-    correct(check)
+  local ends = read_checks()
+  refused = false
+  for i = 1, quotas do
+    local check = checks[i]
+    check.t, check.correction = now, 0
+    if check.newest and now < check.newest then correct(check) end
     judge(check, 0)
   end
-  if sequential then sum_delays(checks) end
-  local charged = apply(checks, mode)
-  local answer = answer_of(checks)
-  id_outcomes = logged and id_outcomes_of(checks) or ''
+  if sequential then sum_delays() end
+  local charged = apply()
+  local answer = answer_of()
+  if logged then id_outcomes = id_outcomes_of() end
   if retry and charged and not is_full() then
     local kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. answer
     set(retry, kept, caller_clock and ttl(RETRY_MS) or RETRY_MS)
@@ -157,50 +166,53 @@ local function decide(ask)
   return '\0' .. answer
 end
 
--- An answer, or the reason for a missing one. A bucket of the wrong Redis type or a bug in this script fails one ask.
--- Any other error of the store (it is out of memory, for example) fails the whole call.
-local function try_decide(ask)
-  local first = next_key
-  local ok, answer = pcall(decide, ask)
-  if ok then return answer end
-  local why = type(answer) == 'table' and answer.err or tostring(answer)
-  if not (string.find(why, '^WRONGTYPE') or string.find(why, '^user_function')) then return nil, why end
-  local _, quotas, _, context = unpack_(ASK, ask)
-  next_key = first + quotas + (context > 0 and 1 or 0)
-  return '\2' .. why
+local answers, outcomes_by_ask, place, first_key
+
+-- Decide the asks from `place` on, until the call wrote much: the rest comes with the next call.
+local function decide_asks()
+  while place <= #ARGV and written < MOST_WRITTEN do
+    ask, id_outcomes, first_key = ARGV[place], '', next_key
+    answers[place] = decide()
+    if logged then outcomes_by_ask[place - 1] = id_outcomes end
+    place = place + 1
+  end
 end
 
--- Whether any ask of the call may write. Peeks do not, so a call of peeks takes no number.
-local function may_write()
-  for i = 2, #ARGV do
-    if string.byte(ARGV[i]) ~= PEEK then return true end
-  end
-  return false
+-- Go on after an error. A bucket of the wrong Redis type or a bug in this script fails only the ask at `place`. Any
+-- other error of the store (it is out of memory, for example) fails the whole call, and is returned.
+local function pass_over(failed)
+  local why = type(failed) == 'table' and failed.err or tostring(failed)
+  if not (string.find(why, '^WRONGTYPE') or string.find(why, '^user_function')) then return why end
+  local _, skipped, _, context = unpack_(ASK, ask)
+  next_key = first_key + skipped + (context > 0 and 1 or 0)
+  answers[place] = '\2' .. why
+  if logged then outcomes_by_ask[place - 1] = '' end
+  place = place + 1
 end
 
--- How many keys the asks of a call need.
-local function keys_needed()
-  local needed = logged and 1 or 0
+-- How many keys the asks of a call need; and whether any may write. Peeks do not, so a call of peeks takes no number.
+local function needs()
+  local keys, writes = logged and 1 or 0, false
   for i = 2, #ARGV do
-    local _, quotas, _, context = unpack_(ASK, ARGV[i])
-    needed = needed + quotas + (context > 0 and 1 or 0)
+    local its_mode, its_quotas, _, context = unpack_(ASK, ARGV[i])
+    keys = keys + its_quotas + (context > 0 and 1 or 0)
+    writes = writes or its_mode ~= PEEK
   end
-  return needed
+  return keys, writes
 end
 
 local function run(keys, args)
   begin(keys, args)
-  assert(#keys == keys_needed(), 'a call takes one key for each quota and each kept answer of its asks')
-  store_time, next_key = caller_clock or store_now(), 1
-  local answers, outcomes_by_ask = { string.format('%.0f', caller_clock and 0 or store_time) }, {}
-  local order = logged and string.format('%.0f', may_write() and next_order(keys[#keys], clock) or 0)
-  for i = 2, #args do
-    if written >= MOST_WRITTEN then break end -- the rest comes with the next call
-    id_outcomes = ''
-    local answer, refused = try_decide(args[i])
-    if refused then return redis.error_reply(refused) end
-    answers[i], outcomes_by_ask[i - 1] = answer, id_outcomes
-  end
+  local keys_needed, writes = needs()
+  assert(#keys == keys_needed, 'a call takes one key for each quota and each kept answer of its asks')
+  store_time, next_key, place = caller_clock or store_now(), 1, 2
+  answers, outcomes_by_ask = { caller_clock and 0 or store_time }, logged and {}
+  local order = logged and writes and next_order(keys[#keys], clock) or 0
+  repeat -- one pcall serves all asks up to one that fails
+    local ok, failed = pcall(decide_asks)
+    local fatal = not ok and pass_over(failed)
+    if fatal then return redis.error_reply(fatal) end
+  until ok
   if logged then
     answers[#answers + 1] = order
     for _, outcomes in ipairs(outcomes_by_ask) do answers[#answers + 1] = outcomes end

@@ -28,27 +28,27 @@ local LOADERS = { 'load_ids', 'load_charges', 'load_samples', 'load_tokens' }
 local ALGORITHMS = { make_sampled_rate(), make_token_bucket(), make_producer_ids() }
 local KEPT_MS = 7 * DAY_MS
 
-local function load(key, packed, now)
-  local check = { key = key, now = now, mode = ADMIT_MODE }
-  local kind, first, second, third, from
-  check.kind, check.flags, check.ids, check.limit, kind, first, second, third, check.longest, from =
-    unpack_(QUOTA, packed)
-  check.algorithm = ALGORITHMS[check.kind]
-  check.algorithm.load(check, first, second, third)
+local function load(key, packed)
+  local check = { key = key }
+  local kind, first, second, third, ids, algorithm, from
+  algorithm, check.flags, ids, check.limit, kind, first, second, third, check.longest, from = unpack_(QUOTA, packed)
+  algorithm = ALGORITHMS[algorithm]
+  algorithm.load(check, first, second, third, ids, from)
   check.t = max(now, check.newest or now) -- if the clock fell back, the next ask moves the bucket, not a load
   local tally = { 0, 0, 0, 0 }
-  check.algorithm[LOADERS[kind]](check, packed, from, check.ids, tally)
+  algorithm[LOADERS[kind]](check, packed, from, ids, tally)
   return pack('<I4I4I4I4', tally[ADDED], tally[THERE], tally[OVER], tally[NO_ROOM])
 end
 
 local function run(keys, args)
   begin(keys, args)
   assert(#args == #keys + 1, 'a load takes an argument for each bucket, after the first two')
-  local now, done = unpack_('<dd', args[2])
+  local done
+  mode, now, done = ADMIT_MODE, unpack_('<dd', args[2])
   if not caller_clock then now = store_now() end
   if is_full() then return redis.error_reply('OOM the store is full: it takes nothing new') end
   local answers = { string.format('%.0f', now) }
-  for i = 3, #args do answers[i - 1] = load(keys[i - 1], args[i], now) end
+  for i = 3, #args do answers[i - 1] = load(keys[i - 1], args[i]) end
   call('SET', keys[1], string.format('%.0f', done), 'PX', KEPT_MS)
   return answers
 end

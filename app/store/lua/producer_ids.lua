@@ -22,8 +22,12 @@ Example  limit 3 ids a window of 60000 ms, two charges at 0 ms in the ring: one 
 
 local HEAD, SEGMENT, BLOCK = '<ddI4ddddI4I4I4I4', '<I4BBI4I4I4I4I4I4', '<' .. string.rep('I4', 64)
 local HEAD_BYTES, SEGMENT_BYTES, WORD = 68, 30, 4294967296
+local USUAL_HEAD_END = '187' -- the last byte of a head with room for four segments
+local SPREAD = '<I4I4I4I4I4I4I4I4'
 local LARGE = 4194304
 local PIECE = 65536
+local byte = string.byte
+local spare_id = {} -- takes the words of the next id, until a list keeps it
 local producer_ids = {}
 
 -- How many segments the head has room for, in a key with this many segments.
@@ -33,67 +37,97 @@ local function room_for(segments)
   return room
 end
 
-function producer_ids.load(check, window, interval, layer_ttl)
-  check.window, check.interval, check.layer_ttl, check.clock_window = window, interval, layer_ttl, window
-  check.segments, check.entries = {}, {}
-  local packed = call('GETRANGE', check.key, 0, HEAD_BYTES + room_for(0) * SEGMENT_BYTES - 1)
+local function shorten(list, length)
+  for i = #list, length + 1, -1 do list[i] = nil end
+end
+
+-- The i-th segment of the key as the head describes it, in a table that the check used for another ask before.
+local function entry_at(check, packed, i, offset)
+  local s = check.spare[i] or { counts = {} }
+  check.spare[i] = s
+  local counts = s.counts
+  s.ids, s.share, s.hashes, s.blocks, s.written, counts[0], counts[1], counts[2], counts[3] =
+    unpack_(SEGMENT, packed, HEAD_BYTES + (i - 1) * SEGMENT_BYTES + 1)
+  s.offset = offset
+  return s
+end
+
+function producer_ids.load(check, window, interval, layer_ttl, ids, ids_at)
+  check.window, check.interval, check.layer_ttl, check.ids, check.ids_at = window, interval, layer_ttl, ids, ids_at
+  check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, nil, false, false, nil
+  if not check.starts then
+    check.starts, check.entries, check.segments, check.spare, check.unseen, check.stale = {}, {}, {}, {}, {}, {}
+  end
+  local starts, entries, segments = check.starts, check.entries, check.segments
+  local packed = call('GETRANGE', check.key, '0', USUAL_HEAD_END)
   if #packed < HEAD_BYTES then
-    check.base, check.last, check.number, check.starts = nil, nil, 0, { [0] = 0, 0, 0, 0 }
-    check.capacity, check.first, check.charges, check.room = 0, 0, 0, 0
+    check.base, check.last, check.number, check.newest = nil, nil, 0, nil
+    starts[0], starts[1], starts[2], starts[3] = 0, 0, 0, 0
+    check.capacity, check.old_capacity, check.first, check.charges, check.room, check.ring = 0, 0, 0, 0, 0, 0
+    shorten(entries, 0)
+    shorten(segments, 0)
     return
   end
-  local entries
-  check.starts = {}
-  check.base, check.last, check.number, check.starts[0], check.starts[1], check.starts[2], check.starts[3],
-    check.capacity, check.first, check.charges, entries = unpack_(HEAD, packed)
-  check.room, check.old_capacity = room_for(entries), check.capacity
+  local many
+  check.base, check.last, check.number, starts[0], starts[1], starts[2], starts[3], check.capacity, check.first,
+    check.charges, many = unpack_(HEAD, packed)
+  check.room, check.old_capacity = room_for(many), check.capacity
   local offset = HEAD_BYTES + check.room * SEGMENT_BYTES
   if #packed < offset then packed = call('GETRANGE', check.key, 0, offset - 1) end
-  for i = 1, entries do
-    local s = { counts = {}, offset = offset }
-    s.ids, s.share, s.hashes, s.blocks, s.written, s.counts[0], s.counts[1], s.counts[2], s.counts[3] =
-      unpack_(SEGMENT, packed, HEAD_BYTES + (i - 1) * SEGMENT_BYTES + 1)
-    check.entries[i] = s
-    if s.hashes > 0 then check.segments[#check.segments + 1] = s end
+  local live = 0
+  for i = 1, many do
+    local s = entry_at(check, packed, i, offset)
+    entries[i] = s
+    if s.hashes > 0 then
+      live = live + 1
+      segments[live] = s
+    end
     offset = offset + s.blocks * BLOCK_BYTES
   end
+  shorten(entries, many)
+  shorten(segments, live)
   check.ring = offset
   check.newest = -huge
-  if check.number > 0 then check.newest = check.starts[check.number % LAYERS] end
+  if check.number > 0 then check.newest = starts[check.number % LAYERS] end
   if check.charges > 0 then check.newest = max(check.newest, check.last) end
 end
 
+function producer_ids.clock_window(check)
+  return check.window
+end
+
 local function head_of(check)
-  local packed = { pack(HEAD, check.base, check.last, check.number, check.starts[0], check.starts[1], check.starts[2],
-    check.starts[3], check.capacity, check.first, check.charges, #check.entries) }
-  for i, s in ipairs(check.entries) do
-    packed[i + 1] = pack(SEGMENT, s.ids, s.share, s.hashes, s.blocks, s.written,
+  local starts = check.starts
+  local packed = pack(HEAD, check.base, check.last, check.number, starts[0], starts[1], starts[2], starts[3],
+    check.capacity, check.first, check.charges, #check.entries)
+  for _, s in ipairs(check.entries) do
+    packed = packed .. pack(SEGMENT, s.ids, s.share, s.hashes, s.blocks, s.written,
       s.counts[0], s.counts[1], s.counts[2], s.counts[3])
   end
-  return table.concat(packed)
+  return packed
 end
 
 local function lasts(check)
   local dies = -huge
   if check.number > 0 then dies = check.starts[check.number % LAYERS] + check.layer_ttl end
   if check.charges > 0 then dies = max(dies, check.last + check.window) end
-  return max(dies - check.now, 0)
+  return max(dies - now, 0)
 end
 
 local function write_head(check)
-  set_range(check.key, 0, head_of(check))
+  set_range(check.key, '0', head_of(check))
   call('PEXPIRE', check.key, ttl(lasts(check)))
 end
 
 -- The time of the i-th charge, oldest first, from 0.
 local function charged_at(check, i)
+  if i == check.charges - 1 then return check.last end
   local at = check.ring + (check.first + i) % check.capacity * 4
   local entry = unpack_('<I4', call('GETRANGE', check.key, at, at + 3))
   return check.last - (check.last - check.base - entry) % WORD
 end
 
--- How many charges lie in the trailing window; they are in order of time.
-local function charged(check)
+local function count_charged(check)
   if check.charges == 0 or check.t - check.last >= check.window then return 0 end
   local dead, alive = 0, check.charges - 1
   if check.t - charged_at(check, 0) < check.window then return check.charges end
@@ -102,6 +136,12 @@ local function charged(check)
     if check.t - charged_at(check, middle) < check.window then alive = middle else dead = middle end
   end
   return check.charges - alive
+end
+
+-- How many charges lie in the trailing window; they are in order of time. Counted once for each ask.
+local function charged(check)
+  check.alive = check.alive or count_charged(check)
+  return check.alive
 end
 
 local function is_live(check, number)
@@ -114,7 +154,8 @@ end
 
 local function remembered_by(check, number)
   local ids = 0
-  for _, s in ipairs(check.segments) do ids = ids + s.counts[number % LAYERS] end
+  local segments, slot = check.segments, number % LAYERS
+  for i = 1, #segments do ids = ids + segments[i].counts[slot] end
   return ids
 end
 
@@ -135,14 +176,16 @@ end
 local function slots_of(s, id, block)
   local slots, left = 15, s.hashes
   for word = 2, 8 do
-    local fraction = id[word]
-    for _ = 1, min(left, 3) do
+    local fraction = id[word] / WORD
+    for _ = 1, left < 3 and left or 3 do
       fraction = fraction * CELLS
-      local cell = floor(fraction / WORD)
-      fraction = fraction - cell * WORD
-      local pair = string.byte(block, 5 + floor(cell / 2))
-      slots = band(slots, cell % 2 == 0 and pair or floor(pair / 16))
+      local rest = fraction % 1
+      local cell = fraction - rest
+      local odd = cell % 2
+      local pair = byte(block, 5 + (cell - odd) / 2)
+      slots = band(slots, odd == 0 and pair or (pair - pair % 16) / 16)
       if slots == 0 then return 0 end
+      fraction = rest
     end
     left = left - 3
   end
@@ -369,45 +412,48 @@ end
 
 -- Look up every id before any is written: which are unseen, and which seen ones are not in the open layer yet.
 local function look(check)
-  check.unseen, check.stale = {}, {}
+  check.looked = true
+  shorten(check.unseen, 0)
+  shorten(check.stale, 0)
   local open, newest = open_layer(check), #check.segments
   for i = 0, check.ids - 1 do
-    local id = { unpack_('<I4I4I4I4I4I4I4I4', check.ask, check.ids_at + i * 32) }
+    local id = spare_id
+    id[1], id[2], id[3], id[4], id[5], id[6], id[7], id[8] = unpack_(SPREAD, ask, check.ids_at + i * 32)
     id.place = i + 1
     local segment, layer = find(check, id)
-    if not segment then
-      check.unseen[#check.unseen + 1] = id
-    elseif segment ~= newest or layer ~= open then
-      check.stale[#check.stale + 1] = id
+    local list = not segment and check.unseen or (segment ~= newest or layer ~= open) and check.stale
+    if list then
+      list[#list + 1] = id
+      spare_id = {}
     end
   end
 end
 
 -- How long (ms) until enough charges have left the window for the unseen ids to fit. Charges leave in order.
 local function wait_for_rate(check, unseen)
-  return charged_at(check, check.charges + unseen - check.limit - 1) + check.window - check.now
+  return charged_at(check, check.charges + unseen - check.limit - 1) + check.window - now
 end
 
 local function wait_for_capacity(check)
   for number = max(check.number - LAYERS + 1, 1), check.number do
     if is_live(check, number) and remembered_by(check, number) > 0 then
-      return check.starts[number % LAYERS] + check.layer_ttl - check.now
+      return check.starts[number % LAYERS] + check.layer_ttl - now
     end
   end
 end
 
 function producer_ids.judge(check)
-  if not check.unseen then look(check) end
+  if not check.looked then look(check) end
   local unseen = #check.unseen
   if unseen == 0 then return ADMIT, 0 end
   local alive = charged(check)
-  if check.mode == RECORD then
+  if mode == RECORD then
     if check.limit == 0 then return DELAY, check.window end
     if alive + unseen <= check.limit then return ADMIT, 0 end
     -- One more id fits once a charge leaves: one of those made now, or an earlier one.
     local leaving = alive + unseen - check.limit
     local since = leaving >= alive and check.t or charged_at(check, check.charges - alive + leaving)
-    return DELAY, min(since + check.window - check.now, MAX_THROTTLE_MS)
+    return DELAY, min(since + check.window - now, MAX_THROTTLE_MS)
   end
   local largest = min(check.limit, max_ids)
   if unseen > largest then return REJECT, 0, TOO_LARGE, largest end
@@ -415,7 +461,7 @@ function producer_ids.judge(check)
   if alive + unseen > check.limit then rate = wait_for_rate(check, unseen) end
   if remembered(check) + unseen > max_ids then capacity = wait_for_capacity(check) end
   local grows = alive + unseen > check.capacity or is_short(check, unseen + #check.stale)
-  if grows and check.newest and check.mode == ADMIT_MODE and is_full() then capacity = max(capacity, FULL_MS) end
+  if grows and check.newest and mode == ADMIT_MODE and is_full() then capacity = max(capacity, FULL_MS) end
   if rate == 0 and capacity == 0 then return ADMIT, 0 end
   return THROTTLE, min(max(rate, capacity), MAX_THROTTLE_MS), capacity > rate and CAPACITY or 0
 end
@@ -434,7 +480,7 @@ end
 
 function producer_ids.touch(check)
   for _, id in ipairs(check.stale) do
-    local segment, layer = find(check, id)
+    local segment, layer = find(check, id) -- again: ids written since may have changed this
     local is_stale = segment and (segment ~= #check.segments or layer ~= open_layer(check))
     if is_stale and not (is_short(check, 1) and is_full()) then
       local counts = check.segments[segment].counts
@@ -454,6 +500,7 @@ local function add_charges(check, n)
   set_range(check.key, at, string.rep(entry, straight))
   if straight < n then set_range(check.key, check.ring, string.rep(entry, n - straight)) end
   check.charges, check.last = check.charges + n, check.t
+  check.alive = check.charges
 end
 
 -- The capacity of a ring that has to hold this many charges: grow by a quarter, but not beyond the limit while within it.
@@ -474,6 +521,7 @@ local function make_room(check, n)
     check.first = (check.first + check.charges - stay) % check.capacity
     check.charges = stay
   end
+  check.alive = stay
   if stay + n > check.capacity then
     check.capacity = room_of(check, stay + n)
     check.changed = true

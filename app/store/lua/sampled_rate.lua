@@ -5,39 +5,67 @@ ARGV     samples (count), sample_ms (ms); both arrive as the first two parameter
 State    <I4 d d d d d d>  previous samples (count), their sum (units, added oldest first), oldest's start (ms), oldest's
                            last event (ms), then the current sample: value (units), start (ms), last event (ms)
          <d d d>           for each previous sample, oldest first: value (units), start (ms), last event (ms)
-         While no sample begins or ends, only the 52 bytes of the head are read and written.
+         While no sample begins or ends, only the last 32 bytes of the head are written: an event moves the expiry
+         only when it begins a sample.
 Example  samples of 1000 ms, state <1, 30, 0, 900, 4, 1000, 1200> <30, 0, 900>: a usage of 2 at 1500 ms goes into the
          current sample, <1, 30, 0, 900, 6, 1000, 1500>; one at 2000 ms begins a sample, and that one becomes previous
 ]]
 
 local RATE, SAMPLE = '<I4dddddd', '<ddd'
 local RATE_BYTES, SAMPLE_BYTES = 52, 24
+local CURRENT, CURRENT_AT = '<dddd', '20' -- the end of the head: the oldest's last event, and the current sample
 local sampled_rate = {}
 
+-- The whole state is read in one piece, `text`; the previous samples in it are unpacked only when they are needed.
 function sampled_rate.load(check, samples, sample_ms)
-  check.samples, check.sample_ms = samples, sample_ms
-  check.decided = band(check.flags, DENY) > 0 and max(check.samples, 2) or check.samples
-  check.span = check.decided * check.sample_ms
-  check.clock_window = check.samples * check.sample_ms
-  local head = call('GETRANGE', check.key, 0, RATE_BYTES - 1)
-  if #head < RATE_BYTES then
-    check.n, check.rest, check.value, check.start, check.last = 0, 0, 0, -huge, -huge
-    return
+  check.deny = band(check.flags, DENY) > 0
+  check.decided = check.deny and max(samples, 2) or samples
+  check.samples, check.sample_ms, check.span, check.moved = samples, sample_ms, check.decided * sample_ms, 0
+  check.window, check.is_charged = nil, false
+  local text = call('GET', check.key)
+  if text and #text >= RATE_BYTES then
+    check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last = unpack_(RATE, text)
+    check.text, check.newest = text, check.last
+  else
+    check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last =
+      0, 0, -huge, -huge, 0, -huge, -huge
+    check.text, check.newest = '', nil
   end
-  check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last = unpack_(RATE, head)
-  check.newest = check.last
+end
+
+function sampled_rate.clock_window(check)
+  return check.samples * check.sample_ms
+end
+
+-- The i-th of the previous samples, oldest first, from 1: value, start, last event.
+local function sample_at(check, i)
+  local value, start, last = unpack_(SAMPLE, check.text, RATE_BYTES + (i - 1) * SAMPLE_BYTES + 1)
+  return value, start + check.moved, last + check.moved
+end
+
+-- How many of the previous samples are over. They are in order of their last events, so these are the oldest ones.
+local function count_over(check, at, span)
+  local over = 0
+  while over < check.n do
+    local _, _, last = sample_at(check, over + 1)
+    if at - last < span then break end
+    over = over + 1
+  end
+  return over
+end
+
+-- The sum of the previous samples after the first `over`, added oldest first.
+local function sum_after(check, over)
+  if over == 0 then return check.rest end
+  local sum = 0
+  for i = over + 1, check.n do sum = sum + sample_at(check, i) end
+  return sum
 end
 
 -- All samples, oldest first, the current one last: {value, start, last event}.
 local function samples_of(check)
   local list = {}
-  if check.n > 0 then
-    local packed = call('GETRANGE', check.key, RATE_BYTES, -1)
-    for i = 1, check.n do
-      local value, start, last = unpack_(SAMPLE, packed, (i - 1) * SAMPLE_BYTES + 1)
-      list[i] = { value, start + (check.moved or 0), last + (check.moved or 0) }
-    end
-  end
+  for i = 1, check.n do list[i] = { sample_at(check, i) } end
   if check.newest then list[check.n + 1] = { check.value, check.start, check.last } end
   return list
 end
@@ -46,20 +74,16 @@ end
 local function previous(check, at)
   if check.n == 0 then return 0, nil end
   if at - check.oldest_last < check.span then return check.rest, check.oldest end
-  local sum, oldest, list = 0, nil, samples_of(check)
-  for i = 1, check.n do
-    if at - list[i][3] < check.span then
-      sum = sum + list[i][1]
-      oldest = oldest or list[i][2]
-    end
-  end
-  return sum, oldest
+  local over = count_over(check, at, check.span)
+  if over == check.n then return 0, nil end
+  local _, oldest = sample_at(check, over + 1)
+  return sum_after(check, over), oldest
 end
 
 -- The sum of the live samples and the age of the oldest.
 local function live_sum(check, at)
-  local sum, oldest = previous(check, at)
   if at - check.last >= check.span then return 0, 0 end
+  local sum, oldest = previous(check, at)
   return sum + check.value, at - (oldest or check.start)
 end
 
@@ -67,19 +91,28 @@ end
 local function recorded(check, t, at)
   if at - t >= check.span then return 0, 0 end
   local sum, oldest = previous(check, at)
-  if t - check.start < check.sample_ms then
-    return sum + (check.value + check.usage), at - (oldest or check.start)
-  end
+  local start = check.start
+  if t - start < check.sample_ms then return sum + (check.value + check.usage), at - (oldest or start) end
   if at - check.last < check.span then
     sum = sum + check.value
-    oldest = oldest or check.start
+    oldest = oldest or start
   end
   return sum + check.usage, at - (oldest or t)
 end
 
 local function window_of(check, elapsed)
-  local missing = check.decided - 1 - floor(elapsed / check.sample_ms)
-  return max(elapsed + max(missing, 0) * check.sample_ms, 1)
+  local sample_ms = check.sample_ms
+  local missing = check.decided - 1 - (elapsed - elapsed % sample_ms) / sample_ms
+  if missing > 0 then return elapsed + missing * sample_ms end
+  return elapsed > 1 and elapsed or 1
+end
+
+-- The sum and the window of the rate at `at`, if the usage were recorded now.
+local function measure(check, at)
+  local sum, elapsed = recorded(check, check.t, at)
+  local window = window_of(check, elapsed)
+  if at == check.t then check.sum, check.window = sum, window end -- a charge makes it so: then report takes it from here
+  return sum, window
 end
 
 local function least_window(units, limit)
@@ -102,86 +135,110 @@ local function first_passing(check, at)
   return max(at, at - elapsed + need)
 end
 
+-- When the i-th sample is over; the current one is the last.
+local function over_at(check, i)
+  if i > check.n + 1 then return huge end
+  if i > check.n then return check.last + check.span end
+  local _, _, last = sample_at(check, i)
+  return last + check.span
+end
+
+-- What is recorded changes only where a sample is over, or where the current one ends: look between these edges.
 local function wait(check)
-  local edges = { check.start + check.sample_ms }
-  for _, sample in ipairs(samples_of(check)) do edges[#edges + 1] = sample[3] + check.span end
-  table.sort(edges)
-  local at = check.t + 1
-  for _, edge in ipairs(edges) do
+  local at, ends, i = check.t + 1, check.start + check.sample_ms, 1
+  while true do
+    local edge = over_at(check, i)
+    if ends < edge then edge, ends = ends, huge else i = i + 1 end
     if edge > at then
       local passes = first_passing(check, at)
-      if passes < edge then return passes - check.now end
+      if passes < edge then return passes - now end
       at = edge
     end
   end
-  return first_passing(check, at) - check.now
 end
 
 local function delay(check, later)
-  local at = check.t + later
-  local sum, elapsed = recorded(check, check.t, at)
-  local window = window_of(check, elapsed)
+  local limit = check.limit
+  local sum, window = measure(check, check.t + later)
   local observed = sum / (window / 1000)
-  if observed <= check.limit then return ADMIT, 0 end
-  if check.limit == 0 then return DELAY, check.longest end
-  return DELAY, rounded((observed - check.limit) / check.limit * window, check.longest)
+  if observed <= limit then return ADMIT, 0 end
+  if limit == 0 then return DELAY, check.longest end
+  return DELAY, rounded((observed - limit) / limit * window, check.longest)
 end
 
 function sampled_rate.judge(check, later)
-  if band(check.flags, DENY) == 0 then return delay(check, later) end
+  if not check.deny then return delay(check, later) end
   if check.usage == 0 then return ADMIT, 0 end
   local full = (check.decided - 1) * check.sample_ms / 1000
   if check.usage / full > check.limit then return REJECT, 0, TOO_LARGE, check.limit * full end
-  local sum, elapsed = recorded(check, check.t, check.t)
-  if sum / (window_of(check, elapsed) / 1000) <= check.limit then return ADMIT, 0 end
+  local sum, window = measure(check, check.t)
+  if sum / (window / 1000) <= check.limit then return ADMIT, 0 end
   return THROTTLE, min(wait(check), MAX_THROTTLE_MS)
 end
 
-local function write_all(check, list)
-  local current = list[#list]
+-- The head of the state. Without previous samples the current one is the oldest.
+local function head_of(check)
+  if check.n == 0 then check.oldest, check.oldest_last = check.start, check.last end
+  return pack(RATE, check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last)
+end
+
+-- Write the whole state: a sample began, or all of them moved.
+local function write_all(check, previous_samples)
+  check.text, check.moved = head_of(check) .. previous_samples, 0
+  -- The current sample may take events for sample_ms more, and those writes do not move the expiry.
+  local lasts = check.start + check.sample_ms + max(check.samples, 2) * check.sample_ms - now
+  set(check.key, check.text, ttl(lasts))
+end
+
+-- Pack the previous samples of a list, and sum them up.
+local function pack_previous(check, list)
   local packed, sum = {}, 0
   for i = 1, #list - 1 do
     packed[i] = pack(SAMPLE, list[i][1], list[i][2], list[i][3])
     sum = sum + list[i][1]
   end
   check.n, check.rest, check.oldest, check.oldest_last = #list - 1, sum, list[1][2], list[1][3]
-  check.value, check.start, check.last = current[1], current[2], current[3]
-  local head = pack(RATE, check.n, sum, check.oldest, check.oldest_last, check.value, check.start, check.last)
-  -- The current sample may take events for sample_ms more, and those writes do not move the expiry.
-  local lasts = check.start + check.sample_ms + max(check.samples, 2) * check.sample_ms - check.now
-  set(check.key, head .. table.concat(packed), ttl(lasts))
-end
-
-local function write_head(check)
-  if check.n == 0 then check.oldest, check.oldest_last = check.start, check.last end
-  set_range(check.key, 0,
-    pack(RATE, check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last))
+  check.value, check.start, check.last = list[#list][1], list[#list][2], list[#list][3]
+  return table.concat(packed)
 end
 
 function sampled_rate.move(check, by, writing)
   check.moved = by
   check.start, check.last, check.newest = check.start + by, check.last + by, check.newest + by
   check.oldest, check.oldest_last = check.oldest + by, check.oldest_last + by
-  if writing then
-    write_all(check, samples_of(check))
-    check.moved = 0
-  end
+  if writing then write_all(check, pack_previous(check, samples_of(check))) end
 end
 
 function sampled_rate.touch() end
 
+-- Begin a sample: the current one joins the previous ones, those of them that are over leave.
+local function begin_sample(check, t)
+  local span = max(check.samples, 2) * check.sample_ms
+  local over = count_over(check, t, span)
+  local packed = string.sub(check.text, RATE_BYTES + over * SAMPLE_BYTES + 1)
+  check.rest, check.n = sum_after(check, over), check.n - over
+  if t - check.last < span then
+    packed = packed .. pack(SAMPLE, check.value, check.start, check.last)
+    check.rest, check.n = check.rest + check.value, check.n + 1
+  end
+  if check.n > 0 then
+    local _
+    _, check.oldest, check.oldest_last = unpack_(SAMPLE, packed)
+  end
+  check.value, check.start, check.last = check.usage, t, t
+  write_all(check, packed)
+end
+
 function sampled_rate.charge(check)
   local t = check.t
+  check.is_charged = true
   if t - check.start < check.sample_ms then
-    check.value, check.last = check.value + check.usage, t
-    write_head(check)
+    local value = check.value + check.usage
+    check.value, check.last = value, t
+    if check.n == 0 then check.oldest_last = t end
+    set_range(check.key, CURRENT_AT, pack(CURRENT, check.oldest_last, value, check.start, t))
   else
-    local kept, list = max(check.samples, 2) * check.sample_ms, {}
-    for _, sample in ipairs(samples_of(check)) do
-      if t - sample[3] < kept then list[#list + 1] = sample end
-    end
-    list[#list + 1] = { check.usage, t, t }
-    write_all(check, list)
+    begin_sample(check, t)
   end
   return true
 end
@@ -193,19 +250,18 @@ function sampled_rate.refund(check)
     local taken = min(list[i][1], left)
     list[i][1], left = list[i][1] - taken, left - taken
   end
-  local packed = {}
-  check.rest = 0
-  for i = 1, check.n do
-    check.rest = check.rest + list[i][1]
-    packed[i] = pack(SAMPLE, list[i][1], list[i][2], list[i][3])
-  end
-  check.value = list[check.n + 1][1]
-  write_head(check)
-  if check.n > 0 then set_range(check.key, RATE_BYTES, table.concat(packed)) end
+  local packed = pack_previous(check, list)
+  check.text = head_of(check) .. packed
+  set_range(check.key, '0', check.text)
 end
 
 function sampled_rate.report(check)
-  local sum, elapsed = live_sum(check, check.t)
-  local seconds = window_of(check, elapsed) / 1000
+  local sum, window = check.sum, check.window
+  if not (window and check.is_charged) then
+    local elapsed
+    sum, elapsed = live_sum(check, check.t)
+    window = window_of(check, elapsed)
+  end
+  local seconds = window / 1000
   return sum / seconds, check.limit * seconds - sum, 0, 0
 end

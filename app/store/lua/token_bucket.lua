@@ -12,12 +12,19 @@ local token_bucket = {}
 
 function token_bucket.load(check, burst, max_debt)
   check.burst, check.max_debt = burst, max_debt
-  check.clock_window = check.limit > 0 and check.burst / check.limit * 1000 or huge
+  check.deny = band(check.flags, DENY) > 0
+  check.over, check.forgiven = 0, 0
   local packed = call('GET', check.key)
   if packed then
     check.tokens, check.at = unpack_(TOKENS, packed)
-    check.newest = check.at
+  else
+    check.tokens, check.at = nil, nil
   end
+  check.newest = check.at
+end
+
+function token_bucket.clock_window(check)
+  return check.limit > 0 and check.burst / check.limit * 1000 or huge
 end
 
 local function tokens_at(check, tokens, since, at)
@@ -27,7 +34,7 @@ end
 -- The tokens, with any debt beyond max_debt forgiven; `over` adds up how much was.
 local function forgive(check, tokens)
   if tokens >= -check.max_debt then return tokens end
-  check.over = (check.over or 0) + (-check.max_debt - tokens)
+  check.over = check.over + (-check.max_debt - tokens)
   return -check.max_debt
 end
 
@@ -44,7 +51,7 @@ local function write_tokens(check)
   if check.tokens < check.burst then
     full_in = check.limit > 0 and (check.burst - check.tokens) / check.limit * 1000 or huge
   end
-  call('SET', check.key, pack(TOKENS, check.tokens, check.at), 'PX', ttl(check.at - check.now + full_in))
+  call('SET', check.key, pack(TOKENS, check.tokens, check.at), 'PX', ttl(check.at - now + full_in))
 end
 
 -- The shortest wait (ms) after which the bucket holds the usage. The level never falls, so bisection finds it.
@@ -61,7 +68,7 @@ end
 
 function token_bucket.judge(check, later)
   local tokens = tokens_now(check)
-  if band(check.flags, DENY) == 0 then
+  if not check.deny then
     tokens = tokens_at(check, max(tokens - check.usage, -check.max_debt), check.t, check.t + later)
     if tokens >= 0 then return ADMIT, 0 end
     if check.limit == 0 then return DELAY, check.longest end
@@ -69,7 +76,7 @@ function token_bucket.judge(check, later)
   end
   if check.usage > check.burst then return REJECT, 0, TOO_LARGE, check.burst end
   if check.usage == 0 or tokens >= check.usage then return ADMIT, 0 end
-  return THROTTLE, min(check.t - check.now + refill_wait(check), MAX_THROTTLE_MS)
+  return THROTTLE, min(check.t - now + refill_wait(check), MAX_THROTTLE_MS)
 end
 
 function token_bucket.move(check, by, writing)
@@ -79,7 +86,7 @@ end
 
 function token_bucket.touch(check)
   tokens_now(check)
-  if not check.over then return end
+  if check.over == 0 then return end
   check.forgiven = check.over
   write_tokens(check)
 end
@@ -102,5 +109,5 @@ end
 
 function token_bucket.report(check)
   local tokens = tokens_now(check)
-  return check.burst - tokens, tokens, 0, check.forgiven or 0
+  return check.burst - tokens, tokens, 0, check.forgiven
 end
