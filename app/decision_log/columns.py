@@ -1,8 +1,6 @@
 """The columns of the decision log, defined once: the schema of its files and all readers derive from them.
 
-This module is pure, so that Spark jobs can import it. To add a column: add it here, at the end, with the next
-``VERSION`` as its ``since``; add a field of the same name at the end of ``Row`` in ``batch.py``; fill that in
-``app/admission/log_rows.py``.
+This module is pure, so that Spark jobs can import it. ``docs/architecture.md`` has the steps to add a column.
 """
 
 from __future__ import annotations

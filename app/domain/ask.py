@@ -9,6 +9,10 @@ from typing import Final, Literal
 Mode = Literal["admit", "peek", "record", "refund"]
 MODES: Final[tuple[Mode, ...]] = ("admit", "peek", "record", "refund")
 
+COUNTS: Final = ("requests", "connections", "mutations")
+AMOUNTS: Final = ("produce_bytes", "fetch_bytes", "request_time_ms")
+"""The usage fields of an ask besides ``producer_ids``: counts are whole numbers, amounts need not be."""
+
 NO_PRODUCER_ID: Final = -1
 """Kafka's ``RecordBatch.NO_PRODUCER_ID``, which is never counted."""
 

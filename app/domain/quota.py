@@ -27,6 +27,10 @@ class QuotaKey:
     """One quota key: what it limits, on which entities, and how.
 
     Attributes:
+        usage: the field of an ask's usage that it limits.
+        entities: the combinations of entity types that a quota of it can be set on.
+        enforcement, algorithm: those of a quota that names none.
+        integer_limit, max_limit: whether a limit must be a whole number, and the largest.
         longest_delay: in milliseconds, or ``"sample"`` for one sample; None means no longest delay.
         per_unit: the usage in one unit of the limit (10 ms of thread time = 1 percent-second).
     """
@@ -55,6 +59,7 @@ CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 MAX_CONNECTION_CREATION_RATE: Final = "max_connection_creation_rate"
 
+# Each row: name, usage, entities, enforcement, algorithm, integer_limit, max_limit, longest_delay.
 _ROWS: Final = (
     QuotaKey(PRODUCER_IDS_RATE, "producer_ids", (("user",),), "deny", "producer_ids", True, MAX_PRODUCER_IDS),
     QuotaKey(REQUEST_RATE, "requests", (*_CLIENTS, ("ip",)), "delay", _SAMPLED, False, MAX_EXACT, "sample"),
@@ -63,7 +68,7 @@ _ROWS: Final = (
         "request_time_ms",
         _CLIENTS,
         "delay",
-        "sampled_rate",
+        _SAMPLED,
         False,
         MAX_EXACT,
         "sample",
@@ -80,7 +85,7 @@ _ROWS: Final = (
         "connections",
         _LISTENERS,
         "delay",
-        "sampled_rate",
+        _SAMPLED,
         True,
         MAX_INT,
         "sample",

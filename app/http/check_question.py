@@ -9,6 +9,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any, Final, NamedTuple
 
+from app.domain.ask import AMOUNTS, COUNTS
 from app.domain.errors import EntityError
 from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
@@ -21,8 +22,6 @@ Headers = Iterable[tuple[bytes, bytes]]
 Network = IPv4Network | IPv6Network
 
 FORWARDED_FOR: Final = "X-Forwarded-For"
-COUNTS: Final = ("requests", "connections", "mutations")
-AMOUNTS: Final = ("produce_bytes", "fetch_bytes", "request_time_ms")
 NAMES: Final = ("broker", "listener")
 DENY_STATUSES: Final = (403, 429)
 

@@ -6,9 +6,10 @@ from typing import Final
 
 import msgspec
 
+from app.domain.ask import AMOUNTS, COUNTS
 from app.http.bodies import Address, Amount, ClientName, Count, Name
 from app.http.check import invalid
-from app.http.check_question import AMOUNTS, COUNTS, DENY_STATUSES, FORWARDED_FOR, NAMES, Sources
+from app.http.check_question import DENY_STATUSES, FORWARDED_FOR, NAMES, Sources
 from app.http.problems import PROBLEM_JSON, FieldError, ProblemError
 from app.http.schema import Schema, content, or_blank
 from app.http.wire import Clock

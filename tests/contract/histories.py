@@ -8,7 +8,7 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from app.domain.ask import Ask, Mode
+from app.domain.ask import COUNTS, Ask, Mode
 from app.domain.entity import ANY, Entity
 from app.domain.quota import KEYS, LAYER_POLICIES, Enforcement, Layers, OnStoreFailure, Quota, Scope
 
@@ -101,7 +101,7 @@ def asks(draw: st.DrawFn) -> Ask:
             many = draw(st.sampled_from((1, 1, 2, 5, 9, 30) if mode == "admit" else (1, 3, 40, 60)))
             ids = None if mode == "refund" else tuple((IDS[first:] + IDS)[:many])
         else:
-            whole = field in ("requests", "connections", "mutations")
+            whole = field in COUNTS
             usage[field] = draw(st.sampled_from(AMOUNTS if whole else AMOUNTS + FRACTIONS))
     return Ask(
         usage=usage or {"requests": 1} if ids is None else usage,

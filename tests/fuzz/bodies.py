@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
+from app.domain.ask import AMOUNTS, COUNTS
+
 Json = dict[str, Any]
 Spoil = Callable[[Random, Json], bytes]
 
@@ -50,8 +52,8 @@ def a_name(chance: Random, number: int) -> str:
 
 def valid_ask(chance: Random, principal: str, *, ids: bool = False) -> Json:
     """A valid ask, without producer ids or with them."""
-    fields = ["requests", "connections", "mutations", "produce_bytes", "fetch_bytes", "request_time_ms"]
-    usage: Json = {field: chance.choice(NUMBERS) for field in chance.sample(fields, chance.randint(1, 3))}
+    fields = chance.sample(COUNTS + AMOUNTS, chance.randint(1, 3))
+    usage: Json = {field: chance.choice(NUMBERS) for field in fields}
     if ids:
         usage["producer_ids"] = [an_id(chance) for _ in range(chance.choice((0, 1, 2, 10)))]
     if chance.random() < 0.2:
@@ -168,9 +170,7 @@ NO_NAME: Final[tuple[Any, ...]] = (
 NO_ADDRESS: Final = ("", "host", "300.1.1.1", "1.2.3.4/8", "fe80::1%eth0", " 1.1.1.1", "::g", "1" * 10_000, 7)
 
 WRONG: Final[Sequence[Spoil]] = (
-    lambda c, a: written(
-        c, _usage(a, **{c.choice(("requests", "connections", "mutations")): c.choice(NO_COUNT)})
-    ),
+    lambda c, a: written(c, _usage(a, **{c.choice(COUNTS): c.choice(NO_COUNT)})),
     lambda c, a: written(c, _usage(a, **{c.choice(("produce_bytes", "fetch_bytes")): c.choice(NO_AMOUNT)})),
     lambda c, a: _raw(_usage(a, fetch_bytes="@"), "@", c.choice(("1e999", "-1e999", "9" * 5_000, "1e16"))),
     lambda c, a: _raw(_usage(a, requests="@"), "@", c.choice(("1e3", "1E0", "-0.0", "9" * 5_000, "1e999"))),

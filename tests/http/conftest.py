@@ -34,7 +34,7 @@ from app.http.connections import Connections
 from app.http.health import Readiness
 from app.http.protocol import Protocol
 from app.http.wire import Clock
-from tests.http.quota_app import KEY, app_of
+from tests.http.application import KEY, app_of
 from tests.postgres import Postgres, started
 
 ADMIN = "the-admin-key"

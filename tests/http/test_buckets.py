@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from app.admission.buckets import Buckets
 from app.catalog.snapshot import Snapshot
@@ -18,9 +17,8 @@ from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.buckets import router
-from app.http.problems import ProblemError
 from app.store.port import Answer, ChargeResult, Plan, StoreError
-from tests.http.quota_app import KEY, fields
+from tests.http.application import KEY, app_with, fields
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
 QUOTAS = {
@@ -65,17 +63,9 @@ class Client:
 
     def __init__(self, now_ms: Callable[[], int] | None = None) -> None:
         self.counters = Counters()
-        app = FastAPI()
         snapshot = Snapshot(1, QUOTAS)
-        app.include_router(
-            router(Buckets(self.counters, lambda: snapshot, MatchingRules()), Access(KEY, ()), now_ms)
-        )
-
-        @app.exception_handler(ProblemError)
-        async def answer(request: object, problem: ProblemError) -> Any:
-            return problem.response()
-
-        self._transport = httpx.ASGITransport(app)
+        buckets = Buckets(self.counters, lambda: snapshot, MatchingRules())
+        self._transport = httpx.ASGITransport(app_with(router(buckets, Access(KEY, ()), now_ms)))
 
     async def get(self, query: str) -> httpx.Response:
         return await self._send("GET", f"/v1/buckets{query}")

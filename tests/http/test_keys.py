@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient, Response
 
 from app.catalog.catalog import Catalog
@@ -15,6 +14,7 @@ from app.catalog.keys import Keys
 from app.http.access import Access
 from app.http.keys import router
 from app.http.problems import ProblemError
+from tests.http.application import app_with
 
 ADMIN = "open-sesame"
 GATEWAY: dict[str, Any] = {"name": "gateway", "scopes": ["decide"]}
@@ -36,14 +36,9 @@ def access(keys: Keys) -> Access:
 
 @pytest.fixture
 async def http(keys: Keys, access: Access) -> AsyncIterator[AsyncClient]:
-    app = FastAPI()
-    app.include_router(router(keys, access))
-
-    @app.exception_handler(ProblemError)
-    async def answer(request: object, problem: ProblemError) -> Any:
-        return problem.response()
-
-    async with AsyncClient(transport=ASGITransport(app), base_url="http://quotagate") as client:
+    async with AsyncClient(
+        transport=ASGITransport(app_with(router(keys, access))), base_url="http://quotagate"
+    ) as client:
         client.headers["authorization"] = f"Bearer {ADMIN}"
         yield client
 

@@ -23,7 +23,7 @@ from app.http import strict
 from app.http.problems import ProblemError
 from app.http.quotas_lists_schema import COMPONENTS
 from app.http.quotas_schema import ENTITY_PATTERN
-from tests.http.quota_app import KEY, app_of, fields
+from tests.http.application import KEY, app_of, fields
 
 PATCH = "application/merge-patch+json"
 MEBIBYTE = 1024 * 1024

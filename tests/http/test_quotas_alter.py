@@ -14,7 +14,7 @@ from app.catalog.errors import CatalogUnavailableError
 from app.catalog.sql import Origin
 from app.domain.entity import ANY, Entity
 from app.http.problems import MAX_ERRORS
-from tests.http.quota_app import fields
+from tests.http.application import fields
 
 ALICE, BOB, EVERYBODY = Entity.of(user="alice"), Entity.of(user="bob"), Entity.of(user=ANY)
 BY = Origin("admin", 1)

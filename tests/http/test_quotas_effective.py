@@ -22,7 +22,7 @@ from app.domain.oracle import Oracle
 from app.domain.quota import KEYS, Defaults
 from app.domain.quota_value import resolve
 from app.http.wire import decode_ask, encode_decision
-from tests.http.quota_app import KEY, app_of, fields
+from tests.http.application import KEY, app_of, fields
 
 Who = Mapping[str, str]
 Limits = Mapping[tuple[str, Entity], Mapping[str, object]]

@@ -16,7 +16,7 @@ from app.catalog.sql import Origin
 from app.domain.entity import ANY, Entity
 from app.domain.matching import Filter
 from app.domain.quota import Defaults
-from tests.http.quota_app import fields
+from tests.http.application import fields
 
 ENTITIES = [
     "broker=1",

@@ -22,7 +22,7 @@ from app.http import volumes
 from app.http.access import Access
 from app.store.port import StoreError
 from app.store.volumes import Reading, VolumeRecord
-from tests.http.quota_app import KEY, app_of, fields
+from tests.http.application import KEY, app_of, fields
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
 MINUTE = 60_000

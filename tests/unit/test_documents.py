@@ -118,8 +118,9 @@ def test_named_commands_exist(page: Path):
             named, is_narrowed, paths = arguments.partition("T=")
             assert {word for word in named.split() if "=" not in word} <= {*targets}, f"make {arguments}"
             narrowed = paths.strip("\"'").split() if is_narrowed else []
-            assert all(map(is_there, narrowed)), f"make {arguments}"
-            assert named.strip() != "test" or not any(map(refusal, narrowed)), f"make {arguments}"
+            assert [path for path in narrowed if not is_there(path)] == [], f"make {arguments}"
+            refused = [why for path in narrowed if (why := refusal(path))]
+            assert named.strip() != "test" or refused == [], f"make {arguments}"
         else:
             check_command(words, f"quotagate {arguments}")
 

@@ -27,10 +27,16 @@ def test_batch_fields_are_columns():
 
 
 def test_added_columns_are_nullable():
-    added = {name for name, column in columns.by_name().items() if column.since > columns.OLDEST}
-    assert added == {"batch_rows", "siblings", "verdicts.max_debt"}
-    assert all(columns.by_name()[name].nullable for name in added)
-    assert all(columns.OLDEST <= column.since <= columns.VERSION for column in columns.by_name().values())
+    added = {name: column for name, column in columns.by_name().items() if column.since > columns.OLDEST}
+    assert {"batch_rows", "siblings", "verdicts.max_debt"} <= set(added)
+    assert all(column.nullable for column in added.values())
+    assert max(column.since for column in added.values()) == columns.VERSION
+
+
+def test_later_columns_are_at_the_end():
+    for struct in (columns.COLUMNS, columns.VERDICT, columns.LIMITED_BY, columns.CHANGE, columns.SIBLING):
+        versions = [column.since for column in struct]
+        assert versions == sorted(versions)
 
 
 @pytest.mark.parametrize(

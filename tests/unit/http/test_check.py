@@ -11,14 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from app.domain.ask import AMOUNTS, COUNTS
 from app.domain.decision import Decision, Verdict
 from app.domain.entity import check_name, normalise_ip
 from app.domain.errors import EntityError
 from app.domain.quota import Quota
 from app.http.check import answer_to
 from app.http.check_question import (
-    AMOUNTS,
-    COUNTS,
     CallerIdentity,
     Callers,
     CheckQuery,

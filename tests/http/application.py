@@ -1,11 +1,11 @@
-"""The routes of quotas over a real catalog, without a server in between."""
+"""Routers as an application, without a server in between; and the routes of quotas over a real catalog."""
 
 from __future__ import annotations
 
 from ipaddress import ip_network
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from httpx import Response
 
 from app.catalog.catalog import Catalog
@@ -17,16 +17,22 @@ from app.http.quotas import COMMON_RULES, router
 KEY = "open-sesame"
 
 
-def app_of(catalog: Catalog, rules: MatchingRules = COMMON_RULES, *, timed: bool = False) -> FastAPI:
-    """The routes as an application, in which problems are answers."""
+def app_with(*routers: APIRouter) -> FastAPI:
+    """An application of these routers, in which problems are answers."""
     app = FastAPI()
-    app.include_router(router(catalog, Access(KEY, [ip_network("127.0.0.0/8")]), rules, timed=timed))
+    for each in routers:
+        app.include_router(each)
 
     @app.exception_handler(ProblemError)
     async def answer(request: object, problem: ProblemError) -> Any:
         return problem.response()
 
     return app
+
+
+def app_of(catalog: Catalog, rules: MatchingRules = COMMON_RULES, *, timed: bool = False) -> FastAPI:
+    """The routes of quotas as an application."""
+    return app_with(router(catalog, Access(KEY, [ip_network("127.0.0.0/8")]), rules, timed=timed))
 
 
 def fields(answer: Response, status: int = 422) -> list[str]:
