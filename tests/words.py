@@ -77,7 +77,7 @@ def retired_words(path: str) -> Iterator[str]:
         return
     for number, line in enumerate(lines, 1):
         for word in RETIRED.finditer(KEPT.sub("", line)):
-            yield f"{path}:{number}: retired word: {word[0]}; rewrite the sentence (RETIRED in tests/words.py)"
+            yield f"{path}:{number}: {word[0]}: retired word, rewrite the sentence (tests/words.py)"
 
 
 def classes_in(path: str) -> Iterator[ClassName]:
