@@ -43,6 +43,12 @@ CLOSE_WITHIN_S: Final = 1.0
 LOOK_AGAIN_S: Final = 0.005
 """How long to wait before looking again, when a reply is waiting to be read or the call was not sent yet."""
 
+OVERDUE_S: Final = 0.05
+"""A look that comes later than this was delayed by a machine that stood still, and with it the store."""
+
+AFTER_DELAY_S: Final = 0.02
+"""How long the store then gets to reply."""
+
 QUEUE_S: Final = 2.0
 """How long an ask may wait in this node by default."""
 
@@ -82,6 +88,8 @@ class Gatherer:
         self._timer: asyncio.TimerHandle | None = None
         self._stretch = 1.0
         """Patience for the current call as a multiple of the usual: 1,000 ids are the work of five calls."""
+        self._was_delayed = False
+        """Whether a look in the current call came too late to judge the store."""
         self.is_late = False
         """Whether the store has been silent for too long during the current call."""
 
@@ -175,6 +183,7 @@ class Gatherer:
     async def _call(self, parts: list[Part], loop: asyncio.AbstractEventLoop) -> None:
         self._in_call = parts
         began = self._patience.begin(loop.time())
+        self._was_delayed = False
         self._look_in(self._patience.budget_s * self._stretch, began, loop)
         try:
             answers = await self._store.decide(
@@ -223,14 +232,19 @@ class Gatherer:
     # The silence of the store
 
     def _look_in(self, seconds: float, began: Moment, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_later(seconds, self._look, began, loop)
+        due = loop.time() + seconds
+        self._timer = loop.call_at(due, self._look, began, due, loop)
 
-    def _look(self, began: Moment, loop: asyncio.AbstractEventLoop) -> None:
+    def _look(self, began: Moment, due: float, loop: asyncio.AbstractEventLoop) -> None:
         """Check the silence of the store, and fall back or give the call up if it is too long."""
         now = loop.time()
         since = self._store.silent_since()
         if since is None:
             self._look_in(LOOK_AGAIN_S, began, loop)
+            return
+        if now - due > OVERDUE_S and not self._was_delayed:
+            self._was_delayed = True  # once in a call, so that a busy loop still notices a hung store
+            self._look_in(AFTER_DELAY_S, began, loop)
             return
         silent_s = now - since
         patience_s = self._patience.lasts_s(began, self._patience.now(now)) * self._stretch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -239,6 +240,32 @@ async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
     _, failure = await deciding
     assert failure is not None
     assert asyncio.get_running_loop().time() - store.called_at >= BUSY_PATIENCE_S
+
+
+async def test_machine_that_stood_still_says_nothing_about_the_store() -> None:
+    store = SlowStore()
+    gathering = gatherer(store, budget_s=0.01)
+    deciding = asyncio.create_task(gathering.decide([plan("a")]))
+    await store.until_called(1)
+    time.sleep(0.2)  # noqa: ASYNC251  neither the loop nor the store runs
+    await until(lambda: store.looks == 1)
+    assert not gathering.is_late
+    store.gates[0].set_result(None)
+    assert await deciding == ([Answer((), kept=b"a")], None)
+
+
+async def test_silent_store_is_noticed_on_a_machine_that_keeps_standing_still() -> None:
+    store = SlowStore()
+    gathering = gatherer(store, budget_s=0.01)
+    deciding = asyncio.create_task(gathering.decide([plan("a")]))
+    await store.until_called(1)
+    for looks in (1, 2):
+        time.sleep(0.2)  # noqa: ASYNC251  neither the loop nor the store runs
+        await until(lambda looks=looks: store.looks == looks)
+    _, failure = await deciding
+    assert failure is not None
+    store.gates[0].set_result(None)
+    await gathering.close()
 
 
 async def test_call_with_many_ids_may_take_longer() -> None:
