@@ -44,7 +44,7 @@ LOOK_AGAIN_S: Final = 0.005
 """How long to wait before looking again, when a reply is waiting to be read or the call was not sent yet."""
 
 OVERDUE_S: Final = 0.05
-"""A look that comes later than this was delayed by a machine that stood still, and with it the store."""
+"""A look that comes later than this was delayed by a machine that paused, and so was the store."""
 
 AFTER_DELAY_S: Final = 0.02
 """How long the store then gets to reply."""

@@ -1,8 +1,8 @@
 """Cosmic Ray changes the domain and the admission in hundreds of places: do the tests notice?
 
-A seeded sample of mutants meets the unit tests of its package, and what survives them the wider tests. The
-score goes to docs/proofs/mutation.md, with every survivor. Faults in the Lua scripts are planted by hand: see
-`FAULTS` in tests/contract/test_machine.py and tests/contract/test_load.py.
+A seeded sample of mutants meets the unit tests of its module, what survives them those of its package, and
+what survives these the wider tests. The score goes to docs/proofs/mutation.md, with every survivor. Faults in
+the Lua scripts are planted by hand: `FAULTS` in tests/contract/test_machine.py and tests/contract/test_load.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +38,9 @@ WIDER_WITHIN_S: Final = 1_800.0
 """The time limit for the tests of one mutant: an endless loop counts as noticed."""
 CONFIGURATION: Final = "mutation.toml"
 SESSION: Final = "session.sqlite"
+"""All mutants of a package, without results."""
+STAGE: Final = "stage.sqlite"
+"""The mutants of one stage, with their results."""
 OPTIONS: Final = "-x -q -p no:cacheprovider --deselect tests/http/test_schemathesis.py"
 UNLIKELY: Final = re.compile(
     r"core/ReplaceBinaryOperator_BitOr_"  # in annotations, where it changes nothing
@@ -49,9 +54,10 @@ QUICK: Final = {
 }
 """By package, the quick tests that run on each mutant."""
 WIDER: Final = {
-    "app/domain": "tests/bounds tests/contract/test_machine.py::test_store_and_oracle_agree_in_3000_steps"
-    " tests/contract/test_load.py::test_load_equals_the_plain_form[valkey] tests/http tests/unit",
-    "app/admission": "tests/http tests/contract/test_budget.py tests/unit",
+    "app/domain": "tests/contract/test_machine.py::test_store_and_oracle_agree_in_3000_steps tests/bounds"
+    " tests/contract/test_load.py::test_load_equals_the_plain_form[valkey] tests/system/test_vectors.py"
+    " tests/unit/kafka tests/unit/run tests/http/test_volumes.py tests/http/test_quotas.py",
+    "app/admission": "tests/contract/test_budget.py tests/http tests/unit/decision_log tests/unit/http",
 }
 """By package, the wider tests that run on a survivor of the quick ones."""
 
@@ -85,8 +91,16 @@ class Session:
 
     def survivors(self, sample: int) -> tuple[list[Mutant], list[Mutant]]:
         """The mutants of a sample that survived the quick tests, and those that survived the wider ones."""
-        chosen = random.Random(SEED).sample(self._jobs, sample)
-        quick = self._survivors_of(chosen, QUICK[self._package], QUICK_WITHIN_S)
+        chosen = set(random.Random(SEED).sample(self._jobs, sample))
+        left: list[str] = []
+        modules = self._query("SELECT module_path, job_id FROM mutation_specs ORDER BY 1")
+        for module, its in groupby(modules, itemgetter(0)):
+            jobs = [job for _, job in its if job in chosen]
+            own = f"tests/unit/{self._package.removeprefix('app/')}/test_{Path(module).stem}.py"
+            if (self._folder / own).exists():
+                jobs = [each.job for each in self._survivors_of(jobs, own, QUICK_WITHIN_S)]
+            left += jobs
+        quick = self._survivors_of(left, QUICK[self._package], QUICK_WITHIN_S)
         left = [each.job for each in quick]
         return quick, self._survivors_of(left, WIDER[self._package], WIDER_WITHIN_S)
 
@@ -95,14 +109,15 @@ class Session:
             return []
         self._configure(tests, within_s)
         self._run("baseline", CONFIGURATION)
+        shutil.copy(self._folder / SESSION, self._folder / STAGE)
         marks = ",".join("?" * len(jobs))
-        for table in ("work_results", "mutation_specs", "work_items"):
-            only = "" if table == "work_results" else f" WHERE job_id NOT IN ({marks})"
-            self._query(f"DELETE FROM {table}{only}", *(jobs if only else ()))
-        self._run("exec", CONFIGURATION, SESSION)
+        for table in ("mutation_specs", "work_items"):
+            self._query(f"DELETE FROM {table} WHERE job_id NOT IN ({marks})", *jobs, file=STAGE)
+        self._run("exec", CONFIGURATION, STAGE)
         rows = self._query(
             "SELECT job_id, module_path, start_pos_row, operator_name, diff FROM mutation_specs"
-            " JOIN work_results USING (job_id) WHERE test_outcome = 'SURVIVED' ORDER BY 2, 3, 4"
+            " JOIN work_results USING (job_id) WHERE test_outcome = 'SURVIVED' ORDER BY 2, 3, 4",
+            file=STAGE,
         )
         return [
             Mutant(job, f"{module}:{row}", operator.removeprefix("core/"), added(diff))
@@ -133,8 +148,8 @@ distributor.name = "local"
         )
         assert ended.returncode == 0, f"{words}: {ended.stdout[-4_000:]}\n{ended.stderr[-4_000:]}"
 
-    def _query(self, statement: str, *values: object) -> list[tuple[str, ...]]:
-        with closing(sqlite3.connect(self._folder / SESSION)) as connection, connection:
+    def _query(self, statement: str, *values: object, file: str = SESSION) -> list[tuple[str, ...]]:
+        with closing(sqlite3.connect(self._folder / file)) as connection, connection:
             return connection.execute(statement, values).fetchall()
 
 

@@ -242,7 +242,7 @@ async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
     assert asyncio.get_running_loop().time() - store.called_at >= BUSY_PATIENCE_S
 
 
-async def test_machine_that_stood_still_says_nothing_about_the_store() -> None:
+async def test_pause_of_the_machine_says_nothing_about_the_store() -> None:
     store = SlowStore()
     gathering = gatherer(store, budget_s=0.01)
     deciding = asyncio.create_task(gathering.decide([plan("a")]))
@@ -254,7 +254,7 @@ async def test_machine_that_stood_still_says_nothing_about_the_store() -> None:
     assert await deciding == ([Answer((), kept=b"a")], None)
 
 
-async def test_silent_store_is_noticed_on_a_machine_that_keeps_standing_still() -> None:
+async def test_silent_store_is_noticed_on_a_machine_that_pauses_again_and_again() -> None:
     store = SlowStore()
     gathering = gatherer(store, budget_s=0.01)
     deciding = asyncio.create_task(gathering.decide([plan("a")]))
