@@ -1,8 +1,8 @@
 """Cosmic Ray changes the domain and the admission in hundreds of places: do the tests notice?
 
 A seeded sample of mutants meets the unit tests of its module, what survives them those of its package, and
-what survives these the wider tests. The score goes to docs/proofs/mutation.md, with every survivor. Faults in
-the Lua scripts are planted by hand: `FAULTS` in tests/contract/test_machine.py and tests/contract/test_load.py.
+what survives these the wider tests. docs/proofs/mutation.md has the score, with every survivor. Faults in the
+Lua scripts are planted by hand: `FAULTS` in tests/contract/test_machine.py and tests/contract/test_load.py.
 """
 
 from __future__ import annotations
