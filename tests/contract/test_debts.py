@@ -1,6 +1,9 @@
-"""The key of a bucket in debt expires when the debt is paid and the bucket is full again."""
+"""The key of a token bucket expires when the bucket is full again, also after a debt or a refund."""
 
 from __future__ import annotations
+
+import struct
+import time
 
 import pytest
 from redis.asyncio import Redis
@@ -37,3 +40,24 @@ async def test_key_of_a_bucket_in_debt_lasts_until_it_is_full_again(kind: str):
     assert answer.results[0].forgiven == MAX_EXACT - BURST - LIMIT * DEBT_S
     full_ms = (DEBT_S + BURST / LIMIT) * 1000 + SLACK_MS
     assert full_ms - 1_000 < left_ms <= full_ms
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_refund_that_fills_an_old_bucket_lets_it_expire(kind: str):
+    """Without the refund it would be full in an hour; with it, it has been for longer than the slack."""
+    quotas = {"controller_mutation_rate": {Entity.of(user="alice"): QUOTA}}
+    ask = Ask({"mutations": MAX_EXACT}, principal="alice", mode="refund")
+    plan = plan_of(ask, matches_of(ask, quotas, MatchingRules()), b"")
+    assert plan is not None
+    (charge,) = plan.charges
+    with running(kind) as url:
+        store, client = RedisStore(url), Redis.from_url(url)
+        await store.connect()
+        old_ms = time.time() * 1000 - 2 * SLACK_MS
+        await client.set(charge.key, struct.pack("<dd", -LIMIT * DEBT_S, old_ms), px=DEBT_S * 1000)
+        (answer,) = await store.decide([plan])
+        left_ms = await client.pttl(charge.key)
+        await client.aclose()
+        await store.close()
+    assert answer.results[0].remaining == BURST
+    assert 0 < left_ms <= SLACK_MS

@@ -120,9 +120,10 @@ local function is_full()
   return full
 end
 
--- The TTL of a key: the ms from the real now until its state equals that of an absent key, plus some slack.
+-- The TTL of a key: the ms from the real now until its state equals that of an absent key, plus some slack. A state that
+-- equals it already, as a token bucket that a refund fills, has the slack alone: the store takes no TTL below 1.
 local function ttl(ms)
-  ms = ceil(min(ms + SLACK_MS, LONGEST_TTL_MS))
+  ms = ceil(min(max(ms, 0) + SLACK_MS, LONGEST_TTL_MS))
   return caller_clock and max(ms, DAY_MS) or ms
 end
 

@@ -111,7 +111,7 @@ local function lasts(check)
   local dies = -huge
   if check.number > 0 then dies = check.starts[check.number % LAYERS] + check.layer_ttl end
   if check.charges > 0 then dies = max(dies, check.last + check.window) end
-  return max(dies - now, 0)
+  return dies - now
 end
 
 local function write_head(check)
