@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -121,15 +122,20 @@ def covering_defaults(entity: Entity) -> tuple[Entity, ...]:
     return tuple(default for default in chosen if default != entity)
 
 
-def own_rungs(type_: str, name: str, by_default: str) -> Iterator[tuple[Entity, Entity]]:
-    """The ladder of an entity of one type: itself, then the default, which charges ``by_default``.
+def own_rungs(
+    type_: str, name: str, by_default: Callable[[str], str] = str
+) -> Iterator[tuple[Entity, Entity]]:
+    """The ladder of an entity of one type: itself, then the default.
 
-    >>> [(str(entity), str(bucket)) for entity, bucket in own_rungs("broker", "1", "1")]
+    Args:
+        by_default: returns the name in the bucket that the default charges; called only if it comes to that.
+
+    >>> [(str(entity), str(bucket)) for entity, bucket in own_rungs("broker", "1")]
     [('broker=1', 'broker=1'), ('broker=*', 'broker=1')]
     """
     own = Entity(((type_, name),))
     yield own, own
-    yield Entity(((type_, ANY),)), Entity(((type_, by_default),))
+    yield Entity(((type_, ANY),)), Entity(((type_, by_default(name)),))
 
 
 def listener_rungs(broker: str | None, listener: str) -> Iterator[tuple[Entity, Entity]]:
@@ -137,7 +143,7 @@ def listener_rungs(broker: str | None, listener: str) -> Iterator[tuple[Entity, 
     if broker is not None:
         pair = Entity.of(broker=broker, listener=listener)
         yield pair, pair
-    yield from own_rungs("listener", listener, listener)
+    yield from own_rungs("listener", listener)
 
 
 def _asked(
@@ -158,12 +164,12 @@ def _ladders(key: str, ask: Ask, rules: MatchingRules) -> Iterator[Iterator[tupl
     if ("user",) in types:
         yield client_rungs(ask.principal, ask.client_id)
     if ("ip",) in types and ask.ip is not None:
-        yield own_rungs("ip", ask.ip, network_of(ask.ip, rules.ipv6_prefix))
+        yield own_rungs("ip", ask.ip, partial(network_of, ipv6_prefix=rules.ipv6_prefix))
     if key == MAX_CONNECTION_CREATION_RATE:
         if ask.listener is not None:
             yield listener_rungs(ask.broker, ask.listener)
         if ask.broker is not None and not _between_brokers(ask, rules):
-            yield own_rungs("broker", ask.broker, ask.broker)
+            yield own_rungs("broker", ask.broker)
 
 
 def _between_brokers(ask: Ask, rules: MatchingRules) -> bool:
