@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -79,7 +80,8 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
 
     @routes.post(PATH, **schema.push(timed=timed))
     async def push_volumes(request: Request) -> Response:
-        seen = observation_of(await read_json(request, JSON))
+        # Reading thousands of volumes here would delay decisions.
+        seen = await asyncio.to_thread(observation_of, await read_json(request, JSON))
         at_ms = _at_ms(request, timed=timed)
         source = throttling.rules.source
         if source is None:
