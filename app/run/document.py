@@ -8,14 +8,19 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from app.http.app import Front
 from app.node.settings import Settings
 from app.run.wiring import build
 
 
+def wired() -> Front:
+    """The program under the default settings, whatever the environment says; it is never opened."""
+    return build(Settings.model_construct(redis_url="redis://", admin_key=SecretStr("never used")))
+
+
 def text() -> str:
-    """The document under the default settings, whatever the environment says."""
-    settings = Settings.model_construct(redis_url="redis://", admin_key=SecretStr("never used"))
-    return json.dumps(build(settings).document(), indent=2) + "\n"
+    """The document of the program."""
+    return json.dumps(wired().document(), indent=2) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from app.domain.grant import PERMISSIONS
 from app.http.check_schema import METHODS
 from app.http.wire import decode_ask, decode_batch
-from app.run.document import text
+from app.run.document import text, wired
 from tests.http.conftest import serving
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
@@ -63,6 +65,50 @@ def test_every_operation_names_its_scope(document: dict[str, Any]):
             first, *others = item[method]["security"] or [{}]
             assert not others or others == [{}], path
             assert first in ({}, *({"key": [scope]} for scope in PERMISSIONS)), path
+
+
+NEEDED = {
+    "read": {
+        "get /v1/quotas",
+        "get /v1/quotas/{entity}",
+        "get /v1/quotas:history",
+        "get /v1/quotas:effective",
+        "get /v1/buckets",
+        "get /v1/volumes",
+    },
+    "write": {
+        "put /v1/quotas/{entity}",
+        "patch /v1/quotas/{entity}",
+        "delete /v1/quotas/{entity}",
+        "post /v1/quotas:alter",
+        "post /v1/quotas:apply",
+        "post /v1/buckets:reset",
+        "post /v1/volumes",
+    },
+    "admin": {
+        "get /v1/keys",
+        "post /v1/keys",
+        "post /v1/keys/{name}:rotate",
+        "delete /v1/keys/{name}",
+        "post /v1/volumes:drill",
+        "delete /v1/volumes:drill",
+    },
+}
+"""The routes that need a key, by its scope: a list by hand, as program and document share one rule."""
+
+
+async def test_every_route_of_administration_demands_its_scope(document: dict[str, Any]):
+    demanded: dict[str, set[str]] = {scope: set() for scope in NEEDED}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(wired()), base_url="http://node") as http:
+        for path, item in document["paths"].items():
+            for method in item.keys() & METHODS:
+                if not item[method]["security"] or {} in item[method]["security"]:
+                    continue
+                refused = await http.request(method.upper(), path.format(entity="user=a", name="a"))
+                assert refused.status_code == 401
+                (scope,) = re.findall(r"a key with the scope (\w+):", refused.json()["detail"])
+                demanded[scope].add(f"{method} {path}")
+    assert demanded == NEEDED
 
 
 async def test_at_ms_is_documented_only_under_the_callers_clock(document: dict[str, Any]):
