@@ -15,6 +15,14 @@ STEPS = 20_000
 QUICK_STEPS = 3_000
 
 FAULTS = {
+    "the last ask's ids taken for those of an ask": (
+        "check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, nil,",
+        "check.id_outcomes, check.alive, check.changed, check.dirty, check.id_outcomes = nil, nil,",
+    ),
+    "the last ask's bucket taken for a missing one": (
+        "check.text, check.newest = '', nil",
+        "check.text = ''",
+    ),
     "> for >= at a bucket's last token": (
         "tokens >= check.usage then return ADMIT",
         "tokens > check.usage then return ADMIT",
