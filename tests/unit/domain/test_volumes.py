@@ -15,6 +15,7 @@ from app.domain.quota import Quota
 from app.domain.volumes import (
     Drill,
     FactorState,
+    KnownVolume,
     Observation,
     Volume,
     VolumeLimit,
@@ -188,6 +189,41 @@ def test_missed_push_is_a_failed_observation():
     unknown = after_observation(full, Observation((volume("1", None),)), 6 * MINUTE, rules)
     assert not unknown.succeeded
     assert unknown.valid_until_ms == 10 * MINUTE  # as the missed pushes had renewed it
+
+
+def test_factor_that_waits_for_a_missed_push_is_held_since_it_was_set():
+    state = after_observation(start_state(0, PUSH), Observation((volume("1", 500),)), 10, PUSH)
+    in_time = factor_in_force(state, None, MINUTE, PUSH)
+    assert (in_time.held_by, in_time.held_since_ms) == (None, 0)
+    late = factor_in_force(state, None, 10 + MINUTE, PUSH)
+    assert (late.held_by, late.held_since_ms) == ("validity", 10)
+
+
+def test_only_known_sizes_are_ok():
+    states = [
+        KnownVolume("1", "/data", 1000, available, observed, is_current).state(now, KAFKA)
+        for available, observed, is_current, now in (
+            (500, 0, True, 5 * MINUTE),
+            (500, 0, True, 5 * MINUTE + 1),
+            (500, 0, False, 0),
+            (None, 0, True, 0),
+            (5, 0, False, 0),
+        )
+    ]
+    assert states == ["ok", "unknown", "unknown", "unknown", "violating"]
+
+
+def test_part_names_no_broker_that_answered_or_is_silent():
+    parts = [
+        Observation((), answered, silent).is_part
+        for answered, silent in (
+            (frozenset(), {}),
+            (frozenset({"1"}), {}),
+            (frozenset(), {"1": "?"}),
+            (None, {}),
+        )
+    ]
+    assert parts == [True, False, False, False]
 
 
 def test_ratio_limit_needs_both_sizes_and_byte_limit_only_one():
