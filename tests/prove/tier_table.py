@@ -1,6 +1,7 @@
 """Writes docs/proofs/tiers.md: what was tested at an earlier commit, and in which tier its tests run now.
 
-`python -m tests.prove.tier_table plain-base` compares the tag `plain-base` with the working tree.
+`python -m tests.prove.tier_table 1b4a3bd` compares that commit with the working tree. A place that is gone is not
+marked as code.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def main(ref: str) -> None:
     }
     lines = sorted(set().union(*counts.values()))
     rows: list[tuple[object, ...]] = [
-        (f"`{line}`", *(column[line] or "" for column in counts.values())) for line in lines
+        (f"`{line}`" if (ROOT / line).exists() else line, *(column[line] or "" for column in counts.values()))
+        for line in lines
     ]
     rows.append(("all", *(column.total() for column in counts.values())))
     command = f"python -m tests.prove.tier_table {ref}"
