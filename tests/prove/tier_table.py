@@ -1,7 +1,7 @@
 """Writes docs/proofs/tiers.md: what was tested at an earlier commit, and in which tier its tests run now.
 
-`python -m tests.prove.tier_table 1b4a3bd` compares that commit with the working tree. A place that is gone is not
-marked as code.
+`python -m tests.prove.tier_table 1b4a3bd` compares that commit with the working tree. A place that is gone is
+not marked as code.
 """
 
 from __future__ import annotations
