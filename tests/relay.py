@@ -57,13 +57,13 @@ class Relay:
         self.listening.set()
         await self._stopping.wait()
         server.close()
-        await asyncio.sleep(0)  # what is being accepted becomes a connection
+        await _turns()  # what is being accepted becomes a connection
         for serving in self._serving:
             serving.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        for writer in self._serving.values():  # of those that were cancelled before they began
-            async with _closing(writer):
-                pass
+        for writer in self._serving.values():  # some were cancelled before they began, or have unsent bytes
+            writer.transport.abort()
+        await _turns()
 
     def stop(self) -> None:
         """Stop listening; called from another thread."""
@@ -99,6 +99,12 @@ class Relay:
                 await asyncio.sleep(BETWEEN_LOOKS_S)
             writer.write(said)
             await writer.drain()
+
+
+async def _turns() -> None:
+    """Let the loop turn as often as asyncio needs to accept or to close a connection, which is thrice."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 async def _first(*directions: asyncio.Future[None]) -> None:
