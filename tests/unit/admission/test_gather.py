@@ -242,26 +242,29 @@ async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
     assert asyncio.get_running_loop().time() - store.called_at >= BUSY_PATIENCE_S
 
 
-async def test_pause_of_the_machine_says_nothing_about_the_store() -> None:
+async def paused_during_a_call() -> tuple[
+    SlowStore, Gatherer, asyncio.Task[tuple[list[Answer], StoreError | None]]
+]:
+    """A call during which the machine paused, after the first look."""
     store = SlowStore()
     gathering = gatherer(store, budget_s=0.01)
     deciding = asyncio.create_task(gathering.decide([plan("a")]))
     await store.until_called(1)
     time.sleep(0.2)  # noqa: ASYNC251  neither the loop nor the store runs
     await until(lambda: store.looks == 1)
+    return store, gathering, deciding
+
+
+async def test_pause_of_the_machine_says_nothing_about_the_store() -> None:
+    store, gathering, deciding = await paused_during_a_call()
     assert not gathering.is_late
     store.gates[0].set_result(None)
     assert await deciding == ([Answer((), kept=b"a")], None)
 
 
 async def test_silent_store_is_noticed_on_a_machine_that_pauses_again_and_again() -> None:
-    store = SlowStore()
-    gathering = gatherer(store, budget_s=0.01)
-    deciding = asyncio.create_task(gathering.decide([plan("a")]))
-    await store.until_called(1)
-    time.sleep(0.2)  # noqa: ASYNC251  neither the loop nor the store runs
-    await until(lambda: store.looks == 1)
-    time.sleep(0.2)  # noqa: ASYNC251
+    store, gathering, deciding = await paused_during_a_call()
+    time.sleep(0.2)  # noqa: ASYNC251  it pauses again before the next look
     _, failure = await deciding
     assert failure is not None
     store.gates[0].set_result(None)
