@@ -31,7 +31,10 @@ class AdminRoute(APIRoute):
 
 
 def admin_router(tag: str, access: Access) -> APIRouter:
-    """Return a router whose routes need the scope that ``scope_of`` names."""
+    """Return a router whose routes need the scope that ``scope_of`` names.
+
+    ``Front`` demands it before a request is routed. Here it also holds for a router that is wired without it.
+    """
 
     async def guard(request: Request) -> None:
         access.require(request.scope, scope_of(request.method, request.scope["path"]))
