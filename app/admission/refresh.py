@@ -6,9 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from app.admission.ending import finish
 from app.admission.errors import OverloadedError

@@ -17,7 +17,8 @@ NO_PRODUCER_ID: Final = -1
 """Kafka's ``RecordBatch.NO_PRODUCER_ID``, which is never counted."""
 
 
-@dataclass(frozen=True, slots=True)
+# Final instead of frozen: it is made for every ask (docs/decisions/0051)
+@dataclass(slots=True, unsafe_hash=True)
 class Ask:
     """One ask, validated and normalised.
 
@@ -29,17 +30,17 @@ class Ask:
         at_ms: the time by the caller's clock; None if the store's clock is used.
     """
 
-    usage: Mapping[str, float] = field(default_factory=dict)
-    producer_ids: tuple[int | str, ...] | None = None
-    principal: str | None = None
-    client_id: str | None = None
-    ip: str | None = None
-    broker: str | None = None
-    listener: str | None = None
-    mode: Mode = "admit"
-    deny: bool = False
-    recheck: bool = False
-    cluster_action: bool = False
-    detail: bool = False
-    id: str | None = None
-    at_ms: int | None = None
+    usage: Final[Mapping[str, float]] = field(default_factory=dict)
+    producer_ids: Final[tuple[int | str, ...] | None] = None
+    principal: Final[str | None] = None
+    client_id: Final[str | None] = None
+    ip: Final[str | None] = None
+    broker: Final[str | None] = None
+    listener: Final[str | None] = None
+    mode: Final[Mode] = "admit"
+    deny: Final[bool] = False
+    recheck: Final[bool] = False
+    cluster_action: Final[bool] = False
+    detail: Final[bool] = False
+    id: Final[str | None] = None
+    at_ms: Final[int | None] = None

@@ -9,7 +9,8 @@ from typing import Final
 from app.domain.binding import Binding
 
 
-@dataclass(frozen=True, slots=True)
+# Final instead of frozen: it is made for every ask (docs/decisions/0051)
+@dataclass(slots=True, unsafe_hash=True)
 class Caller:
     """The sender of a request.
 
@@ -21,11 +22,11 @@ class Caller:
         is_gone: whether it has disconnected.
     """
 
-    key: str | None = None
-    turn: str = ""
-    bound_to: tuple[Binding, ...] = ()
-    came_at: float = 0.0
-    is_gone: Callable[[], bool] = lambda: False
+    key: Final[str | None] = None
+    turn: Final[str] = ""
+    bound_to: Final[tuple[Binding, ...]] = ()
+    came_at: Final[float] = 0.0
+    is_gone: Final[Callable[[], bool]] = lambda: False
 
 
 ANYONE: Final = Caller()

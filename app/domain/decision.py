@@ -28,7 +28,8 @@ BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 REQUEST_RATES: Final = (REQUEST_RATE, REQUEST_PERCENTAGE)
 
 
-@dataclass(frozen=True, slots=True)
+# Final instead of frozen: it is made for every ask (docs/decisions/0051)
+@dataclass(slots=True, unsafe_hash=True)
 class Verdict:
     """The answer of one quota, as if it were the only one.
 
@@ -38,42 +39,44 @@ class Verdict:
         largest: with reason ``too_large``, the most that an empty bucket can hold.
     """
 
-    quota: str
-    entity: str
-    bucket: str
-    limit: float
-    enforcement: Enforcement
-    shadow: bool
-    outcome: Outcome
-    throttle_ms: int
-    observed: float | None = None
-    remaining: float | None = None
-    reason: Reason | None = None
-    largest: float | None = None
+    quota: Final[str]
+    entity: Final[str]
+    bucket: Final[str]
+    limit: Final[float]
+    enforcement: Final[Enforcement]
+    shadow: Final[bool]
+    outcome: Final[Outcome]
+    throttle_ms: Final[int]
+    observed: Final[float | None] = None
+    remaining: Final[float | None] = None
+    reason: Final[Reason | None] = None
+    largest: Final[float | None] = None
 
 
-@dataclass(frozen=True, slots=True)
+# Final instead of frozen: it is made for every ask (docs/decisions/0051)
+@dataclass(slots=True, unsafe_hash=True)
 class LimitedBy:
     """The quota that decided; ``reason`` says why if it was not the rate itself."""
 
-    quota: str
-    entity: str | None
-    bucket: str | None
-    reason: Reason | None = None
-    largest: float | None = None
+    quota: Final[str]
+    entity: Final[str | None]
+    bucket: Final[str | None]
+    reason: Final[Reason | None] = None
+    largest: Final[float | None] = None
 
 
-@dataclass(frozen=True, slots=True)
+# Final instead of frozen: it is made for every ask (docs/decisions/0051)
+@dataclass(slots=True, unsafe_hash=True)
 class Decision:
     """The whole answer to an ask; ``quotas`` is None unless the ask requested detail."""
 
-    decision: Outcome
-    throttle_ms: int
-    charged: bool
-    applied: int
-    source: Source
-    limited_by: LimitedBy | None
-    quotas: tuple[Verdict, ...] | None = None
+    decision: Final[Outcome]
+    throttle_ms: Final[int]
+    charged: Final[bool]
+    applied: Final[int]
+    source: Final[Source]
+    limited_by: Final[LimitedBy | None]
+    quotas: Final[tuple[Verdict, ...] | None] = None
 
 
 def combine(

@@ -33,7 +33,8 @@ class MatchingRules:
     ipv6_prefix: int = 64
 
 
-@dataclass(frozen=True, slots=True)
+# Final instead of frozen: it is made for every ask (docs/decisions/0051)
+@dataclass(slots=True, unsafe_hash=True)
 class AppliedQuota:
     """A quota that applies, the entity it is set on, and the bucket it charges.
 
@@ -41,10 +42,10 @@ class AppliedQuota:
         owner: the entity in the hash tag of the bucket's store key: the user, for a user or a pair.
     """
 
-    quota: Quota
-    entity: str
-    bucket: str
-    owner: str
+    quota: Final[Quota]
+    entity: Final[str]
+    bucket: Final[str]
+    owner: Final[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason
@@ -24,8 +26,7 @@ class StoreError(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(Struct, frozen=True):
     """What an ask spends of one quota that applies to it.
 
     Attributes:
@@ -42,8 +43,7 @@ class Charge:
     spreads: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What the store needs to know of an ask.
 
     Attributes:
@@ -54,6 +54,7 @@ class Plan:
             None without an id or in a peek.
         context: the node's own bytes, given back with a kept answer.
         at_ms: the caller's clock; None under the store's.
+        ids: how many producer ids it has, which is counted from the charges; many ids make a call long.
     """
 
     mode: Mode | Literal["refresh"]
@@ -62,15 +63,17 @@ class Plan:
     retry: tuple[str | None, bytes] | None = None
     context: bytes = b""
     at_ms: int | None = None
+    ids: int = 0
 
-    @property
-    def ids(self) -> int:
-        """How many producer ids the plan has; many ids make a call long."""
-        return sum(len(charge.spreads) for charge in self.charges) // 32
+    def __post_init__(self) -> None:
+        ids = 0
+        for charge in self.charges:
+            ids += len(charge.spreads)
+        if ids:
+            force_setattr(self, "ids", ids // 32)
 
 
-@dataclass(frozen=True, slots=True)
-class ChargeResult:
+class ChargeResult(Struct, frozen=True):
     """What the store answers to one charge.
 
     Attributes:
@@ -98,8 +101,7 @@ class ChargeResult:
         return self.fill
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What the store answers to one plan.
 
     Attributes:
