@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from asyncio import sleep
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import structlog
 
 from app.admission.ending import end
 from app.admission.metrics import Metrics
-from app.store.port import Answer, Fault, Plan, Store, StoreError
+from app.store.port import NONE_KNOWN, Answer, Fault, Plan, Store, StoreError
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class Circuit:
         """Fail the calls under way with this error."""
         self._store.give_up(error)
 
-    async def forget(self, keys: Sequence[bytes]) -> int | None:
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         """Remove these buckets, all or none; return the position in the order of the decision log.
 
         Raises:
@@ -95,7 +95,7 @@ class Circuit:
         """
         if self.error is not None:
             raise self.error
-        return await self._reply_to(self._store.forget(keys))
+        return await self._reply_to(self._store.forget(keys, known_ms))
 
     async def _reply_to(self, call: Awaitable[T]) -> T:
         """Return the reply to a call; any failure opens the circuit."""

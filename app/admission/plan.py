@@ -129,6 +129,17 @@ def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes, key: str | None =
     return Plan(ask.mode, charges, ask.recheck, retry, context, ask.at_ms)
 
 
+def renewal_plan(match: Match, ask: Ask, resets: int, secret: bytes) -> Plan:
+    """Return the plan to write ids that this node knows: uncharged, and never refused.
+
+    Args:
+        resets: the number of the last reset that the node knew of. If the bucket was reset since, the store
+            writes nothing, and the outcome is ``reject``.
+    """
+    spreads = b"".join(spreads_of(ask, secret))
+    return Plan("renew", (Charge(match.applied, match.key, resets, "deny", spreads),), at_ms=ask.at_ms)
+
+
 def decision_of(
     ask: Ask, plan: Plan | None, answer: Answer | None, *, sequential: bool
 ) -> tuple[Decision, tuple[Verdict, ...]]:

@@ -72,6 +72,9 @@ Producer ids
   Elsewhere: the tightening ratio of a scalable Bloom filter (BF).
 - *spread*: the 32 bytes that an id's digest is spread over, from which its block and cells are taken; also
   the function that does it. Elsewhere: the k hash functions (BF).
+- *known*: of an id: this node may answer for it without the store. Elsewhere: a cached positive.
+- *renewal*: a message of a node that writes known ids to the open layer again, uncharged; it restores those
+  that the store lost. Elsewhere: re-assertion.
 - *capacity*: the reason for a throttle when a principal has as many remembered ids as it may have.
 
 Histories

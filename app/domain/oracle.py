@@ -306,6 +306,16 @@ class IdsBucket:
             )
         return bool(unseen)
 
+    def renew(self, charge: BucketCharge) -> None:
+        """Write ids that a node knows, uncharged: seen ones as any ask does, and those that were lost."""
+        unseen, now, quota = self._unseen(charge), charge.now_ms, charge.quota
+        self.touch(charge)
+        self.state.renew(unseen, now, quota.layers, quota.limit, self.max_ids, full=charge.full)
+
+    def open_ms(self, charge: BucketCharge) -> int:
+        """For how long the layer stays open that holds all ids of a charge; 0 if none holds them all."""
+        return self.state.open_ms(charge.spreads, charge.now_ms, charge.quota.layers)
+
     def refund(self, charge: BucketCharge) -> None:
         raise AssertionError(f"ids cannot be given back, not even {charge.usage}")
 
@@ -348,6 +358,7 @@ class Oracle:
         when_full: the verdict of a quota that needs a new bucket while the store is full.
 
     Attributes:
+        resets: the number of the last reset of each bucket that was reset, by its key.
         full: the store is full. It takes no new bucket and no new kept answer, and no bucket of ids grows.
         corrections: how often a bucket's newest time was ahead of the clock.
     """
@@ -367,6 +378,7 @@ class Oracle:
         self.sequential = sequential
         self.buckets: dict[tuple[object, ...], Bucket] = {}
         self.answers: dict[Content, tuple[Decision, int]] = {}
+        self.resets: dict[tuple[object, ...], int] = {}
         self.corrections = 0
 
     def decide(
@@ -395,9 +407,36 @@ class Oracle:
             self.answers[retry] = (decision, now_ms)
         return decision
 
+    def renew(self, ask: Ask, applied: AppliedQuota, resets: int, now_ms: int) -> bool:
+        """Write ids that a node knows, and that the store may have lost, uncharged.
+
+        Args:
+            resets: the number of the last reset that the node knew of.
+
+        Returns:
+            whether they were written: not if the bucket was reset since.
+        """
+        part = self._part(replace(ask, mode="record"), applied, now_ms)
+        assert isinstance(part.bucket, IdsBucket)
+        if self.resets.get(key_of(applied), 0) > resets:
+            return False
+        part.bucket.renew(part.charge)
+        return True
+
+    def reset(self, applied: AppliedQuota, number: int) -> None:
+        """Remove a bucket, and note the number of its reset."""
+        self.buckets.pop(key_of(applied), None)
+        self.resets[key_of(applied)] = number
+
+    def lose(self) -> None:
+        """Lose all state, as a store does that is emptied."""
+        self.buckets.clear()
+        self.answers.clear()
+        self.resets.clear()
+
     def _part(self, ask: Ask, applied: AppliedQuota, now_ms: int) -> Part:
         quota = applied.quota
-        key = (quota.key, applied.bucket, quota.identity, quota.epoch)
+        key = key_of(applied)
         bucket = self.buckets.setdefault(key, self._absent(quota))
         if ask.mode == "peek":
             bucket = copy.deepcopy(bucket)
@@ -450,6 +489,11 @@ class Oracle:
         if verdict.outcome in {"throttle", "reject"} and not verdict.shadow:
             return verdict  # nothing is charged, so it needs no room
         return self._when_full(ask, part.applied)
+
+
+def key_of(applied: AppliedQuota) -> tuple[object, ...]:
+    """What identifies the bucket that a quota charges."""
+    return applied.quota.key, applied.bucket, applied.quota.identity, applied.quota.epoch
 
 
 def corrected_now(mode: Mode, quota: Quota, bucket: Bucket, now_ms: int) -> int:

@@ -6,7 +6,7 @@ each layer of each segment is a set of cells; the store packs the same into one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, NamedTuple
@@ -113,6 +113,14 @@ class ProducerIds:
         number = self._open(now_ms, layers)
         return number is None or self.find(spread, now_ms, layers) != IdPlace(len(self.segments) - 1, number)
 
+    def open_ms(self, spreads: Sequence[bytes], now_ms: int, layers: Layers) -> int:
+        """For how long the layer stays open that holds all these ids; 0 if none does, or there are no ids."""
+        number = self._open(now_ms, layers)
+        places = [self.find(spread, now_ms, layers) for spread in spreads]
+        if number is None or not places or any(place is None or place.layer != number for place in places):
+            return 0
+        return self.layers[number] + layers.interval_ms - now_ms
+
     def is_short(self, ids: int, now_ms: int, layers: Layers) -> bool:
         """Whether this many more ids in the open layer, or in one that begins now, need a new segment."""
         if not self.segments:
@@ -147,6 +155,26 @@ class ProducerIds:
         if place is not None and self.stale(spread, now_ms, layers):
             number = self._open(now_ms, layers)
             self.write_to(number, now_ms, spread, place, now_ms, layers, limit, max_ids)
+
+    def renew(
+        self,
+        spreads: Iterable[bytes],
+        now_ms: int,
+        layers: Layers,
+        limit: float,
+        max_ids: int,
+        *,
+        full: bool = False,
+    ) -> None:
+        """Write unseen ids to the open layer, uncharged, as long as fewer than ``max_ids`` are remembered.
+
+        Args:
+            full: the store has no room for a new segment.
+        """
+        for spread in spreads:
+            if self.remembered(now_ms, layers) < max_ids and not (full and self.is_short(1, now_ms, layers)):
+                number = self._open(now_ms, layers)
+                self.write_to(number, now_ms, spread, None, now_ms, layers, limit, max_ids)
 
     def write_to(
         self,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
 from app.domain.quota import CONNECTION_CREATION_RATE, Quota
-from app.store.keys import retry_key
+from app.store.keys import reset_key, retry_key
 from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
 
 _CALL: Final = struct.Struct("<BBd")
@@ -23,7 +23,7 @@ _LAYER: Final = 4
 """One live layer, in the byte that also holds the clock correction: so kept answers keep their length."""
 
 ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
-_MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh"))}
+_MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh", "renew"))}
 _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -49,9 +49,12 @@ def decode_reply(reply: Sequence[Any], *, logged: bool) -> list[Answer]:
 
 def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
     """A plan's keys and its argument."""
-    keys = [] if plan.retry is None else [retry_key(*plan.retry)]
+    if plan.mode == "renew":
+        keys = [reset_key(plan.charges[0].key)]
+    else:
+        keys = [] if plan.retry is None else [retry_key(*plan.retry)]
+    context = len(plan.context) + 1 if keys else 0
     keys += [charge.key for charge in plan.charges]
-    context = 0 if plan.retry is None else len(plan.context) + 1
     packed = [_ASK.pack(_MODES[plan.mode], len(plan.charges), plan.at_ms or 0, context)]
     for charge in plan.charges:
         packed += (_encode_charge(plan, charge), charge.spreads)
@@ -131,6 +134,7 @@ def _result(
         int(remembered),
         fill,
         layers,
+        0 if word == "too_large" else int(largest),
     )
 
 

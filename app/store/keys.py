@@ -4,6 +4,9 @@
     qg1:{user=alice}:ask:HASH                                                                a kept answer
     qg1:probe                                                                                gone at once
     qg1:order                                                                                calls so far
+    qg1:birth                                                                                lost with it all
+    qg1:resets                                                                               the last reset
+    BUCKET:reset                                                                             its last reset
 
 Names are percent-encoded, so no name can end the hash tag, and hashed when longer than 128 bytes.
 """
@@ -25,6 +28,12 @@ PROBE_KEY: Final = f"{PREFIX}:probe".encode()
 ORDER_KEY: Final = f"{PREFIX}:order".encode()
 """The number of the last call that was logged."""
 
+BIRTH_KEY: Final = f"{PREFIX}:birth".encode()
+"""Random bytes, written when they are missing: if they change, the store lost its state."""
+
+RESETS_KEY: Final = f"{PREFIX}:resets".encode()
+"""The number of the last reset of any bucket that nodes may remember."""
+
 LONGEST_NAME: Final = 128
 
 LONGEST_TTL_MS: Final = 400 * 86_400_000
@@ -39,6 +48,11 @@ def bucket_key(applied: AppliedQuota) -> bytes:
     quota = applied.quota
     identity = ".".join(str(part) for part in (*quota.identity, quota.epoch))
     return f"{PREFIX}:{{{short(applied.owner)}}}:{quota.key}:{short(applied.bucket)}:{identity}".encode()
+
+
+def reset_key(bucket: bytes) -> bytes:
+    """The key of the number of a bucket's last reset."""
+    return bucket + b":reset"
 
 
 def retry_key(principal: str | None, ask: bytes) -> bytes:

@@ -20,7 +20,7 @@ from app.domain.sampled_rate import Sample
 from app.domain.token_bucket import Tokens
 from app.store.encoding import ALGORITHMS as NUMBERS
 from app.store.encoding import ORDER_STEP, QUOTA, encode_call, parameters
-from app.store.keys import ORDER_KEY, PREFIX, bucket_key
+from app.store.keys import ORDER_KEY, PREFIX, RESETS_KEY, bucket_key
 from app.store.library import Library, call_function
 from app.store.redis import run, run_script
 from app.store.script import ALGORITHMS, FORGET, maker, numbers, text
@@ -117,7 +117,7 @@ class Loader:
             StoreError: as for ``now_ms``.
         """
         # Without buckets to remove, this script only takes a number.
-        return int(await run_script(self._client, FORGET, [ORDER_KEY])) * ORDER_STEP
+        return int(await run_script(self._client, FORGET, [RESETS_KEY, ORDER_KEY], 0)) * ORDER_STEP
 
     async def load(self, loads: Sequence[Load], done: int) -> list[LoadResult]:
         """Load some buckets, and store how many assertions are done after this call.

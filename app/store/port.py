@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -12,6 +13,8 @@ from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Enforcement
+
+NONE_KNOWN: Final[Mapping[bytes, int]] = MappingProxyType({})
 
 
 class StoreError(Exception):
@@ -31,7 +34,8 @@ class Charge(Struct, frozen=True):
 
     Attributes:
         key: the bucket's key in the store (``app.store.keys``); a caller may keep it for the next ask.
-        usage: in units of the limit; for producer ids their number.
+        usage: in units of the limit; for producer ids their number, or, to renew them, the number of the last
+            reset that the node knew of.
         enforcement: as it applies to this ask.
         spreads: for producer ids, 32 bytes each, joined; otherwise empty.
     """
@@ -48,7 +52,7 @@ class Plan(Struct, frozen=True):
 
     Attributes:
         mode: the ask's; or ``refresh``, which refreshes the ids that are seen, as any refusal does, and
-            writes nothing else.
+            writes nothing else; or ``renew``, which writes ids that the node knows, and charges nothing.
         charges: in the order of the answer; may be empty when only a kept answer is looked for.
         retry: (principal, hash of the ask and of who sent it) under which an answer that charged is kept;
             None without an id or in a peek.
@@ -57,7 +61,7 @@ class Plan(Struct, frozen=True):
         ids: how many producer ids it has, which is counted from the charges; many ids make a call long.
     """
 
-    mode: Mode | Literal["refresh"]
+    mode: Mode | Literal["refresh", "renew"]
     charges: tuple[Charge, ...]
     recheck: bool = False
     retry: tuple[str | None, bytes] | None = None
@@ -82,6 +86,8 @@ class ChargeResult(Struct, frozen=True):
         observed, remaining: the bucket after the ask's effect.
         remembered, fill: for producer ids; otherwise 0, but see ``forgiven``.
         layers: how many layers of producer ids are live; otherwise 0.
+        open_ms: for producer ids, for how long the layer stays open that now holds all ids of the ask; 0 if
+            it does not hold all of them. Always 0 for a peek.
     """
 
     outcome: Outcome
@@ -94,6 +100,7 @@ class ChargeResult(Struct, frozen=True):
     remembered: int
     fill: float
     layers: int = 0
+    open_ms: int = 0
 
     @property
     def forgiven(self) -> float:
@@ -134,6 +141,20 @@ class Memory(NamedTuple):
         return self.most > 0 and self.used * 8 > self.most * 7
 
 
+class Mark(NamedTuple):
+    """By what a node notices that the store lost its state, or that a bucket was reset.
+
+    Attributes:
+        now_ms: the store's time.
+        birth: changes when the state is lost; empty if it is not known.
+        resets: the number of the last reset of any bucket that nodes may remember; 0 without one.
+    """
+
+    now_ms: int
+    birth: bytes
+    resets: int
+
+
 class Fault(NamedTuple):
     """A misconfiguration of a store that decides nevertheless: one word for the metric, and a sentence."""
 
@@ -167,8 +188,11 @@ class StoreCalls(Protocol):
     def give_up(self, error: StoreError) -> None:
         """Fail all calls that wait for a reply or for a connection, and close the connection."""
 
-    async def forget(self, keys: Sequence[bytes]) -> int | None:
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         """Remove the buckets of these keys in one step; if that fails, either all or none are removed.
+
+        Args:
+            known_ms: for buckets that nodes remember, how long their knowledge is valid.
 
         Returns:
             its place in the order of the decision log; None if nothing is logged.

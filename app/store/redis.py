@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -29,10 +30,10 @@ from redis.exceptions import (
 
 from app.store.connection import GREET_WITHIN_S, Connection
 from app.store.encoding import ORDER_STEP, decode_reply, encode_call, encode_plans
-from app.store.keys import ORDER_KEY, PROBE_KEY
+from app.store.keys import BIRTH_KEY, ORDER_KEY, PROBE_KEY, RESETS_KEY, reset_key
 from app.store.library import Library, MissingFunctionError, call_function, keep_only_used
-from app.store.port import Answer, Fault, Memory, Plan, StoreError
-from app.store.script import FORGET, SCRIPT, text
+from app.store.port import NONE_KNOWN, Answer, Fault, Mark, Memory, Plan, StoreError
+from app.store.script import FORGET, MARK, SCRIPT, text
 
 OLDEST: Final = (7, 0)
 """The oldest supported Redis; Valkey 7.2 and later report Redis 7.2."""
@@ -108,6 +109,8 @@ class RedisStore:
         self._logged = logged
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
+        self._server = b""
+        """Identifies the server that was examined last: after a failover the newest writes may be missing."""
         self.memory: Memory | None = None
         """The memory that the last examination found in use; None if that is unknown."""
 
@@ -139,8 +142,11 @@ class RedisStore:
             self._calls.close(error)
             self._calls = None
 
-    async def forget(self, keys: Sequence[bytes]) -> int | None:
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         """Remove the buckets of these keys in one step; if that fails, either all or none are removed.
+
+        Args:
+            known_ms: for buckets that nodes remember, how long their knowledge is valid.
 
         Returns:
             its place in the order of the decision log; None if nothing is logged.
@@ -150,12 +156,28 @@ class RedisStore:
         """
         if not keys:
             return None
-        if not self._logged:
-            await run(self._client, "DEL", *keys)
-            return None
-        # One script takes a number and removes the buckets, so that the order is right.
-        order = await run_script(self._client, FORGET, (*keys, ORDER_KEY))
+        # One script takes the numbers and removes the buckets, so that the order is right.
+        counted = [ORDER_KEY] if self._logged else []
+        order = await run_script(
+            self._client,
+            FORGET,
+            [*keys, *map(reset_key, known_ms), RESETS_KEY, *counted],
+            len(keys),
+            *known_ms.values(),
+        )
         return int(order) * ORDER_STEP or None
+
+    async def mark(self) -> Mark:
+        """By what a node notices a loss or a reset; another server's state counts as another.
+
+        Raises:
+            StoreError: no answer, or an error for one.
+        """
+        (seconds, micros), birth, resets = await run_script(
+            self._client, MARK, (BIRTH_KEY, RESETS_KEY), secrets.token_hex(16)
+        )
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        return Mark(now_ms, birth and birth + self._server, int(resets))
 
     async def examine(self) -> tuple[Fault, ...]:
         """Check that the store decides and takes writes, and connect for calls if necessary.
@@ -245,6 +267,7 @@ class RedisStore:
             raise failure(error) from error
         if server.get("cluster_enabled"):
             raise StoreError("cluster", "a cluster of stores is not supported; give a single primary")
+        self._server = str(server.get("run_id", "")).encode()
         self.memory = Memory(int(server.get("used_memory", 0)), int(server.get("maxmemory", 0)))
         return tuple(_faults(server, self.memory))
 

@@ -83,3 +83,5 @@ def assemble() -> str:
 SCRIPT: Final = assemble()
 
 FORGET: Final = numbers() + text("order") + text("forget")
+
+MARK: Final = numbers() + text("mark")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import median
 from time import process_time
 from typing import Any
@@ -22,7 +22,7 @@ from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.decisions import DecisionRoutes, HotRoute
 from app.http.intake import Intake
-from app.store.port import Answer, ChargeResult, Fault, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, ChargeResult, Fault, Plan, StoreError
 
 BODY = b'{"principal": "alice", "client_id": "etl", "usage": {"requests": 1}}'
 ROUNDS, REQUESTS = 7, 2_000
@@ -43,7 +43,7 @@ class InstantStore:
     def give_up(self, error: StoreError) -> None:
         raise AssertionError(f"it is never silent, but {error}")
 
-    async def forget(self, keys: Sequence[bytes]) -> None:
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> None:
         raise AssertionError(f"nobody empties buckets here, not even {keys}")
 
     async def examine(self) -> tuple[Fault, ...]:

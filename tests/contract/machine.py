@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from app.admission.fallback import verdict_when_full
-from app.admission.plan import decision_of, matches_of, plan_of, restricted_matches
+from app.admission.plan import Match, decision_of, matches_of, plan_of, renewal_plan, restricted_matches
 from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
 from app.domain.caller import ANYONE, Caller
@@ -33,6 +33,7 @@ from app.domain.ladder import MatchingRules
 from app.domain.oracle import Bucket, IdsBucket, Oracle, TokensBucket
 from app.domain.producer_ids import ProducerIds
 from app.domain.quota import KEYS, MAX_THROTTLE_MS, Quota
+from app.store.keys import RESETS_KEY
 from app.store.port import Answer, Charge, ChargeResult, Plan
 from app.store.redis import RedisStore
 from app.store.script import LOOK_EVERY_MS, SCRIPT
@@ -68,6 +69,9 @@ MUST_MEET = (
     "forgiven by a charge",
     "forgiven by a refund",
     "forgiven at a refusal",
+    "open layer reported",
+    "renewal",
+    "renewal of what was reset",
 )
 """The events that a run must meet at least ``AT_LEAST`` times to be valid."""
 AT_LEAST = 50
@@ -313,6 +317,66 @@ class Machine(RuleBasedStateMachine):
         self.quotas[key][entity] = replace(quota, window_ms=window, layers=data.draw(layers(window)))
         self.met["policy change"] += quota != self.quotas[key][entity]
 
+    @rule(
+        ask=asks(),
+        many=st.sampled_from((1, 3, 40)),
+        first=st.integers(0, len(IDS) - 1),
+        what=st.sampled_from(("know", "lose", "reset", "full", "know", "reset and know")),
+    )
+    def renew(self, ask: Ask, many: int, first: int, what: str) -> None:
+        """Write ids that a node knows, perhaps after the store lost its state or the bucket was reset."""
+        ids = tuple((IDS[first:] + IDS)[:many])
+        ask = replace(ask, producer_ids=ids, usage={}, mode="record")
+        self._decide([ask])
+        known = self._last_reset()
+        if what == "lose":
+            self.redis.flushall()
+            self.oracle.lose()
+        if "reset" in what:
+            self._reset(ask)
+        if what == "reset and know":
+            known = self._last_reset()
+        if what == "full":
+            self._fill(full=True)
+        self._renew(ask, known)
+        self._fill(full=False)
+        self._decide([replace(ask, mode="admit")])
+
+    def _last_reset(self) -> int:
+        return int(self.redis.get(RESETS_KEY) or 0)
+
+    def _reset(self, ask: Ask) -> None:
+        """Reset the bucket of an ask's ids."""
+        for match in self._ids_matches(ask):
+            self.loop.run_until_complete(self.store.forget([match.key], {match.key: 60_000}))
+            self.oracle.reset(match.applied, self._last_reset())
+
+    def _ids_matches(self, ask: Ask) -> tuple[Match, ...]:
+        return matches_of(replace(ask, usage={}), self.quotas, RULES)
+
+    def _renew(self, ask: Ask, known: int) -> None:
+        ask = replace(ask, at_ms=self.now)
+        for match in self._ids_matches(ask):
+            plan = renewal_plan(match, ask, known, SECRET)
+            (answer,) = self.loop.run_until_complete(self.store.decide([plan]))
+            self.met["renewal"] += 1
+            expected = self.oracle.renew(ask, match.applied, known, self.now)
+            if (answer.results[0].outcome == "admit") != expected:
+                raise Difference(f"{ask}\nrenewal: {answer}\noracle: {expected}")
+            self.met["renewal of what was reset"] += not expected
+            bucket = self._bucket(plan.charges[0])
+            assert isinstance(bucket, IdsBucket)
+            remembered = bucket.state.remembered(
+                max(self.now, bucket.newest_ms or 0), match.applied.quota.layers
+            )
+            if answer.results[0].remembered != remembered:
+                raise Difference(f"{ask}\nrenewal: {answer}\noracle remembers {remembered}")
+            if expected:
+                at = max(self.now, bucket.newest_ms or 0)
+                self._compare_open(ask, plan.charges[0], answer.results[0], bucket.state, at)
+            if self.redis.pttl(match.key) == -1:
+                raise Difference(f"no expiry on {match.key!r}")
+
     @rule(data=st.data(), key=st.sampled_from(list(KEYS)))
     def change_quota(self, data: Any, key: str) -> None:
         """Change a quota, or add one."""
@@ -423,8 +487,21 @@ class Machine(RuleBasedStateMachine):
                 live = bucket.state.live_layers(at, charge.applied.quota.layers)
                 if result.layers != len(live):
                     raise Difference(f"{ask}\nstore has {result.layers} live layers, oracle {live}")
+                self._compare_open(ask, charge, result, bucket.state, at)
                 if result.fill != bucket.state.fill():
                     raise Difference(f"{ask}\nstore is filled {result.fill}, oracle {bucket.state.fill()}")
+
+    def _compare_open(
+        self, ask: Ask, charge: Charge, result: ChargeResult, state: ProducerIds, at: int
+    ) -> None:
+        """The answer says for how long the layer stays open that holds all ids of the ask."""
+        spreads = [charge.spreads[i : i + 32] for i in range(0, len(charge.spreads), 32)]
+        expected = state.open_ms(spreads, at, charge.applied.quota.layers)
+        self.met["open layer reported"] += result.open_ms > 0
+        self.met["open layer not reported"] += result.open_ms == 0 < expected
+        # an id that another one of the ask made seen by chance is not reported
+        if result.open_ms not in ({0, expected} if result.outcome != "reject" else {0}):
+            raise Difference(f"{ask}\nstore says open for {result.open_ms}, oracle {expected}")
 
     def _count_forgiven(self, ask: Ask, decision: Decision, result: ChargeResult) -> None:
         refused = decision.decision in ("throttle", "reject")

@@ -90,6 +90,20 @@ FAULTS = {
         "band(check.flags, CLOSED) > 0 and THROTTLE or ADMIT",
         "ADMIT",
     ),
+    "a renewal of what was reset": (
+        "mode == RENEW and kept and tonumber",
+        "mode == RENEW and false and tonumber",
+    ),
+    "a renewal that leaves out what was lost": (
+        "for _, id in ipairs(check.unseen) do\n    if remembered(check) < max_ids and",
+        "for _, id in ipairs({}) do\n    if remembered(check) < max_ids and",
+    ),
+    "a renewal that grows a full store": (
+        "if remembered(check) < max_ids and not (is_short(check, 1) and is_full()) then",
+        "if remembered(check) < max_ids then",
+    ),
+    "a renewal beyond the most ids": ("    if remembered(check) < max_ids and not", "    if not"),
+    "an open layer that does not hold all ids": ("check.ids > 0 and check.missing == 0", "check.ids > 0"),
     "a retry charged again": ("if kept and now - unpack_('<d', kept) < RETRY_MS then", "if false then"),
 }
 

@@ -24,6 +24,7 @@ TAKES = {
     "log_append": (2, 6),
     "log_heartbeat": (1, 3),
     "log_status": (3, 1),
+    "mark": (2, 1),
     "probe": (1, 0),
     "volumes_read": (2, 0),
     "volumes_replace": (2, 3),
@@ -57,7 +58,10 @@ def test_script_refuses_another_number_of_keys_or_arguments(url: str, name: str,
 def test_forget_refuses_arguments(url: str):
     with redis.Redis.from_url(url) as client:
         with pytest.raises(redis.ResponseError, match="forget takes"):
-            client.eval(FORGET, 1, "order", "1")
+            client.eval(FORGET, 1, "order")
+        for keys, arguments in ((("resets", "order", "more"), ("0",)), (("resets",), ("1",))):
+            with pytest.raises(redis.ResponseError, match="forget takes"):
+                client.eval(FORGET, len(keys), *keys, *arguments)
         assert client.keys() == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.buckets import router
-from app.store.port import Answer, ChargeResult, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, ChargeResult, Plan, StoreError
 from tests.http.application import KEY, app_with, fields
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
@@ -45,7 +45,7 @@ class Counters:
             return [Answer((), error=self.unreadable) for _ in plans]
         return [Answer((said,) * len(plan.charges)) for plan in plans]
 
-    async def forget(self, keys: Sequence[bytes]) -> int | None:
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         if self.error:
             raise self.error
         self.forgotten.append(keys)

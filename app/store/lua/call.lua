@@ -5,7 +5,8 @@ one call in order, each atomically. It is built once, when its library is first 
 lives as long as the library; `begin` sets what belongs to one call.
 
 KEYS     For each ask, in order:
-           string  the answer kept for the ask, only if the ask has an id (TTL: how long a retry gets it again)
+           string  the answer kept for the ask, only if the ask has an id (TTL: how long a retry gets it again);
+                   in mode renew the number of the bucket's last reset (TTL: how long a node may know what was in it)
            string  for each quota of the ask: its bucket; the algorithm's file draws the state
          In a call that is logged, at the end:
            string  the number of the last call that was logged (order.lua)
@@ -15,17 +16,17 @@ ARGV[1]  The call, struct <B B d>:
            B  1 to add delays up as KIP-124 does, plus 2 if the call is logged
            d  the most ids remembered for one principal (count)
 ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
-           B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh
+           B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew
            B  quotas (count)
            d  the caller's time (ms since 1970); ignored under the store's clock
-           I2 length of the context (bytes) + 1; 0 if the ask has no id
+           I2 length of the context (bytes) + 1; 0 if the ask has no id; in mode renew 1
          A quota, struct <B B I2 d d d d d d>, then its ids:
            B  algorithm: 1 sampled rate, 2 token bucket, 3 producer ids
            B  flags: 1 deny, 2 shadow, 4 connection creation rate, 8 recheck, 16 byte rate, 32 request rate,
               64 throttle where the store cannot decide
            I2 ids (count)
            d  limit (units a second; of producer ids: ids a window)
-           d  usage (units; of producer ids: ids)
+           d  usage (units; of producer ids: ids); in mode renew the number of the last reset that the node knew of
            ddd parameters of the algorithm:
               sampled rate:  samples (count), sample_ms (ms), 0
               token bucket:  burst (units), max_debt (units), 0
@@ -43,11 +44,13 @@ Reply    { now, answer, answer, ... }
          A call that is logged goes on: the call's number, an integer (0 if it could write nothing), then for each answer
          what became of the ask's ids, one byte each: 0 not written, 1 charged, 2 refreshed.
          A result, struct <B B B d d d d d d>:
-           B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject
+           B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject; in mode renew 3 if the bucket was reset since
            B  reason: 0 none, 1 capacity, 2 too large, 4 the store is full (this quota was not judged nor charged)
            B  clock: 0, 1 taken as the bucket's newest time, 2 bucket moved back; plus 4 x live layers of ids (count)
            d  throttle_ms (ms)
-           d  observed (units of the limit), d remaining (units), d largest usage that could pass (units; 0 if none)
+           d  observed (units of the limit), d remaining (units), d largest usage that could pass (units; 0 if none);
+              of ids that were not too many: for how long (ms) the layer stays open that now holds all ids of the ask;
+              0 if it does not hold all
            d  ids remembered (count)
            d  fill of the newest filter (0 to 1); of a token bucket: units of debt that were forgiven
 
@@ -59,7 +62,7 @@ Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the
 ]]
 
 local CALL, ASK, QUOTA, RESULT = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
-local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH = 0, 1, 2, 3, 4
+local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW = 0, 1, 2, 3, 4, 5
 local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
 local CAPACITY, TOO_LARGE, STORE_FULL = 1, 2, 4
 local DENY, SHADOW, CONNECTION, RECHECK, BYTES, REQUESTS, CLOSED = 1, 2, 4, 8, 16, 32, 64

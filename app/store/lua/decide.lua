@@ -15,10 +15,12 @@ local store_time, next_key, id_outcomes
 -- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read.
 local checks, quotas = {}, 0
 local refused -- whether a quota that is not in shadow refuses the ask at hand
+local was_reset -- whether a bucket was reset since a node learned what it wants to renew
 
 -- The outcome of one quota by itself: its algorithm's, adjusted for the mode and for connection rates.
 local function own_result(check, later)
   if mode == REFUND then return ADMIT, 0 end
+  if mode == RENEW then return was_reset and REJECT or ADMIT, 0 end
   if check.limit == 0 and check.usage > 0 and check.algorithm ~= PRODUCER_IDS then
     if mode == RECORD then return DELAY, check.longest end
     return REJECT, 0, TOO_LARGE, 0
@@ -97,6 +99,10 @@ local function apply()
     for i = 1, quotas do checks[i].algorithm.refund(checks[i]) end
     return quotas > 0
   end
+  if mode == RENEW then
+    for i = 1, was_reset and 0 or quotas do checks[i].algorithm.renew(checks[i]) end
+    return false
+  end
   if mode == REFRESH or refused then
     for i = 1, quotas do checks[i].algorithm.touch(checks[i]) end
     return false
@@ -135,20 +141,20 @@ local function id_outcomes_of()
 end
 
 local function decide()
-  local at_ms, context, retry
+  local at_ms, context, retry, kept
   mode, quotas, at_ms, context = unpack_(ASK, ask)
   now = caller_clock and at_ms or store_time
   if context > 0 then
     retry = KEYS[next_key]
     next_key = next_key + 1
-    local kept = call('GET', retry)
-    if kept and now - unpack_('<d', kept) < RETRY_MS then
+    kept = call('GET', retry)
+    if mode ~= RENEW and kept and now - unpack_('<d', kept) < RETRY_MS then
       next_key = next_key + quotas
       return '\1' .. string.sub(kept, 9)
     end
   end
   local ends = read_checks()
-  refused = false
+  refused, was_reset = false, mode == RENEW and kept and tonumber(kept) > checks[1].usage
   for i = 1, quotas do
     local check = checks[i]
     check.t, check.correction = now, 0
@@ -160,7 +166,7 @@ local function decide()
   local answer = answer_of()
   if logged then id_outcomes = id_outcomes_of() end
   if retry and charged and not is_full() then
-    local kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. answer
+    kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. answer
     set(retry, kept, caller_clock and ttl(RETRY_MS) or RETRY_MS)
   end
   return '\0' .. answer

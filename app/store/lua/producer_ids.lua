@@ -55,6 +55,7 @@ end
 function producer_ids.load(check, window, interval, layer_ttl, ids, ids_at)
   check.window, check.interval, check.layer_ttl, check.ids, check.ids_at = window, interval, layer_ttl, ids, ids_at
   check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, nil, false, false, nil
+  check.missing = -1
   if not check.starts then
     check.starts, check.entries, check.segments, check.spare, check.unseen, check.stale = {}, {}, {}, {}, {}, {}
   end
@@ -405,12 +406,14 @@ local function write(check, id, number)
     left = left - 3
   end
   set_range(check.key, at, pack(BLOCK, unpack(words)))
+  check.missing = check.missing - 1
   s.counts[number % LAYERS] = s.counts[number % LAYERS] + 1
   s.written = max(s.written, number)
   check.dirty = true
 end
 
 -- Look up every id before any is written: which are unseen, and which seen ones are not in the open layer yet.
+-- `missing` counts both, less those written since.
 local function look(check)
   check.looked = true
   shorten(check.unseen, 0)
@@ -427,6 +430,7 @@ local function look(check)
       spare_id = {}
     end
   end
+  check.missing = #check.unseen + #check.stale
 end
 
 -- How long (ms) until enough charges have left the window for the unseen ids to fit. Charges leave in order.
@@ -485,6 +489,20 @@ function producer_ids.touch(check)
     if is_stale and not (is_short(check, 1) and is_full()) then
       local counts = check.segments[segment].counts
       counts[layer % LAYERS] = max(counts[layer % LAYERS] - 1, 0)
+      write(check, id)
+      if logged then note(check, id, REFRESHED) end
+    end
+  end
+  if check.dirty then write_head(check) end
+end
+
+-- Write ids that a node knows to the open layer, uncharged: seen ones as any ask does, and those that the store lost as
+-- long as there is room for them.
+function producer_ids.renew(check)
+  look(check)
+  producer_ids.touch(check)
+  for _, id in ipairs(check.unseen) do
+    if remembered(check) < max_ids and not (is_short(check, 1) and is_full()) then
       write(check, id)
       if logged then note(check, id, REFRESHED) end
     end
@@ -557,5 +575,8 @@ function producer_ids.report(check)
   local alive, ids, layers = charged(check), remembered(check)
   local newest, fill = check.segments[#check.segments], 0
   if newest then fill = newest.counts[check.number % LAYERS] / newest.ids end
+  if check.outcome ~= REJECT and mode ~= PEEK and check.ids > 0 and check.missing == 0 then
+    check.largest = check.starts[check.number % LAYERS] + check.interval - check.t
+  end
   return alive, min(check.limit - alive, max(max_ids - ids, 0)), ids, fill, layers
 end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from app.admission import circuit
 from app.admission.circuit import SETTLED_S, Circuit
 from app.admission.metrics import Metrics
-from app.store.port import Answer, Fault, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Fault, Plan, StoreError
 
 PLAN = Plan("admit", ())
 
@@ -42,7 +42,7 @@ class Store:
         self._fail()
         return [Answer(()) for _ in plans]
 
-    async def forget(self, keys: Sequence[bytes]) -> None:
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> None:
         self.forgotten += keys
         if self.error is not None:
             raise self.error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from app.domain.ask import Mode
 from app.domain.caller import Caller
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Quota
-from app.store.port import Answer, Charge, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Charge, Plan, StoreError
 
 QUOTA = Quota("producer_ids_rate", 5, "producer_ids", "deny")
 
@@ -61,7 +61,7 @@ class SlowStore:
     def give_up(self, error: StoreError) -> None:
         self.gates[-1].set_exception(error)
 
-    async def forget(self, keys: Sequence[bytes]) -> int | None:
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         raise AssertionError(keys)
 
     async def until_called(self, times: int) -> None:

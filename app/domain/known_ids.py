@@ -1,0 +1,516 @@
+"""What one node may answer alone about producer ids, and until when: pure rules, with time as an argument.
+
+The store remembers an id until the layer that holds it dies. Until then a node that has learned of it may
+answer "seen" without the store, unless the bucket was reset, or its layers or its window changed.
+While that layer is open the store would not even write; from then on each use has to be written down again,
+soon but not at once: that is a *renewal*.
+
+Times are the store's, as the node estimates them (``StoreTime``), in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from sys import getsizeof
+from typing import Final, NamedTuple
+
+from app.domain.ask import NO_PRODUCER_ID
+from app.domain.decision import Outcome
+from app.domain.ladder import AppliedQuota
+from app.domain.quota import Layers
+
+Id = int | str
+
+REFUSED_MS: Final = 1_000
+"""For how long a refusal may be repeated without the store."""
+
+REFUSALS: Final = 256
+"""The most refusals that a bucket keeps; then they are forgotten."""
+
+BUCKET_BYTES: Final = 2_000
+ID_BYTES: Final = 160
+REFUSAL_BYTES: Final = 300
+"""Bytes in memory of a bucket, of an id in it, and of a refusal, estimated from above (``tests/unit``)."""
+
+KNOWN_BYTES: Final = 32 * 1024 * 1024
+"""The memory for what a node knows: some 200,000 ids."""
+
+MOST_RENEWALS: Final = 200_000
+"""The most ids that wait to be renewed. Beyond it the oldest bucket's are dropped."""
+
+
+class StoreTime:
+    """The store's time as a node estimates it: by its own monotonic clock, and never behind the store.
+
+    Wall clocks are not compared. The store's time is read at some moment between sending and receiving;
+    taking it for the time of sending puts the estimate ahead, by at most the round trip.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_ms: float | None = None
+
+    def read(self, store_ms: int, sent_ms: float, received_ms: float) -> None:
+        """Note the store's time (its whole milliseconds) from a reply.
+
+        Args:
+            sent_ms, received_ms: when the call was sent and its reply received, by the monotonic clock.
+        """
+        latest, earliest = store_ms + 1 - sent_ms, store_ms - received_ms
+        if self._ahead_ms is None or self._ahead_ms < earliest:  # the store's clock went ahead
+            self._ahead_ms = latest
+        else:
+            self._ahead_ms = min(self._ahead_ms, latest)
+
+    def at_ms(self, monotonic_ms: float) -> int | None:
+        """Return the store's time at a moment of the monotonic clock; None before the first reading."""
+        return None if self._ahead_ms is None else int(monotonic_ms + self._ahead_ms)
+
+
+@dataclass(slots=True)
+class KnownLayer:
+    """The ids that a layer of the store holds, as far as the node knows.
+
+    Attributes:
+        start_ms, closes_ms, dies_ms: when it began, closes and dies, or earlier.
+        bytes: the size of its ids in memory, by estimate.
+    """
+
+    start_ms: int
+    closes_ms: int
+    dies_ms: int
+    ids: set[Id] = field(default_factory=set)
+    bytes: int = 0
+
+    def add(self, each: Id) -> None:
+        """Add an id."""
+        self.ids.add(each)
+        self.bytes += size_of(each)
+
+    def discard(self, each: Id) -> None:
+        """Take an id out, if it is there."""
+        if each in self.ids:
+            self.ids.discard(each)
+            self.bytes -= size_of(each)
+
+
+class Refusal(NamedTuple):
+    """The store's answer to an ask for one unseen id.
+
+    Attributes:
+        applied: the quota that refused; another one, or a change of it, ends the refusal.
+        passes_ms: when the wait ends; 0 without a wait.
+        until_ms: until when it may be repeated.
+    """
+
+    applied: AppliedQuota
+    outcome: Outcome
+    passes_ms: int
+    until_ms: int
+    largest: float | None
+
+
+@dataclass(slots=True)
+class KnownBucket:
+    """What the node knows of one principal's bucket.
+
+    Attributes:
+        applied: the quota under which it knows that; another window or other layers end the knowledge.
+        resets: the number of the last reset of any bucket when this one was known not to be reset.
+        birth: the state of the store that holds what the node knows.
+        layers: oldest first.
+        quiet_until_ms: until when no refusal is kept, because this node recorded ids.
+    """
+
+    applied: AppliedQuota
+    principal: str
+    resets: int
+    birth: bytes
+    layers: list[KnownLayer] = field(default_factory=list)
+    refusals: dict[Id, Refusal] = field(default_factory=dict)
+    quiet_until_ms: int = 0
+
+    @property
+    def policy(self) -> tuple[int, Layers]:
+        """The window and the layers under which its times are right."""
+        return policy_of(self.applied)
+
+    @property
+    def bytes(self) -> int:
+        """Its size in memory, by estimate."""
+        ids = sum(layer.bytes for layer in self.layers)
+        return BUCKET_BYTES + ids + REFUSAL_BYTES * len(self.refusals)
+
+    def drop_dead(self, now_ms: int) -> None:
+        """Drop the layers that the store no longer has."""
+        self.layers = [layer for layer in self.layers if now_ms < layer.dies_ms]
+
+    def knows(self, ids: Iterable[Id]) -> bool:
+        """Whether the layers hold all of these ids."""
+        newest_first = self.layers[::-1]
+        return all(each == NO_PRODUCER_ID or any(each in layer.ids for layer in newest_first) for each in ids)
+
+    def closed(self, ids: Iterable[Id], now_ms: int) -> list[Id]:
+        """Return those of the ids that no open layer holds, so that their use has to be renewed."""
+        newest = self.layers[-1]
+        is_open = now_ms < newest.closes_ms
+        return [each for each in ids if each != NO_PRODUCER_ID and not (is_open and each in newest.ids)]
+
+    def put(self, ids: Iterable[Id], closes_ms: int) -> None:
+        """Note that a layer which closes at this time holds these ids."""
+        of, newest = self.applied.quota.layers, self.layers[-1] if self.layers else None
+        start_ms = closes_ms - of.interval_ms
+        if newest is None or start_ms >= newest.closes_ms:
+            newest = KnownLayer(start_ms, closes_ms, start_ms + of.ttl_ms)
+            self.layers.append(newest)
+        elif start_ms < newest.start_ms:
+            # the same layer by a corrected clock, or one of another state: the earlier times are safe
+            newest.start_ms, newest.closes_ms, newest.dies_ms = start_ms, closes_ms, start_ms + of.ttl_ms
+        for each in ids:
+            if each != NO_PRODUCER_ID and each not in newest.ids:
+                for layer in self.layers:
+                    layer.discard(each)
+                newest.add(each)
+
+
+@dataclass(slots=True)
+class Renewal:
+    """Ids of one bucket that the node wants written to the open layer again, uncharged.
+
+    Attributes:
+        resets: as in ``KnownBucket``: if the bucket was reset after that, the store does not write them.
+    """
+
+    applied: AppliedQuota
+    principal: str
+    resets: int
+    ids: tuple[Id, ...]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The ids of one bucket that wait to be renewed.
+
+    Attributes:
+        resets, birth: as in ``KnownBucket``, when the first of them was used.
+        ids: in order of use.
+        has_to_ask: whether the store has to be asked whether the bucket was reset, even without ids.
+    """
+
+    applied: AppliedQuota
+    principal: str
+    resets: int
+    birth: bytes
+    ids: dict[Id, None] = field(default_factory=dict)
+    has_to_ask: bool = False
+
+
+class KnownIds:
+    """What a node knows of producer ids, bounded by bytes; the buckets used least lately are forgotten.
+
+    Args:
+        most_bytes: the memory that it may take, by estimate.
+
+    Attributes:
+        turn: changes whenever the node forgets something: an answer to a call that was planned in an earlier
+            turn teaches nothing.
+        bytes: the memory that it takes.
+        waiting: how many ids wait to be renewed.
+    """
+
+    def __init__(self, most_bytes: int = KNOWN_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._buckets: OrderedDict[bytes, KnownBucket] = OrderedDict()
+        self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
+        self._lost: dict[bytes, list[Id] | None] = {}
+        """Buckets that the store lost, with the ids that are still to be renewed; None before the first."""
+        self._birth = b""
+        self._resets = 0
+        self.turn = 0
+        self.bytes = 0
+        self.waiting = 0
+
+    def __len__(self) -> int:
+        return sum(len(layer.ids) for bucket in self._buckets.values() for layer in bucket.layers)
+
+    # Answers
+
+    def answers(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> bool:
+        """Return whether the store would find all of these ids seen; their use is then noted for it.
+
+        An ask that names no id to count is left to the store.
+        """
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            return False
+        if bucket.applied is applied and bucket.resets == self._resets and bucket.layers and ids:
+            newest = bucket.layers[-1]
+            if now_ms < newest.closes_ms and newest.ids.issuperset(ids):  # nearly always
+                self._buckets.move_to_end(key)
+                return True
+        bucket = self._known(key, applied, ids, now_ms)
+        if bucket is None:
+            return False
+        if bucket.resets != self._resets and bucket.birth == self._birth:
+            self._wait(key, bucket).has_to_ask = True  # was it this one?
+            return False
+        self._buckets.move_to_end(key)
+        if closed := bucket.closed(ids, now_ms):
+            waiting = self._wait(key, bucket)
+            new = dict.fromkeys(each for each in closed if each not in waiting.ids)
+            waiting.ids.update(new)
+            self.waiting += len(new)
+            self._drop_waiting()
+        return True
+
+    def passes(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> bool:
+        """Return whether ids pass while the store is away: it held all of them."""
+        return self._known(key, applied, ids, now_ms) is not None
+
+    def refusal(self, key: bytes, applied: AppliedQuota, each: Id, now_ms: int) -> Refusal | None:
+        """Return the refusal to repeat for one id; None if the store has to be asked."""
+        bucket = self._buckets.get(key)
+        found = bucket.refusals.get(each) if bucket is not None else None
+        if bucket is None or found is None or now_ms >= found.until_ms or found.applied != applied:
+            return None
+        return found if (bucket.resets, bucket.birth) == (self._resets, self._birth) else None
+
+    def _known(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> KnownBucket | None:
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            return None
+        if bucket.applied is not applied:
+            if bucket.policy != policy_of(applied):
+                self._forget(key)
+                return None
+            bucket.applied = applied
+        if any(now_ms >= layer.dies_ms for layer in bucket.layers):
+            with self._changing(bucket):
+                bucket.drop_dead(now_ms)
+        if not bucket.layers or not bucket.knows(ids) or all(each == NO_PRODUCER_ID for each in ids):
+            return None
+        return bucket
+
+    # What the store said
+
+    def learn(
+        self,
+        key: bytes,
+        applied: AppliedQuota,
+        principal: str,
+        ids: Sequence[Id],
+        closes_ms: int,
+        now_ms: int,
+    ) -> None:
+        """Note that the open layer of a bucket holds these ids.
+
+        Args:
+            closes_ms: when that layer closes, by the store.
+        """
+        bucket = self._bucket(key, applied, principal)
+        if bucket is None:
+            return
+        with self._changing(bucket):
+            bucket.drop_dead(now_ms)
+            if bucket.bytes + sum(map(size_of, ids)) > self._most_bytes // 4:
+                if len(bucket.layers) < 2:
+                    return  # a bucket has a quarter of the memory; the rest of its ids are asked for
+                del bucket.layers[0]
+            bucket.put(ids, closes_ms)
+        self._make_room()
+
+    def learn_refusal(
+        self,
+        key: bytes,
+        applied: AppliedQuota,
+        principal: str,
+        each: Id,
+        outcome: Outcome,
+        throttle_ms: int,
+        largest: float | None,
+        at_ms: int,
+    ) -> None:
+        """Note that the store refused one id at a time, which it will do again until its wait is over."""
+        bucket = self._bucket(key, applied, principal)
+        if bucket is None or at_ms < bucket.quiet_until_ms:
+            return
+        passes_ms = at_ms + throttle_ms if throttle_ms else 0
+        until_ms = at_ms + min(REFUSED_MS, throttle_ms or REFUSED_MS)
+        with self._changing(bucket):
+            if len(bucket.refusals) >= REFUSALS:
+                bucket.refusals.clear()
+            bucket.refusals[each] = Refusal(applied, outcome, passes_ms, until_ms, largest)
+        self._make_room()
+
+    def wrote(self, key: bytes, now_ms: int, *, quiet: bool = False) -> None:
+        """End the refusals of a bucket: this node wrote there, or is about to.
+
+        Args:
+            quiet: keep none for a second, as the write is still on its way.
+        """
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            with self._changing(bucket):
+                bucket.refusals.clear()
+            if quiet:
+                bucket.quiet_until_ms = now_ms + REFUSED_MS
+
+    def reset(self, keys: Iterable[bytes]) -> None:
+        """Forget buckets that this node reset, or may have."""
+        self.turn += 1
+        for key in keys:
+            self._forget(key)
+
+    def look(self, birth: bytes, resets: int) -> None:
+        """Note the marks of the store: another birth says that it lost its state.
+
+        Args:
+            birth: empty if it is not known.
+            resets: the number of the last reset of any bucket.
+        """
+        if resets != self._resets:
+            self.turn += 1
+            self._resets = resets
+        if not birth or birth == self._birth:
+            return
+        if self._birth:
+            self.turn += 1
+            self._lost = dict.fromkeys(self._buckets)
+        else:  # the first look; nothing that is known is older
+            for bucket in self._buckets.values():
+                bucket.birth = birth
+        self._birth = birth
+
+    def _bucket(self, key: bytes, applied: AppliedQuota, principal: str) -> KnownBucket | None:
+        """Return the bucket to add something learned to; None until it is known whether it was reset."""
+        bucket = self._buckets.get(key)
+        if bucket is not None and bucket.policy != policy_of(applied):
+            self._forget(key)
+            bucket = None
+        if bucket is None:
+            bucket = self._buckets[key] = KnownBucket(applied, principal, self._resets, self._birth)
+            self.bytes += bucket.bytes
+        self._buckets.move_to_end(key)
+        return None if bucket.resets != self._resets and bucket.birth == self._birth else bucket
+
+    # Renewals
+
+    def next_renewal(
+        self, most_ids: int, in_force: Callable[[AppliedQuota], AppliedQuota | None]
+    ) -> tuple[bytes, Renewal] | None:
+        """Take the next renewal: those after a loss come first. None if there is none.
+
+        Args:
+            in_force: returns a quota as it is now; None if it was removed, or has another bucket.
+        """
+        while self._lost or self._waiting:
+            taken = self._next_lost(most_ids) if self._lost else self._next_waiting(most_ids)
+            if taken is None:
+                continue
+            renewal = taken[1]
+            now = in_force(renewal.applied)
+            if now is not None and policy_of(now) == policy_of(renewal.applied):
+                renewal.applied = now
+                return taken
+        return None
+
+    def renewed(self, key: bytes, renewal: Renewal, turn: int, *, was_reset: bool) -> None:
+        """Note the answer to a renewal; ``learn`` gets separately what the store holds now.
+
+        Args:
+            turn: that in which the renewal was taken.
+        """
+        bucket = self._buckets.get(key)
+        if bucket is None or turn != self.turn:
+            return
+        if was_reset:
+            self._forget(key)
+        elif key not in self._lost and (bucket.resets == renewal.resets or bucket.birth != self._birth):
+            bucket.resets, bucket.birth = self._resets, self._birth  # it is confirmed, or all of it restored
+
+    def put_back(self, key: bytes, renewal: Renewal) -> None:
+        """Keep a renewal that could not be sent for later."""
+        bucket = self._buckets.get(key)
+        birth = self._birth if bucket is None else bucket.birth
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = _Waiting(renewal.applied, renewal.principal, renewal.resets, birth)
+            self._waiting[key] = waiting
+        new = dict.fromkeys(each for each in renewal.ids if each not in waiting.ids)
+        waiting.ids.update(new)
+        waiting.has_to_ask = waiting.has_to_ask or not renewal.ids
+        self.waiting += len(new)
+
+    def _next_lost(self, most_ids: int) -> tuple[bytes, Renewal] | None:
+        key = next(iter(self._lost))
+        left, bucket = self._lost[key], self._buckets.get(key)
+        if bucket is None:
+            del self._lost[key]
+            return None
+        if left is None:
+            left = self._lost[key] = [each for layer in bucket.layers for each in layer.ids]
+        ids = tuple(left[-most_ids:])
+        del left[-most_ids:]
+        if not left:
+            del self._lost[key]
+        # what was reset since the loss was reset since the node learned it
+        return key, Renewal(bucket.applied, bucket.principal, 0, ids)
+
+    def _next_waiting(self, most_ids: int) -> tuple[bytes, Renewal] | None:
+        key, waiting = next(iter(self._waiting.items()))
+        ids = tuple(waiting.ids)[:most_ids]
+        for each in ids:
+            del waiting.ids[each]
+        self.waiting -= len(ids)
+        if not waiting.ids:
+            del self._waiting[key]
+        resets = waiting.resets if waiting.birth == self._birth else 0
+        return key, Renewal(waiting.applied, waiting.principal, resets, ids)
+
+    def _wait(self, key: bytes, bucket: KnownBucket) -> _Waiting:
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = _Waiting(bucket.applied, bucket.principal, bucket.resets, bucket.birth)
+            self._waiting[key] = waiting
+        return waiting
+
+    def _drop_waiting(self) -> None:
+        while self.waiting > MOST_RENEWALS:
+            _, dropped = self._waiting.popitem(last=False)
+            self.waiting -= len(dropped.ids)
+
+    # Room
+
+    @contextmanager
+    def _changing(self, bucket: KnownBucket) -> Iterator[None]:
+        before = bucket.bytes
+        try:
+            yield
+        finally:
+            self.bytes += bucket.bytes - before
+
+    def _forget(self, key: bytes) -> None:
+        bucket = self._buckets.pop(key, None)
+        if bucket is not None:
+            self.bytes -= bucket.bytes
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            self.waiting -= len(waiting.ids)
+        self._lost.pop(key, None)
+
+    def _make_room(self) -> None:
+        while self.bytes > self._most_bytes and len(self._buckets) > 1:
+            _, bucket = self._buckets.popitem(last=False)
+            self.bytes -= bucket.bytes
+
+
+def policy_of(applied: AppliedQuota) -> tuple[int, Layers]:
+    """The window and the layers of a quota: what is known under others is worth nothing."""
+    return applied.quota.window_ms, applied.quota.layers
+
+
+def size_of(each: Id) -> int:
+    """Estimate the memory that a known id takes, in bytes."""
+    return ID_BYTES if isinstance(each, int) else ID_BYTES + getsizeof(each)

@@ -1,0 +1,318 @@
+"""What a node may answer alone about producer ids, until when, and what it renews."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.known_ids import (
+    BUCKET_BYTES,
+    ID_BYTES,
+    REFUSAL_BYTES,
+    REFUSED_MS,
+    KnownIds,
+    Renewal,
+    StoreTime,
+)
+from app.domain.ladder import AppliedQuota
+from app.domain.quota import Layers, Quota
+
+WINDOW, INTERVAL, TTL = 3_000, 1_000, 4_000
+QUOTA = Quota("producer_ids_rate", 5, "producer_ids", "deny", window_ms=WINDOW, layers=Layers(INTERVAL, TTL))
+ALICE = AppliedQuota(QUOTA, "user=*", "user=alice", "user=alice")
+KEY = b"alice"
+BEGAN = 10_000
+CLOSES = BEGAN + INTERVAL
+
+
+def knowing(*ids: int | str, closes_ms: int = CLOSES) -> KnownIds:
+    """A node that has looked once, and knows that alice's open layer holds these ids."""
+    known = KnownIds()
+    known.look(b"born", 0)
+    learn(known, *ids, closes_ms=closes_ms)
+    return known
+
+
+def learn(known: KnownIds, *ids: int | str, closes_ms: int = CLOSES) -> None:
+    known.learn(KEY, ALICE, "alice", ids, closes_ms, closes_ms - INTERVAL)
+
+
+def answers(known: KnownIds, *ids: int | str, at: int = BEGAN, applied: AppliedQuota = ALICE) -> bool:
+    return known.answers(KEY, applied, ids, at)
+
+
+def refuse(known: KnownIds, throttle_ms: int = 36_000, at: int = BEGAN) -> None:
+    known.learn_refusal(KEY, ALICE, "alice", 9, "throttle", throttle_ms, None, at)
+
+
+def renewals(known: KnownIds, most: int = 100) -> list[tuple[tuple[int | str, ...], int]]:
+    """All renewals that wait: their ids, and the reset that they name."""
+    taken = []
+    while (found := known.next_renewal(most, lambda applied: applied)) is not None:
+        taken.append((found[1].ids, found[1].resets))
+    return taken
+
+
+def test_known_id_is_answered_until_its_layer_dies():
+    known = knowing(1, "a")
+    assert answers(known, 1)
+    assert answers(known, "a", 1, -1)
+    assert answers(known, 1, at=BEGAN + TTL - 1)
+    assert not answers(known, 1, at=BEGAN + TTL)
+
+
+def test_unknown_id_or_none_at_all_is_left_to_the_store():
+    known = knowing(1)
+    assert not answers(known, 2)
+    assert not answers(known, 1, 2)
+    assert not answers(known)
+    assert not answers(known, -1)
+    assert not known.answers(b"bob", ALICE, (1,), BEGAN)
+
+
+def test_use_is_renewed_once_the_layer_is_closed():
+    known = knowing(1, 2)
+    answers(known, 1, at=CLOSES - 1)
+    assert renewals(known) == []
+    for _ in range(3):
+        assert answers(known, 1, -1, at=CLOSES)
+    assert known.waiting == 1
+    assert renewals(known) == [((1,), 0)]
+    assert known.waiting == 0
+
+
+def test_renewed_id_is_known_for_longer():
+    known = knowing(1, 2)
+    learn(known, 1, closes_ms=CLOSES + INTERVAL)
+    assert answers(known, 1, at=BEGAN + TTL)
+    assert not answers(known, 2, at=BEGAN + TTL)
+
+
+def test_layer_with_an_earlier_start_ends_earlier():
+    known = knowing(1)
+    learn(known, 2, closes_ms=CLOSES - 10)
+    assert not answers(known, 1, at=BEGAN + TTL - 10)
+
+
+@pytest.mark.parametrize("changed", [{"window_ms": 3_001}, {"layers": Layers(INTERVAL, TTL - 1)}])
+def test_another_window_or_other_layers_end_the_knowledge(changed: dict[str, int]):
+    known = knowing(1)
+    other = replace_quota(**changed)
+    assert not answers(known, 1, applied=other)
+    assert not answers(known, 1)
+
+
+def test_another_limit_keeps_the_knowledge_and_ends_refusals():
+    known = knowing(1)
+    refuse(known)
+    other = replace_quota(limit=6)
+    assert answers(known, 1, applied=other)
+    assert known.refusal(KEY, other, 9, BEGAN) is None
+
+
+def replace_quota(**changes: object) -> AppliedQuota:
+    return AppliedQuota(replace(QUOTA, **changes), ALICE.entity, ALICE.bucket, ALICE.owner)  # type: ignore[arg-type]
+
+
+# Resets and losses
+
+
+def test_own_reset_forgets_and_teaches_nothing_from_before():
+    known = knowing(1)
+    turn = known.turn
+    known.reset([KEY])
+    assert not answers(known, 1)
+    assert known.turn != turn
+
+
+def test_reset_elsewhere_has_the_bucket_confirmed():
+    known = knowing(1)
+    known.look(b"born", 7)
+    assert not answers(known, 1)
+    learn(known, 2)  # what is learned before it is confirmed is not kept
+    key, renewal = known.next_renewal(100, lambda applied: applied) or (b"", None)
+    assert (key, renewal) == (KEY, Renewal(ALICE, "alice", 0, ()))
+    assert renewal is not None
+    known.renewed(key, renewal, known.turn, was_reset=False)
+    assert answers(known, 1)
+    assert not answers(known, 2)
+
+
+def test_bucket_that_was_reset_elsewhere_is_forgotten():
+    known = knowing(1)
+    known.look(b"born", 7)
+    assert not answers(known, 1)
+    key, renewal = known.next_renewal(100, lambda applied: applied) or (b"", None)
+    assert renewal is not None
+    known.renewed(key, renewal, known.turn, was_reset=True)
+    assert not answers(known, 1)
+    assert renewals(known) == []
+
+
+def test_loss_keeps_the_answers_and_renews_everything():
+    known = knowing(1, 2, 3)
+    turn = known.turn
+    known.look(b"born again", 0)
+    assert known.turn != turn
+    assert answers(known, 1, 2)
+    assert sorted(len(ids) for ids, _ in renewals(known, 2)) == [1, 2]
+
+
+def test_restored_bucket_is_like_any_other():
+    known = knowing(1)
+    known.look(b"born again", 5)
+    key, renewal = known.next_renewal(100, lambda applied: applied) or (b"", None)
+    assert renewal is not None
+    assert renewal.resets == 0  # a number of after the loss is newer than all that is known
+    known.renewed(key, renewal, known.turn, was_reset=False)
+    assert answers(known, 1)
+    known.look(b"born again", 6)
+    assert not answers(known, 1)
+
+
+def test_birth_that_is_not_known_is_no_loss():
+    known = knowing(1)
+    known.look(b"", 0)
+    known.look(b"born", 0)
+    assert renewals(known) == []
+
+
+def test_renewal_of_a_quota_that_changed_is_dropped():
+    known = knowing(1)
+    answers(known, 1, at=CLOSES)
+    assert known.next_renewal(100, lambda _: None) is None
+    answers(known, 1, at=CLOSES)
+    assert known.next_renewal(100, lambda _: replace_quota(window_ms=1)) is None
+    answers(known, 1, at=CLOSES)
+    _, renewal = known.next_renewal(100, lambda _: replace_quota(limit=9)) or (b"", None)
+    assert renewal is not None
+    assert renewal.applied.quota.limit == 9
+
+
+def test_failed_renewal_waits_again():
+    known = knowing(1, 2)
+    answers(known, 1, 2, at=CLOSES)
+    key, renewal = known.next_renewal(1, lambda applied: applied) or (b"", None)
+    assert renewal is not None
+    known.put_back(key, renewal)
+    assert known.waiting == 2
+    assert sorted(renewals(known)[0][0]) == [1, 2]
+
+
+# Refusals
+
+
+def test_refusal_is_repeated_for_a_second_at_most():
+    known = knowing(1)
+    refuse(known)
+    assert known.refusal(KEY, ALICE, 9, BEGAN + REFUSED_MS - 1) is not None
+    assert known.refusal(KEY, ALICE, 9, BEGAN + REFUSED_MS) is None
+    assert known.refusal(KEY, ALICE, 8, BEGAN) is None
+
+
+def test_refusal_is_repeated_until_it_could_differ():
+    known = knowing(1)
+    refuse(known, throttle_ms=5)
+    found = known.refusal(KEY, ALICE, 9, BEGAN + 4)
+    assert found is not None
+    assert found.passes_ms == BEGAN + 5
+    assert known.refusal(KEY, ALICE, 9, BEGAN + 5) is None
+
+
+@pytest.mark.parametrize("end", ["write", "reset here", "reset elsewhere", "loss"])
+def test_refusal_ends(end: str):
+    known = knowing(1)
+    refuse(known)
+    match end:
+        case "write":
+            known.wrote(KEY, BEGAN)
+        case "reset here":
+            known.reset([KEY])
+        case "reset elsewhere":
+            known.look(b"born", 3)
+        case "loss":
+            known.look(b"born again", 0)
+    assert known.refusal(KEY, ALICE, 9, BEGAN) is None
+
+
+def test_no_refusal_is_kept_while_a_record_is_on_its_way():
+    known = knowing(1)
+    known.wrote(KEY, BEGAN, quiet=True)
+    refuse(known)
+    assert known.refusal(KEY, ALICE, 9, BEGAN) is None
+    refuse(known, at=BEGAN + REFUSED_MS)
+    assert known.refusal(KEY, ALICE, 9, BEGAN + REFUSED_MS) is not None
+
+
+# Room
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60), st.booleans()), max_size=300))
+def test_memory_is_bounded(steps: list[tuple[int, int, bool]]):
+    most = 40_000
+    known = KnownIds(most)
+    for at, (who, first, refused) in enumerate(steps):
+        key = b"%d" % who
+        if refused:
+            known.learn_refusal(key, ALICE, "alice", first, "throttle", 500, None, BEGAN + at)
+        else:
+            ids = range(first, first + 40)
+            known.learn(key, ALICE, "alice", ids, CLOSES + 100 * at, BEGAN + 100 * at)
+        assert known.bytes <= most + BUCKET_BYTES + REFUSAL_BYTES
+        assert known.bytes == sum(bucket.bytes for bucket in known._buckets.values())
+
+
+@pytest.mark.parametrize("kind", ["numbers", "texts", "buckets", "refusals"])
+def test_estimates_are_not_too_small(kind: str):
+    many = 20_000
+    tracemalloc.start()
+    known = KnownIds(10**9)
+    for n in range(many):
+        each: int | str = 2**40 + n if kind == "numbers" else f"transaction-{n}"
+        if kind == "refusals":
+            known.learn_refusal(b"%d" % (n // 250), ALICE, "alice", each, "throttle", 500 + n, None, n)
+        else:
+            known.learn(b"bucket-%d" % n if kind == "buckets" else KEY, ALICE, "alice", [each], CLOSES, BEGAN)
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used < known.bytes < 4 * used, f"{used / many:.0f} bytes, estimated {known.bytes / many:.0f}"
+
+
+def test_bucket_used_least_lately_is_forgotten():
+    known, names = KnownIds(8 * (BUCKET_BYTES + ID_BYTES)), [b"%d" % n for n in range(8)]
+    for key in names:
+        known.learn(key, ALICE, "alice", [1], CLOSES, BEGAN)
+    known.answers(names[0], ALICE, [1], BEGAN)
+    known.learn(b"new", ALICE, "alice", [1], CLOSES, BEGAN)
+    forgotten = [key for key in names if not known.answers(key, ALICE, [1], BEGAN)]
+    assert forgotten == [names[1]]
+
+
+# Time
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5_000), st.floats(0, 40), st.floats(0, 40)), min_size=1, max_size=30),
+    st.floats(0, 1e9),
+)
+def test_estimated_time_is_never_behind_the_store(calls: list[tuple[int, float, float]], ahead: float):
+    time, at = StoreTime(), 0.0
+    for pause, there, back in calls:
+        at += pause
+        time.read(int(at + there + ahead), at, at + there + back)
+        at += there + back
+        assert (time.at_ms(at) or 0) >= int(at + ahead)
+
+
+def test_estimated_time_follows_a_clock_that_goes_ahead():
+    time = StoreTime()
+    assert time.at_ms(0) is None
+    time.read(1_000, 0, 2)
+    time.read(9_000, 100, 102)
+    assert time.at_ms(102) == 9_003
+    time.read(9_150, 250, 250.5)
+    assert time.at_ms(252) == 9_153
