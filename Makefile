@@ -66,7 +66,9 @@ prove: .venv/.full .venv/.spark .tools/debian/.done ## the long proofs and searc
 	$(BIN)/pytest -m prove --timeout 3600 -s $(T)
 
 .PHONY: bench
-bench: .venv/.full .venv/.spark ## the measurements (T=path narrows)
+bench: .venv/.dev ## the measurements (T=path narrows; docs/benchmarks/README.md)
+	@command -v nginx >/dev/null || test -x /usr/sbin/nginx -o -x .tools/debian/bin/nginx || \
+		tests/tools.sh nginx || echo "going on without nginx" >&2
 	$(BIN)/pytest -m bench --timeout 3600 -s $(T)
 
 .PHONY: format

@@ -32,6 +32,7 @@ EXEMPT: Final = (
     "clients/package-lock.json",
     "docs/proofs/",  # records of what was found, with their dates
     "requirements",
+    "tests/bench/peers/node/package-lock.json",
     "tests/decision_log/version-",  # written by earlier versions
     "tests/vectors/",  # quotes Kafka's documentation
     "tests/words.py",

@@ -1,0 +1,396 @@
+"""The programs of a benchmark: each with a store of its own, on fixed cores, and all but one idle."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+import redis
+
+from app.decision_log.batch import STREAM
+from tests import service, stores
+from tests.bench import generator
+from tests.bench.generator import Found, Load
+from tests.bench.works import HOT, MANY, QUOTAS, Log, Subject, Work, numbers, request
+from tests.load.holding import programs_of
+from tests.programs import end
+from tests.service import Service, eventually
+from tests.tools import need
+
+ROOT: Final = Path(__file__).parents[2]
+PEERS: Final = Path(__file__).parent / "peers"
+NODE: Final = PEERS / "node"
+PRIMED_AT_ONCE: Final = 100
+ALTERED_AT_ONCE: Final = 100
+MOST_A_SECOND: Final = 60_000
+"""Asks for which enough ids are made known elsewhere; if there are more, some are answered from memory, and
+the results say how many."""
+INSTALL_WITHIN_S: Final = 300
+READY_WITHIN_S: Final = 30
+
+NGINX: Final = """\
+worker_processes 1;
+daemon off;
+error_log stderr crit;
+pid nginx.pid;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    keepalive_requests 1000000000;
+    keepalive_timeout 75s;
+    client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+    limit_req_status 429;
+    limit_req_log_level info;
+    limit_req_zone $arg_principal zone=first:32m rate=1000000r/s;
+    limit_req_zone $arg_principal zone=second:32m rate=1000000r/s;
+    limit_req_zone $arg_principal zone=third:32m rate=1000000r/s;
+    limit_req_zone $arg_principal zone=tight:1m rate=1r/m;
+    server {{
+        listen 127.0.0.1:{port};
+        location /one {{ limit_req zone=first burst=1000000 nodelay; empty_gif; }}
+        location /three {{
+            limit_req zone=first burst=1000000 nodelay;
+            limit_req zone=second burst=1000000 nodelay;
+            limit_req zone=third burst=1000000 nodelay;
+            empty_gif;
+        }}
+        location /denied {{ limit_req zone=tight; empty_gif; }}
+    }}
+}}
+"""
+
+
+class Cores(NamedTuple):
+    """The cores of the server under measurement, of its store, and of the generator."""
+
+    server: frozenset[int]
+    store: frozenset[int]
+    generator: frozenset[int]
+
+    def __str__(self) -> str:
+        """Say which core has what.
+
+        >>> print(cores({0, 1}))
+        server on core 1; store and generator on core 0
+        """
+        shown = {name: ", ".join(map(str, sorted(its))) for name, its in self._asdict().items()}
+        if self.server == self.store:
+            return (
+                f"server, store and generator share core {shown['server']}: the server has no core of its own"
+            )
+        if self.store == self.generator:
+            return f"server on core {shown['server']}; store and generator on core {shown['store']}"
+        return "; ".join(f"{name} on core {its}" for name, its in shown.items())
+
+
+def cores(available: set[int]) -> Cores:
+    """Divide cores: the server has the last one for itself, as devices rather interrupt the first."""
+    *others, server = sorted(available)
+    if not others:
+        return Cores(*[frozenset({server})] * 3)
+    return Cores(frozenset({server}), frozenset({others[0]}), frozenset({others[-1]}))
+
+
+@contextmanager
+def pinned(to: frozenset[int]) -> Iterator[None]:
+    """Pin this thread to cores, and so each program that it starts meanwhile."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, to)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class Subjected(NamedTuple):
+    """One running program under measurement, with its store and its catalog if it has them."""
+
+    address: tuple[str, int]
+    pid: int
+    store: stores.Server | None
+    database_url: str = ""
+
+    def programs(self) -> tuple[list[int], list[int]]:
+        """The process ids of the program, and of its store."""
+        return programs_of(self.pid), [self.store.pid] if self.store else []
+
+
+class MissingError(Exception):
+    """A peer cannot be had here, for this reason."""
+
+
+class Arena:
+    """Starts programs when they are first needed, and runs works on them.
+
+    Attributes:
+        skipped: why a peer is not here, by subject.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.cores = cores(os.sched_getaffinity(0))
+        self.skipped: dict[str, str] = {}
+        self._running: dict[tuple[Subject, Log], Subjected] = {}
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-bench-")))
+        self._fresh = self._known = 0
+        self._other: Subjected | None = None
+        self._primed: set[tuple[int, str]] = set()
+
+    def has(self, work: Work) -> bool:
+        """Whether a work's program runs; start it, or note why it cannot be had."""
+        if work.subject in self.skipped:
+            return False
+        key = work.subject, work.log
+        if key not in self._running:
+            try:
+                self._running[key] = self._started(work)
+            except MissingError as error:
+                self.skipped[work.subject] = str(error)
+                return False
+        return True
+
+    def run(
+        self, work: Work, *, warm_s: float, seconds: float, connections: int, schedule: Sequence[int] = ()
+    ) -> tuple[Found, int, int]:
+        """Measure a work that this has.
+
+        Returns:
+            what the generator found, and how much processor time the program and its store took, in
+            nanoseconds.
+        """
+        subject = self._running[work.subject, work.log]
+        sequence = self._prime(work, subject, round(MOST_A_SECOND * (warm_s + seconds)))
+        own, its_stores = subject.programs()
+        found = self._generated(
+            Load(
+                address=subject.address,
+                request=request(work),
+                sequence=sequence,
+                schedule=schedule,
+                connections=connections,
+                warm_s=warm_s,
+                seconds=seconds,
+                fresh=self._fresh,
+                expected=work.expected,
+                local=work.local,
+                programs=[*own, *its_stores],
+            )
+        )
+        return found, sum(found.processor_ns[: len(own)]), sum(found.processor_ns[len(own) :])
+
+    def versions(self) -> dict[str, str]:
+        """The versions of the programs that run, as far as they are no packages of Python."""
+        found: dict[str, str] = {"C compiler": _first_line("cc", "--version")}
+        for (name, _), subject in self._running.items():
+            if subject.store is not None:
+                with redis.Redis.from_url(subject.store.url) as client:
+                    about = client.info("server")
+                found["Valkey"] = str(about.get("valkey_version") or about["redis_version"])
+            if name == "nginx":
+                found["nginx"] = _first_line("nginx", "-v")
+            if name == "node":
+                found["Node"] = _first_line("node", "--version")
+                packages = json.loads((NODE / "package.json").read_text(encoding="utf-8"))["dependencies"]
+                found |= packages
+        return found
+
+    def _generated(self, load: Load) -> Found:
+        with pinned(self.cores.generator):
+            found = generator.run(load)
+        self._fresh = found.fresh
+        return found
+
+    def _started(self, work: Work) -> Subjected:
+        start: dict[Subject, Callable[[], Subjected]] = {
+            "echo": lambda: self._asgi("tests.bench.peers.echo", None),
+            "quotagate": lambda: self._quotagate(work.log),
+            "fastapi": lambda: self._asgi("tests.bench.peers.fastapi_gcra", self._store()),
+            "node": self._node,
+            "nginx": self._nginx,
+        }
+        return start[work.subject]()
+
+    def _store(self) -> stores.Server:
+        with pinned(self.cores.store):
+            return self._stack.enter_context(stores.server("valkey"))
+
+    def _quotagate(self, log: Log) -> Subjected:
+        store = self._store()
+        with pinned(self.cores.server):
+            node = self._stack.enter_context(
+                service.running(store_url=store.url, environment={"QUOTAGATE_LOG": log})
+            )
+        set_quotas(node)
+        return Subjected(node.address, node.pid, store, node.database_url)
+
+    def _asgi(self, module: str, store: stores.Server | None) -> Subjected:
+        with socket.create_server(("127.0.0.1", 0)) as listener, pinned(self.cores.server):
+            fd = listener.fileno()
+            command = [sys.executable, "-P", "-m", module, str(fd), *([store.url] if store else [])]
+            process = subprocess.Popen(
+                command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, pass_fds=(fd,)
+            )
+            self._stack.callback(end, process)
+            address = listener.getsockname()
+        eventually(lambda: _answers(process, address))
+        return Subjected(address, process.pid, store)
+
+    def _node(self) -> Subjected:
+        node = _found("node")
+        _install_node_packages()
+        store = self._store()
+        with pinned(self.cores.server):
+            process = self._stack.enter_context(
+                subprocess.Popen(
+                    [node, "server.js", str(store.socket)],
+                    cwd=NODE,
+                    env={**os.environ, "NODE_ENV": "production"},
+                    stdout=subprocess.PIPE,
+                )
+            )
+        self._stack.callback(end, process)
+        assert process.stdout is not None
+        return Subjected(("127.0.0.1", int(process.stdout.readline())), process.pid, store)
+
+    def _nginx(self) -> Subjected:
+        program = _found("nginx")
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = listener.getsockname()
+        (self._folder / "nginx.conf").write_text(NGINX.format(port=address[1]), encoding="utf-8")
+        with pinned(self.cores.server):
+            process = self._stack.enter_context(
+                subprocess.Popen([program, "-p", self._folder, "-c", "nginx.conf", "-e", "stderr"])
+            )
+        self._stack.callback(end, process)
+        eventually(lambda: _answers(process, address))
+        return Subjected(address, process.pid, None)
+
+    def _prime(self, work: Work, subject: Subjected, count: int) -> array[int]:
+        """Make what the work takes for granted: buckets, known ids, and an empty stream of the log.
+
+        Args:
+            count: the most asks that the work can make.
+
+        Returns:
+            the numbers that the work's requests take in turn.
+        """
+        if work.subject != "quotagate":
+            return numbers(work.keys)
+        assert subject.store is not None
+        with redis.Redis.from_url(subject.store.url) as client:
+            client.xtrim(STREAM, maxlen=0, approximate=False)
+        many = work.keys != "hot"
+        if work.kind == "known id elsewhere":
+            ids = array("I", range(self._known, self._known + count))
+            self._known += count
+            self._ask_each(self._elsewhere(subject), work.kind, ids)
+            return ids
+        if work.kind in {"known id", "three quotas"}:
+            self._prime_once(subject, "known id", MANY if many else HOT)
+        elif work.kind == "denied id":
+            self._prime_once(subject, "denied id", HOT)
+        if many and work.kind not in {"known id", "new id", "no quota"}:
+            # Their buckets have expired since the last round, and would not have at this rate of asks.
+            self._ask_each(subject, "one quota" if work.kind == "check" else work.kind, range(MANY))
+        return numbers(work.keys)
+
+    def _elsewhere(self, subject: Subjected) -> Subjected:
+        """Another node with the same store and catalog."""
+        if self._other is None:
+            assert subject.store is not None
+            with pinned(self.cores.generator):
+                node = self._stack.enter_context(
+                    service.running(store_url=subject.store.url, database_url=subject.database_url)
+                )
+            self._other = Subjected(node.address, node.pid, subject.store)
+        return self._other
+
+    def _prime_once(self, subject: Subjected, kind: str, count: int) -> None:
+        key = subject.pid, f"{kind} {count}"
+        if key not in self._primed:
+            self._primed.add(key)
+            self._ask_each(subject, kind, range(count))
+
+    def _ask_each(self, subject: Subjected, kind: str, each: Sequence[int]) -> None:
+        """Ask once for each principal, in batches that are all due at once."""
+        at_once = min(PRIMED_AT_ONCE, len(each))
+        work = Work(subject="quotagate", kind=kind, batch=at_once)
+        found = self._generated(
+            Load(
+                address=subject.address,
+                request=request(work),
+                sequence=array("I", each),
+                schedule=[0] * -(-len(each) // at_once),
+                connections=4,
+                warm_s=0,
+                seconds=0.001,
+                fresh=self._fresh,
+            )
+        )
+        assert found.unanswered == found.lost == 0
+        assert found.statuses.keys() == {"200"}, found.odd
+
+
+def set_quotas(node: Service) -> None:
+    """Give a node the quotas of the benchmark."""
+    alterations = [{"entity": entity, "quotas": quotas} for entity, quotas in QUOTAS.items()]
+    for first in range(0, len(alterations), ALTERED_AT_ONCE):
+        body = {"alterations": alterations[first : first + ALTERED_AT_ONCE]}
+        answer = node.http.post("/v1/quotas:alter", json=body).raise_for_status()
+        refused = [result for result in answer.json()["results"] if not result["ok"]]
+        assert refused == []
+
+
+def _found(program: str) -> Path:
+    try:
+        return need(program)
+    except pytest.skip.Exception as reason:
+        raise MissingError(str(reason)) from None
+
+
+def _install_node_packages() -> None:
+    """Install what the lock file names, if it has changed."""
+    lock, installed = NODE / "package-lock.json", NODE / "node_modules" / ".package-lock.json"
+    if installed.exists() and installed.stat().st_mtime >= lock.stat().st_mtime:
+        return
+    npm = _found("npm")
+    ran = subprocess.run(
+        [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
+        cwd=NODE,
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_WITHIN_S,
+        check=False,
+    )
+    if ran.returncode:
+        raise MissingError(f"npm ci failed: {ran.stderr.strip().splitlines()[-1:]}")
+    installed.touch()
+
+
+def _first_line(program: str, option: str) -> str:
+    ran = subprocess.run(
+        [need(program), option], check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    return ran.stdout.partition("\n")[0]
+
+
+def _answers(process: subprocess.Popen[bytes], address: tuple[str, int]) -> bool:
+    """Whether a program answers requests, with whatever status."""
+    assert process.poll() is None, f"it ended with {process.returncode}"
+    connection = http.client.HTTPConnection(*address, timeout=READY_WITHIN_S)
+    with closing(connection), suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/")
+        return connection.getresponse().status > 0
+    return False

@@ -1,0 +1,144 @@
+"""Compiles and runs the load generator (generator.c), and says what it sends and what it found."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import struct
+import subprocess
+import tempfile
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.bench.arithmetic import NS
+from tests.tools import need
+
+SOURCE: Final = Path(__file__).with_name("generator.c")
+BUILT: Final = Path(__file__).parents[2] / "build" / "bench"
+FLAGS: Final = ("-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+ENDS_WITHIN_S: Final = 120.0
+"""How much longer than its window it may take: connections at the beginning, outstanding answers at the
+end."""
+SLOT: Final = re.compile(rb"\{(next|same|fresh)(\d+)\}")
+KINDS: Final = {b"next": 0, b"same": 1, b"fresh": 2}
+
+
+class Load(msgspec.Struct, kw_only=True, frozen=True):
+    """What to send, over how many connections, for how long.
+
+    Attributes:
+        request: the whole of a request. In it ``{next6}`` becomes the next number of the sequence in six
+            digits, ``{same6}`` that number again, and ``{fresh12}`` a number that was never used.
+        sequence: the numbers that ``{next…}`` takes in turn, again and again; as an array of unsigned 32-bit
+            integers.
+        schedule: when requests are due, in nanoseconds from the start; empty: each connection asks when it is
+            answered.
+        expected: text of which answers are counted how often they have it.
+        local: likewise, another text.
+        programs: process ids whose processor time in the window is read.
+    """
+
+    address: tuple[str, int]
+    request: bytes
+    sequence: array[int]
+    schedule: Sequence[int] = ()
+    connections: int = 64
+    warm_s: float
+    seconds: float
+    fresh: int = 0
+    expected: str = ""
+    local: str = ""
+    programs: Sequence[int] = ()
+
+
+class Found(msgspec.Struct, kw_only=True):
+    """What came of a load, of its window alone.
+
+    Attributes:
+        expected: how often answers had the expected text; `local`: the other one.
+        lost: connections that the server ended.
+        unanswered: requests that were due and had no answer when none had come for 10 s after the window.
+        fresh: the first fresh number that was not used.
+        own_ns: the generator's processor time; `machine_ns`: that of all programs on all cores, to a
+            hundredth second.
+        processor_ns: the programs' processor times.
+        waits: a histogram of latencies, from the moment a request was due (open loop) or sent (closed loop).
+        lateness: how long after its moment a request was sent.
+        odd: the first answer without the expected text.
+    """
+
+    wall_ns: int
+    answers: int
+    expected: int
+    local: int
+    lost: int
+    unanswered: int
+    fresh: int
+    own_ns: int
+    machine_ns: int
+    processor_ns: list[int]
+    statuses: dict[str, int]
+    waits: list[tuple[int, int]]
+    lateness: list[tuple[int, int]]
+    odd: str
+
+
+def compiled() -> Path:
+    """The generator's program, compiled by ``$CC`` or ``cc`` if its source has changed."""
+    source = SOURCE.read_bytes()
+    program = BUILT / f"generator-{hashlib.sha256(source).hexdigest()[:12]}"
+    if not program.exists():
+        compiler = shlex.split(os.environ.get("CC", "")) or [
+            str(need("cc", "any C compiler will do: CC names one"))
+        ]
+        BUILT.mkdir(parents=True, exist_ok=True)
+        partial = program.with_suffix(f".{os.getpid()}")
+        subprocess.run([*compiler, *FLAGS, "-o", partial, SOURCE], check=True)
+        partial.rename(program)
+    return program
+
+
+def filled(text: bytes) -> bytes:
+    """A text with zeros in all slots, which is as long as with any other numbers.
+
+    >>> filled(b"user-{next6}")
+    b'user-000000'
+    """
+    return SLOT.sub(lambda slot: b"0" * int(slot[2]), text)
+
+
+def packed(load: Load) -> bytes:
+    """The generator's input: four counts, the schedule, the sequence, the slots, and the request."""
+    slots, shorter = [], 0
+    for slot in SLOT.finditer(load.request):
+        digits = int(slot[2])
+        slots.append(struct.pack("<III", slot.start() - shorter, digits, KINDS[slot[1]]))
+        shorter += len(slot[0]) - digits
+    request = filled(load.request)
+    schedule = array("Q", load.schedule)
+    assert load.sequence.itemsize == 4, "the generator reads 32-bit numbers"
+    counts = struct.pack("<IIII", len(request), len(slots), len(load.sequence), len(schedule))
+    return b"".join([counts, schedule.tobytes(), load.sequence.tobytes(), *slots, request])
+
+
+def run(load: Load) -> Found:
+    """Send a load from a program of its own, on the cores that this thread is pinned to."""
+    with tempfile.NamedTemporaryFile(prefix="qg-load-") as file:
+        file.write(packed(load))
+        file.flush()
+        times = [str(round(seconds * NS)) for seconds in (load.warm_s, load.seconds)]
+        words = [str(part) for part in (*load.address, load.connections, *times, load.fresh)]
+        ran = subprocess.run(
+            [compiled(), file.name, *words, load.expected, load.local, *map(str, load.programs)],
+            capture_output=True,
+            timeout=load.warm_s + load.seconds + ENDS_WITHIN_S,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stderr.decode(errors="replace")
+    return msgspec.json.decode(ran.stdout, type=Found)

@@ -1,0 +1,214 @@
+"""The page of a run, its targets and its plots are made from raw JSON alone."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.bench import results
+from tests.bench.generator import Found
+from tests.bench.report import page, written
+from tests.bench.results import Measured, OpenRun, Pair, Plan, Results
+from tests.bench.targets import TARGETS, ratio, store_echoes
+from tests.bench.works import ECHO, selected
+
+ONE, BATCH, LOGGED, UNLOGGED, NGINX = (
+    "quotagate/one quota/hot",
+    "quotagate/one quota/hot/batch 100",
+    "quotagate/one quota/hot/log all",
+    "quotagate/one quota/hot/log off",
+    "nginx/one quota/hot",
+)
+
+
+def found(**changed: object) -> Found:
+    """What the generator found, with changes."""
+    usual: dict[str, object] = {
+        "wall_ns": 10**9,
+        "answers": 1_000,
+        "expected": 1_000,
+        "local": 0,
+        "lost": 0,
+        "unanswered": 0,
+        "fresh": 0,
+        "own_ns": 5_000_000,
+        "machine_ns": 60_000_000,
+        "processor_ns": [20_000_000, 5_000_000],
+        "statuses": {"200": 1_000},
+        "waits": [(1_000_000, 990), (9_000_000, 10)],
+        "lateness": [(1_000, 1_000)],
+        "odd": "",
+    }
+    return Found(**{**usual, **changed})  # type: ignore[arg-type]
+
+
+def measured(api_us: float, store_us: float = 0.0, p99_ms: float = 1.0, local: float = 0.0) -> Measured:
+    return Measured(
+        wall_s=1.0,
+        answers=100,
+        decisions=100,
+        api_us=api_us,
+        store_us=store_us,
+        generator_us=2.0,
+        busy=0.9,
+        others=0.0,
+        right=1.0,
+        local=local,
+        unanswered=0,
+        waits_ms={"p50": 0.5, "p90": 0.7, "p99": p99_ms, "p99.9": 4.0, "max": 8.0},
+    )
+
+
+def pairs(name: str, *rounds: tuple[float, float], store_us: float = 0.0, local: float = 0.0) -> list[Pair]:
+    return [
+        Pair(
+            round=number,
+            name=name,
+            echo=measured(echo_us),
+            work=measured(work_us, store_us / number, local=local),
+        )
+        for number, (echo_us, work_us) in enumerate(rounds, 1)
+    ]
+
+
+def run(name: str, p99_ms: float, number: int = 1, share: float = 0.5) -> OpenRun:
+    return OpenRun(
+        round=number, name=name, share=share, capacity=100, rate=50, measured=measured(1, p99_ms=p99_ms)
+    )
+
+
+@pytest.fixture
+def made() -> Results:
+    names = [ONE, BATCH, LOGGED, UNLOGGED, NGINX]
+    return Results(
+        made_at="2026-11-23 01:00 UTC",
+        command="make bench",
+        commit="0123456789",
+        machine={"processor": "a <fast> one"},
+        versions={"Valkey": "9.1.2"},
+        cores="server on core 1; store and generator on core 0",
+        plan=Plan(),
+        skipped={"node": "node is not here"},
+        works={work.name: work for work in (ECHO, *selected(",".join(names)))},
+        pairs=[
+            *pairs(ONE, (20, 25), (22, 16), store_us=8),
+            *pairs(BATCH, (20, 4)),
+            *pairs(LOGGED, (20, 11)),
+            *pairs(UNLOGGED, (20, 10)),
+            *pairs(NGINX, (20, 5)),
+        ],
+        open_runs=[run(ECHO.name, 1.0), run(ONE, 9.0), run(ONE, 2.0, number=2)],
+    )
+
+
+def reached(results: Results) -> dict[str, tuple[float | None, bool | None]]:
+    return {target.name: (target.reached(results), target.is_met(results)) for target in TARGETS}
+
+
+def test_ratios_are_of_the_best_rounds(made):
+    assert ratio(made, ONE) == 20 / 16
+    assert store_echoes(made, ONE) == 4 / 20
+
+
+def test_targets_are_met_short_or_not_measured(made):
+    figures = reached(made)
+    assert figures["decisions for one echo: one quota, hot"] == (1.25, False)
+    assert figures["decisions for one echo: batch of 100, one quota, hot"] == (5.0, False)
+    assert figures["decisions for one echo: token bucket, hot"] == (None, None)
+    assert figures["store, echoes for an ask: one quota"] == (0.2, True)
+    assert figures["p99 at half of capacity, in times of the echo's"] == (2.0, True)
+    share, is_met = figures["processor time that a log of all decisions adds, as a share of a decision"]
+    assert share == pytest.approx(0.1)
+    assert is_met
+
+
+@pytest.mark.parametrize(("local", "where"), [(0.0, "from the store"), (0.99, "from memory")])
+def test_known_ids_count_for_where_they_were_answered(made, local, where):
+    made.pairs += pairs("quotagate/known id/hot", (20, 10), local=local)
+    figures = reached(made)
+    known = {name: figures[name][0] for name in figures if "known id, from" in name}
+    assert known == {
+        f"decisions for one echo: known id, {each}": 2.0 if each == where else None
+        for each in ("from the store", "from memory")
+    }
+
+
+def test_known_ids_that_are_answered_both_ways_count_for_neither(made):
+    made.pairs += pairs("quotagate/known id/hot", (20, 10), local=0.5)
+    assert {reached(made)[f"decisions for one echo: known id, from {each}"][0] for each in ("memory",)} == {
+        None
+    }
+
+
+def test_page_shows_each_target_each_work_and_what_was_skipped(made):
+    text = page(made, "results")
+    for target in TARGETS:
+        assert f"| {target.name} |" in text
+    for name in made.works:
+        assert f"| {name} |" in text
+    assert "| decisions for one echo: one quota, hot | at least 1.4 | 1.25 | **short** |" in text
+    assert "**Skipped:** node: node is not here" in text
+    assert "| echo/one quota/hot | 50% | 50 |" in text
+
+
+def test_page_warns_of_a_disturbed_machine_and_of_a_shared_core(made):
+    assert "Disturbed" not in page(made, "results")
+    for pair in made.pairs:
+        pair.work.others = 0.3
+    made.cores = "server, store and generator share core 0: the server has no core of its own"
+    assert "**Disturbed:** other programs had 30%" in page(made, "results")
+    assert "**One core:**" in page(made, "results")
+
+
+def test_results_are_read_as_they_were_written(made, tmp_path: Path):
+    path = tmp_path / "results.json"
+    results.write(made, path)
+    assert results.read(path) == made
+    names = [each.name for each in written(path)]
+    assert names == ["results.md", "results-cost.svg", "results-latency.svg"]
+    for name in names[1:]:
+        drawn = ET.parse(tmp_path / name).getroot()
+        assert drawn.tag.endswith("svg")
+    assert "quotagate/one quota/hot" in (tmp_path / names[1]).read_text(encoding="utf-8")
+
+
+def test_a_page_of_nothing_can_be_made(made):
+    made.pairs, made.open_runs = [], []
+    assert "not measured" in page(made, "results")
+
+
+def test_measured_takes_each_decision_of_a_batch():
+    (work,) = selected(BATCH)
+    figures = Measured.of(
+        work, found(answers=10, expected=1_000, statuses={"200": 10}), 20_000_000, 5_000_000
+    )
+    assert (figures.decisions, figures.api_us, figures.store_us) == (1_000, 20.0, 5.0)
+    assert figures.generator_us == 500
+    assert figures.busy == 0.02
+    assert figures.waits_ms["p99"] == 1.0
+    assert figures.waits_ms["max"] == 9.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lost": 1},
+        {"answers": 0},
+        {"statuses": {"200": 990, "503": 10}},
+        {"expected": 900},
+    ],
+)
+def test_wrong_answers_end_the_benchmark(wrong):
+    (work,) = selected(ONE)
+    with pytest.raises(AssertionError, match="quotagate/one quota/hot"):
+        Measured.of(work, found(**wrong), 1, 1)
+
+
+def test_a_plan_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    assert Plan.of_environment() == Plan()
+    monkeypatch.setenv("BENCH_ROUNDS", "2")
+    monkeypatch.setenv("BENCH_SECONDS", "0.25")
+    monkeypatch.setenv("BENCH_WORKS", "node/*")
+    assert Plan.of_environment() == Plan(rounds=2, seconds=0.25, works="node/*")
