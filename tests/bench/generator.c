@@ -236,6 +236,7 @@ int main(int count_of, char **words) {
     for (int each = 0; each < connections; each++) connect_to(&all[each], words[2], atoi(words[3]));
     Connection **idle = calloc((size_t)connections, sizeof *idle);
     int idle_count = 0;
+    uint64_t freed = 0; /* when a connection became free while there was none */
     /* A timer of its own, because the kernel lets a waiting program oversleep by 50 us. */
     int timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
     struct epoll_event wanted = {.events = EPOLLIN | EPOLLET, .data.ptr = NULL};
@@ -271,7 +272,7 @@ int main(int count_of, char **words) {
         uint64_t wake = ended ? give_up : !began ? window_from : at < window_to ? window_to : window_to + GRACE;
         while (schedule_size && idle_count && next_due < schedule_size && start + schedule[next_due] <= at) {
             uint64_t due = start + schedule[next_due++];
-            if (due >= window_from) note(lateness, at - due);
+            if (due >= window_from) note(lateness, at - (due > freed ? due : freed));
             ask(idle[--idle_count], due);
         }
         if (schedule_size && idle_count && next_due < schedule_size && start + schedule[next_due] < wake)
@@ -299,6 +300,7 @@ int main(int count_of, char **words) {
                 write_request(one);
             }
             if (one->busy >= 0 && ready[each].events & (EPOLLIN | EPOLLHUP | EPOLLERR) && receive(one)) {
+                if (schedule_size && !idle_count) freed = last_answer;
                 if (schedule_size) idle[idle_count++] = one;
                 else if (!ended) ask(one, now());
             }

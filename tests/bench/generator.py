@@ -69,7 +69,8 @@ class Found(msgspec.Struct, kw_only=True):
             hundredth second.
         processor_ns: the programs' processor times.
         waits: a histogram of latencies, from the moment a request was due (open loop) or sent (closed loop).
-        lateness: how long after its moment a request was sent.
+        lateness: how long after its moment a request was sent, less the time in which no connection was
+            free.
         odd: the first answer without the expected text.
     """
 

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 from tests.bench.results import Results
 from tests.bench.targets import HOT, ratio
-from tests.bench.works import ECHO
 
 WIDTH: Final = 900
 NAMES: Final = 330
@@ -57,9 +56,8 @@ def latencies(results: Results) -> str:
             runs = results.open_runs_of(name, share)
             if runs:
                 best = min(runs, key=lambda run: run.measured.waits_ms["p99"]).measured.waits_ms
-                bars.append(
-                    Bar(f"{name}, {share:.0%}, p50", best["p50"], "peer" if name == ECHO.name else "own")
-                )
+                look = "own" if name.startswith("quotagate") else "peer"
+                bars.append(Bar(f"{name}, {share:.0%}, p50", best["p50"], look))
                 bars.append(Bar(f"{name}, {share:.0%}, p99", best["p99"], "tail"))
     return _drawn(
         "Latency in ms at a share of capacity, from when a request was due (less is better)", bars, results

@@ -18,6 +18,8 @@ MANY: Final = 100_000
 """Principals of uniform and Zipf keys."""
 HOT: Final = 64
 """Principals of hot keys: one for each connection."""
+IN_FLIGHT: Final = 8_000
+"""The most asks that wait for an answer at once."""
 DRAWS: Final = 2**18
 SEED: Final = 936
 
@@ -123,6 +125,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     def asks(self) -> int:
         """Decisions for each request."""
         return max(1, self.batch)
+
+    @property
+    def most_connections(self) -> int:
+        """The most connections; with more, asks of large batches would wait until a node sheds them."""
+        return IN_FLIGHT // self.asks
 
     @property
     def expected(self) -> str:

@@ -10,7 +10,7 @@ import pytest
 from tests.bench import results
 from tests.bench.generator import Found
 from tests.bench.report import page, written
-from tests.bench.results import Measured, OpenRun, Pair, Plan, Results
+from tests.bench.results import Measured, OpenRun, Pair, Plan, Results, ShedError
 from tests.bench.targets import TARGETS, ratio, store_echoes
 from tests.bench.works import ECHO, selected
 
@@ -196,7 +196,7 @@ def test_measured_takes_each_decision_of_a_batch():
     [
         {"lost": 1},
         {"answers": 0},
-        {"statuses": {"200": 990, "503": 10}},
+        {"statuses": {"200": 990, "500": 10}},
         {"expected": 900},
     ],
 )
@@ -204,6 +204,12 @@ def test_wrong_answers_end_the_benchmark(wrong):
     (work,) = selected(ONE)
     with pytest.raises(AssertionError, match="quotagate/one quota/hot"):
         Measured.of(work, found(**wrong), 1, 1)
+
+
+def test_a_shed_ask_spoils_a_measurement():
+    (work,) = selected(ONE)
+    with pytest.raises(ShedError, match="quotagate/one quota/hot"):
+        Measured.of(work, found(statuses={"200": 990, "503": 10}), 1, 1)
 
 
 def test_a_plan_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
