@@ -12,7 +12,7 @@ from app.catalog.snapshot import Snapshot
 from app.domain.bucket import BucketName
 from app.domain.ladder import MatchingRules
 from app.store.keys import bucket_key
-from app.store.port import ChargeResult, StoreCalls, StoreError
+from app.store.port import ChargeResult, StoreCalls, StoreError, answers_of
 
 WITHIN_S: Final = 3.0
 """How long to wait for the store; unlike a decision, this request has no fallback."""
@@ -74,7 +74,7 @@ class Buckets:
             return []
         try:
             async with asyncio.timeout(WITHIN_S):
-                (answer,) = await self._store.decide([plan])
+                (answer,) = await answers_of(self._store, [plan])
         except TimeoutError:
             raise StoreError("timeout", f"it did not reply within {WITHIN_S:.0f} s") from None
         if answer.error is not None:

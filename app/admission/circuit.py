@@ -18,7 +18,7 @@ import structlog
 
 from app.admission.ending import end
 from app.admission.metrics import Metrics
-from app.store.port import NONE_KNOWN, Answer, Fault, Plan, Store, StoreError
+from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, Store, StoreError
 
 T = TypeVar("T")
 
@@ -65,19 +65,31 @@ class Circuit:
         """Stop examining the store."""
         await end(self._watching)
 
-    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         """Decide plans in one call; the store may answer only the first ones.
 
-        Raises:
-            StoreError: the call failed, or the circuit is open.
+        Args:
+            done: called once and never before this returns, with the answers or the ``StoreError`` of the
+                call. That the circuit is open is such an error.
         """
+        loop = asyncio.get_running_loop()
         if self.error is not None:
-            raise self.error
-        began = asyncio.get_running_loop().time()
+            loop.call_soon(done, self.error)
+            return
+        began = loop.time()
+
+        def came(answers: list[Answer] | Exception) -> None:
+            self._metrics.observe_call(len(plans), loop.time() - began)
+            if isinstance(answers, Exception):
+                done(self._failed_call(answers))
+            else:
+                self._replied += 1
+                done(answers)
+
         try:
-            return await self._reply_to(self._store.decide(plans))
-        finally:
-            self._metrics.observe_call(len(plans), asyncio.get_running_loop().time() - began)
+            self._store.ask(plans, came)
+        except Exception as error:  # noqa: BLE001  a fault of this program is one of the call
+            loop.call_soon(came, error)
 
     def silent_since(self) -> float | None:
         """Return since when the store has owed a reply, by the loop's clock; None if it owes none."""
@@ -102,12 +114,15 @@ class Circuit:
         try:
             reply = await call
         except Exception as error:
-            failed = _as_store_error(error)
-            if not self._reconnects:
-                self._open(failed)
-            raise failed from error
+            raise self._failed_call(error) from error
         self._replied += 1
         return reply
+
+    def _failed_call(self, error: Exception) -> StoreError:
+        failed = _as_store_error(error)
+        if not self._reconnects:
+            self._open(failed)
+        return failed
 
     def _handle_loss(self, error: StoreError) -> None:
         """Handle a lost connection: reconnect by an examination; open the circuit if it is lost again.

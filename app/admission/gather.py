@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
 
-from app.admission.ending import finish
-from app.admission.errors import CallerGoneError, OverloadedError
+from app.admission.errors import AdmissionError, CallerGoneError, OverloadedError
 from app.admission.patience import Moment, Patience
 from app.admission.queue import QUANTUM, Group, LateCallback, Queue
 from app.domain.caller import ANYONE, Caller
@@ -83,7 +83,11 @@ class Gatherer:
         self._queue_s = queue_s
         self._queued = queued
         self._queue = Queue()
-        self._calling: asyncio.Task[None] | None = None
+        self._is_calling = False
+        """Whether a call is in progress, or leaves in this turn of the event loop."""
+        self._ended: asyncio.Future[None] | None = None
+        """Done when nothing waits any more; only while this closes."""
+        self._is_closed = False
         self._in_call: list[Part] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stretch = 1.0
@@ -119,34 +123,92 @@ class Gatherer:
             CallerGoneError: the caller left before anything was sent.
         """
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        since = caller.came_at or now
-        within_s = self._queue_s if within_s is None else min(within_s, self._queue_s)
-        group = Group(plans, loop.create_future(), late, caller, on_behalf_of, since, within_s)
+        finished: asyncio.Future[Exception | None] = loop.create_future()
+
+        def done(_: Group, failure: Exception | None) -> None:
+            if not finished.done():
+                finished.set_result(failure)
+
+        group = Group(plans, done, late, caller, on_behalf_of, caller.came_at or loop.time())
+        self.submit(group, within_s)
+        try:
+            failure = await finished
+        finally:
+            group.is_done = True  # also if nobody waits any more
+        if failure is None or isinstance(failure, StoreError):
+            return group.answers, failure
+        raise failure
+
+    def submit(self, group: Group, within_s: float | None = None) -> None:
+        """Send a group when its turn comes; its callback may be called before this returns.
+
+        Args:
+            within_s: how long it may wait in the queue, if that is less than for all others.
+
+        Raises:
+            OverloadedError: the asks of this principal have waited too long; nothing is sent.
+        """
+        loop = asyncio.get_running_loop()
+        group.within_s = within_s = self._queue_s if within_s is None else min(within_s, self._queue_s)
         if self.is_late:
             self._answer_without_store(group)
         else:
-            if now - min(since, self._queue.next_since(caller, on_behalf_of, since)) > within_s:
-                raise OverloadedError("age")
+            self._check_age(group, loop.time() - within_s)
             self._queue.add(group)
-        if self._calling is None and self._queue:
-            self._calling = loop.create_task(self._call_while_waiting(loop))
-        return group.answers, await group.done
+        if not self._is_calling and self._queue:
+            self._is_calling = True
+            loop.call_soon(self._send, loop)
+
+    def _check_age(self, group: Group, latest: float) -> None:
+        """Shed a group that came before ``latest``, or whose principal has an ask that did."""
+        since = group.since
+        if since >= latest and self._queue.is_anything_since(latest):
+            since = self._queue.next_since(group.caller, group.on_behalf_of, since)
+        if since < latest:
+            raise OverloadedError("age")
 
     async def close(self) -> None:
-        """Wait for the current call, for at most ``CLOSE_WITHIN_S``."""
-        await finish(self._calling, CLOSE_WITHIN_S)
+        """Wait until nothing waits any more, for at most ``CLOSE_WITHIN_S``."""
+        if self._is_calling:
+            self._ended = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._ended}, timeout=CLOSE_WITHIN_S)
+        self._is_closed = True
+        self._stop_looking()
         self._patience.close()
 
-    async def _call_while_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            while parts := self._next_call(loop.time()):
-                await self._call(parts, loop)
-        finally:
-            self._calling = None
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send the next call, if anything waits."""
+        now = loop.time()
+        parts = [] if self._is_closed else self._next_call(now)
+        if not parts:
+            self._is_calling = False
+            if self._ended is not None and not self._ended.done():
+                self._ended.set_result(None)
+            return
+        self._in_call = parts
+        began = self._patience.begin(now)
+        self._was_delayed = False
+        self._look_in(self._patience.budget_s * self._stretch, began, loop)
+        plans = [plan for group, start, end in parts for plan in group.plans[start:end]]
+        self._store.ask(plans, partial(self._came, loop, parts, len(plans)))
 
     def _next_call(self, now: float) -> list[Part]:
-        """Take the parts of the next call from the queue by turns, up to the bounds of a call."""
+        """Take the parts of the next call from the queue, by turns if they do not all fit into it."""
+        groups = self._queue.take_all(MAX_PARTS, MAX_ASKS, MAX_IDS)
+        if groups is None:
+            return self._next_by_turns(now)
+        parts = []
+        for group in groups:
+            if not self._is_dropped(group, now):
+                if group.sent == 0:
+                    self._queued(now - group.since, len(group.plans))
+                parts.append((group, group.sent, len(group.plans)))
+                group.sent = len(group.plans)
+        self._stretch = 1.0
+        return parts
+
+    def _next_by_turns(self, now: float) -> list[Part]:
+        """Take the parts of the next call by turns, up to the bounds of a call."""
         parts: list[Part] = []
         asks, ids = MAX_ASKS, MAX_IDS
         while self._queue and asks > 0 and len(parts) < MAX_PARTS:
@@ -170,45 +232,46 @@ class Gatherer:
         """Return whether a group need not be sent; refuse it if its caller left or it waited too long."""
         if group.is_accounting:
             return False
-        if group.done.done():
+        if group.is_done:
             return True
         if group.sent:
             return False
         if group.caller.is_gone():
-            group.refuse(CallerGoneError())
+            refusal: AdmissionError = CallerGoneError()
         elif now - group.since > group.within_s:
-            group.refuse(OverloadedError("age"))
-        return group.done.done()
+            refusal = OverloadedError("age")
+        else:
+            return False
+        asyncio.get_running_loop().call_soon(group.finish, refusal)  # the queue is at work now
+        return True
 
-    async def _call(self, parts: list[Part], loop: asyncio.AbstractEventLoop) -> None:
-        self._in_call = parts
-        began = self._patience.begin(loop.time())
-        self._was_delayed = False
-        self._look_in(self._patience.budget_s * self._stretch, began, loop)
-        try:
-            answers = await self._store.decide(
-                [plan for group, start, end in parts for plan in group.plans[start:end]]
-            )
-        except StoreError as error:
+    def _came(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        parts: list[Part],
+        plans: int,
+        answers: list[Answer] | Exception,
+    ) -> None:
+        """Give each group its answers, after the next call has been sent."""
+        self._stop_looking()
+        self._in_call, self.is_late = [], False
+        if isinstance(answers, Exception):
             for group, _, _ in parts:
-                group.finish(error)
+                group.finish(answers)
+            self._send(loop)
             return
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._in_call, self.is_late = [], False
+        if len(answers) < plans:
+            self._put_back(parts, len(answers))
+        self._send(loop)
         at = 0
         for group, start, end in parts:
             self._take(group, start, answers[at : at + end - start])
             at += end - start
-        self._put_back(parts, len(answers))
 
     def _take(self, group: Group, start: int, answers: Sequence[Answer]) -> None:
         """Give a group the answers to its plans from ``start`` on."""
-        if group.done.done():  # answered without the store
-            if group.late is not None:
-                for place, answer in enumerate(answers, start):
-                    group.late(place, answer)
+        if group.is_done:  # answered without the store
+            group.report_late(start, answers)
             return
         group.answers += answers
         if len(group.answers) == len(group.plans):
@@ -222,7 +285,7 @@ class Gatherer:
                 left.setdefault(group, start + max(decided, 0))
             decided -= end - start
         for group, place in reversed(left.items()):
-            if group.done.done():
+            if group.is_done:
                 group.sent = place
                 for account in group.unsent_accounts():
                     self._queue.add(account)
@@ -234,6 +297,11 @@ class Gatherer:
     def _look_in(self, seconds: float, began: Moment, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() + seconds
         self._timer = loop.call_at(due, self._look, began, due, loop)
+
+    def _stop_looking(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _look(self, began: Moment, due: float, loop: asyncio.AbstractEventLoop) -> None:
         """Check the silence of the store, and fall back or give the call up if it is too long."""

@@ -7,22 +7,35 @@ neither a flood of requests nor a batch of 1,000 asks goes ahead of everybody el
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+import structlog
+
 from app.admission.turns import FairTurns
 from app.domain.caller import ANYONE, Caller
-from app.store.port import Answer, Plan, StoreError
+from app.store.port import Answer, Plan
+
+log: Final = structlog.get_logger("quotagate.store")
 
 QUANTUM: Final = 10
 """How many asks of one request are served in one turn."""
 
+ACCOUNTING: Final = frozenset({"record", "refund"})
+"""The modes of asks for work that is done: they are sent even if nobody waits for the answer."""
+
 LateCallback = Callable[[int, Answer], None]
 """Called with the index of a plan and its answer, if the answer came after the request was finished."""
+
+DoneCallback = Callable[["Group", Exception | None], None]
+"""Called once when a request is finished, with why it has no more answers; None if it has them all.
+
+A ``StoreError``: the store failed; what is missing is decided without it.
+An ``AdmissionError``: the request was refused, and nothing was sent.
+"""
 
 
 class Group:
@@ -33,8 +46,10 @@ class Group:
         on_behalf_of: the principal it asks for, for the second level of turns.
         since: when the request arrived, by the loop's clock.
         within_s: how long it may wait in the queue.
-        answers: the answers so far.
+        answers: the answers so far; none is added once the request is finished.
+        is_done: whether it is finished, also because nobody waits for it any more.
         sent: how many plans have been put into a call.
+        ids: how many producer ids its plans have.
         is_accounting: whether it has records or refunds, which are sent even if the caller has left.
     """
 
@@ -42,7 +57,9 @@ class Group:
         "answers",
         "caller",
         "done",
+        "ids",
         "is_accounting",
+        "is_done",
         "late",
         "on_behalf_of",
         "plans",
@@ -54,7 +71,7 @@ class Group:
     def __init__(
         self,
         plans: Sequence[Plan],
-        done: asyncio.Future[StoreError | None],
+        done: DoneCallback,
         late: LateCallback | None = None,
         caller: Caller = ANYONE,
         on_behalf_of: str = "",
@@ -69,18 +86,33 @@ class Group:
         self.since = since
         self.within_s = within_s
         self.answers: list[Answer] = []
+        self.is_done = False
         self.sent = 0
-        self.is_accounting = any(plan.mode in ("record", "refund") for plan in plans)
+        self.is_accounting = False
+        self.ids = 0
+        for plan in plans:
+            self.ids += plan.ids
+            if plan.mode in ACCOUNTING:
+                self.is_accounting = True
 
-    def finish(self, error: StoreError | None) -> None:
-        """Finish the request with the answers so far."""
-        if not self.done.done():
-            self.done.set_result(error)
+    def finish(self, error: Exception | None) -> None:
+        """Finish the request with the answers so far, unless it is finished."""
+        if self.is_done:
+            return
+        self.is_done = True
+        try:
+            self.done(self, error)
+        except Exception:
+            log.exception("an answer could not be given")  # and the other requests of the call get theirs
 
-    def refuse(self, error: Exception) -> None:
-        """Refuse the request, of which nothing was sent."""
-        if not self.done.done():
-            self.done.set_exception(error)
+    def report_late(self, start: int, answers: Sequence[Answer]) -> None:
+        """Report the answers to its plans from ``start`` on, which came after it was finished."""
+        try:
+            for place, answer in enumerate(answers, start):
+                if self.late is not None:
+                    self.late(place, answer)
+        except Exception:
+            log.exception("a late answer could not be reported")
 
     def unsent_accounts(self) -> list[Group]:
         """Return its unsent records and refunds, each as a group of its own whose answer will be late.
@@ -88,50 +120,82 @@ class Group:
         The work that they account for is done, so they are sent even after the request was answered.
         """
         return [
-            Group(
-                (plan,),
-                self.done,
-                None if self.late is None else partial(_at_place, self.late, place),
-                self.caller,
-                self.on_behalf_of,
-                self.since,
-            )
+            self._account(place, plan)
             for place, plan in enumerate(self.plans[self.sent :], self.sent)
-            if plan.mode in ("record", "refund")
+            if plan.mode in ACCOUNTING
         ]
+
+    def _account(self, place: int, plan: Plan) -> Group:
+        late = None if self.late is None else partial(_at_place, self.late, place)
+        account = Group((plan,), self.done, late, self.caller, self.on_behalf_of, self.since)
+        account.is_done = True
+        return account
 
 
 class Queue:
-    """Waiting groups, by fair turns of callers and of each caller's principals."""
+    """Waiting groups, by fair turns of callers and of each caller's principals.
+
+    While all that waits fits into one call, there are no turns to take: all of it leaves together. Turns are
+    taken up when somebody asks whose turn it is.
+    """
 
     def __init__(self) -> None:
         self._turns: FairTurns[FairTurns[deque[Group]]] = FairTurns(partial(FairTurns, deque))
+        self._untaken: list[Group] = []
+        """Groups whose turns are not taken up, in the order of their arrival."""
+        self._untaken_since = math.inf
+        self._ids = 0
         self.asks = 0
         """How many asks are waiting."""
 
     def __bool__(self) -> bool:
-        return bool(self._turns)
+        return bool(self._untaken or self._turns)
 
     def add(self, group: Group) -> None:
         """Add a group behind the others of its caller and principal."""
-        self._turns.of(group.caller.turn).of(group.on_behalf_of).append(group)
+        self._untaken.append(group)
+        self._untaken_since = min(self._untaken_since, group.since)
+        self._ids += group.ids
         self.asks += len(group.plans) - group.sent
+
+    def take_all(self, groups: int, asks: int, ids: int) -> list[Group] | None:
+        """Remove and return all groups in the order of their arrival; None if there are more than these."""
+        if self._turns or len(self._untaken) > groups or self.asks > asks or self._ids > ids:
+            return None
+        self.asks = 0
+        return self._clear()
+
+    def _clear(self) -> list[Group]:
+        groups, self._untaken = self._untaken, []
+        self._untaken_since, self._ids = math.inf, 0
+        return groups
+
+    def _take_turns(self) -> None:
+        for group in self._clear():
+            self._turns.of(group.caller.turn).of(group.on_behalf_of).append(group)
 
     def put_back(self, group: Group, place: int) -> None:
         """Put a group that was decided only up to an index back to the front of its caller and principal."""
+        self._take_turns()
         if group.sent == len(group.plans):
             self._turns.of(group.caller.turn).of(group.on_behalf_of).appendleft(group)
         self.asks += group.sent - place
         group.sent = place
 
+    def is_anything_since(self, then: float) -> bool:
+        """Return whether something may have waited since before ``then``: if not, nothing has."""
+        return bool(self._turns) or self._untaken_since < then
+
     def next_since(self, caller: Caller, on_behalf_of: str, else_: float) -> float:
         """Return the arrival time of the next group of a caller and principal; else ``else_``."""
+        self._take_turns()
         its = self._turns.waiting(caller.turn)
         groups = its.waiting(on_behalf_of) if its is not None else None
         return groups[0].since if groups else else_
 
     def first(self) -> Group:
         """Return the group whose turn it is. The queue must not be empty."""
+        self._take_turns()
         return self._turns.first()[1].first()[1][0]
 
     def charge(self, asks: int, ids: int) -> None:

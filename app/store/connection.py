@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 import hiredis
@@ -18,10 +18,16 @@ GREET_WITHIN_S: Final = 5.0
 it has shown that the store works."""
 
 
+Command = Sequence[str | bytes | int]
+
+Done = Callable[[Any], None]
+"""Called with the reply to a command, or with the error in place of one."""
+
+
 class Owed(NamedTuple):
     """A reply that is due, and when it became due by the loop's clock."""
 
-    reply: asyncio.Future[Any]
+    done: Done
     since: float
 
 
@@ -68,18 +74,35 @@ class Connection(asyncio.Protocol):
         """Whether commands can be written."""
         return not self._transport.is_closing()
 
+    def send(self, command: Command, done: Done) -> None:
+        """Send one command; ``done`` is called once, and never before this returns.
+
+        Raises:
+            ConnectionError: the connection is lost, and nothing was sent.
+        """
+        if self._transport.is_closing():
+            raise ConnectionError("the connection is lost")
+        self._owed.append(Owed(done, self._loop.time()))
+        self._transport.write(hiredis.pack_command(cast("Any", command)))
+
     async def call(self, *command: str | bytes | int) -> Any:
         """The reply to one command, which is sent before this returns to the loop.
 
         Raises:
             RedisError: an error for a reply, or the connection is lost.
         """
-        if not self.is_open:
-            raise ConnectionError("the connection is lost")
-        owed = Owed(self._loop.create_future(), self._loop.time())
-        self._owed.append(owed)
-        self._transport.write(hiredis.pack_command(cast("Any", command)))
-        return await owed.reply
+        reply = self._loop.create_future()
+
+        def came(with_: Any) -> None:
+            if reply.done():  # nobody waits any more
+                return
+            if isinstance(with_, Exception):
+                reply.set_exception(with_)
+            else:
+                reply.set_result(with_)
+
+        self.send(command, came)
+        return await reply
 
     def silent_since(self) -> float | None:
         """When the store's silence began, by the loop's clock, while a reply is due.
@@ -102,7 +125,7 @@ class Connection(asyncio.Protocol):
         self._forget()
 
     def data_received(self, data: bytes) -> None:
-        """Hand each complete reply to its waiter."""
+        """Hand each complete reply to who waits for it."""
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:
@@ -110,13 +133,7 @@ class Connection(asyncio.Protocol):
                     continue
                 if not self._owed:
                     raise hiredis.ProtocolError("an unexpected reply")
-                waiting = self._owed.popleft().reply
-                if waiting.done():  # nobody waits any more
-                    continue
-                if isinstance(reply, Exception):
-                    waiting.set_exception(reply)
-                else:
-                    waiting.set_result(reply)
+                self._owed.popleft().done(reply)
         except hiredis.HiredisError as error:
             self._fail(ConnectionError(str(error)))
             self._transport.abort()
@@ -132,7 +149,6 @@ class Connection(asyncio.Protocol):
         cast("Any", self._greeted)._close()  # noqa: SLF001
 
     def _fail(self, error: Exception) -> None:
+        # In the next turn of the loop: whoever sends another command then knows that this connection is lost.
         while self._owed:
-            waiting = self._owed.popleft().reply
-            if not waiting.done():
-                waiting.set_exception(error)
+            self._loop.call_soon(self._owed.popleft().done, error)

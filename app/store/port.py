@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
@@ -162,21 +163,24 @@ class Fault(NamedTuple):
     detail: str
 
 
+Came = Callable[[list[Answer] | Exception], None]
+"""Called with the answers of a call, or with the error in their place: mostly a ``StoreError``."""
+
+
 class StoreCalls(Protocol):
     """The calls to the counters that all nodes share, and how long a call has had no reply.
 
     The store itself offers them, and so does the circuit in front of it (``app.admission.circuit``).
     """
 
-    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         """Decide plans in order, each atomically, in one round trip on the open connection.
 
-        Returns:
-            the answers of the first plans, at least of one: a call that has written much decides no further
-            ask, so that it does not block the store for long. Ask the rest again.
-
-        Raises:
-            StoreError: no answer, or an error for one; a late call may still be counted.
+        Args:
+            done: called once and never before this returns, with the answers of the first plans, at least of
+                one, or with the error in their place. A call that has written much decides no further ask, so
+                that it does not block the store for long: ask the rest again. A call that failed may still be
+                counted.
         """
 
     def silent_since(self) -> float | None:
@@ -224,3 +228,17 @@ class Store(StoreCalls, Protocol):
 
     async def close(self) -> None:
         """Close the connections."""
+
+
+async def answers_of(store: StoreCalls, plans: Sequence[Plan]) -> list[Answer]:
+    """The answers of a call, for who can wait for them.
+
+    Raises:
+        StoreError: no answer, or an error for one; a late call may still be counted.
+    """
+    came: asyncio.Future[list[Answer] | Exception] = asyncio.get_running_loop().create_future()
+    store.ask(plans, lambda answers: None if came.done() else came.set_result(answers))
+    answers = await came
+    if isinstance(answers, Exception):
+        raise answers
+    return answers

@@ -28,11 +28,11 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from app.store.connection import GREET_WITHIN_S, Connection
+from app.store.connection import GREET_WITHIN_S, Command, Connection, Done
 from app.store.encoding import ORDER_STEP, decode_reply, encode_call, encode_plans
 from app.store.keys import BIRTH_KEY, ORDER_KEY, PROBE_KEY, RESETS_KEY, reset_key
 from app.store.library import Library, MissingFunctionError, call_function, keep_only_used
-from app.store.port import NONE_KNOWN, Answer, Fault, Mark, Memory, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Came, Fault, Mark, Memory, Plan, StoreError, answers_of
 from app.store.script import FORGET, MARK, SCRIPT, text
 
 OLDEST: Final = (7, 0)
@@ -100,7 +100,8 @@ class RedisStore:
         self._calls: Connection | None = None
         self._lost_at: float | None = None
         """When calls began to wait for another connection, by the loop's clock; None while none waits."""
-        self._no_wait = asyncio.Event()
+        self._waiting: list[tuple[Command, Done]] = []
+        """The commands of these calls, which are sent on that connection."""
         self.lost: Callable[[StoreError], None] = lambda _error: None
         self._library = Library.of(script, beyond_maxmemory=True)
         self._call = encode_call(
@@ -114,22 +115,51 @@ class RedisStore:
         self.memory: Memory | None = None
         """The memory that the last examination found in use; None if that is unknown."""
 
-    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         """Decide plans in order, each atomically, in one round trip on the open connection.
 
-        Returns:
-            the answers of the first plans, at least of one: a call that has written much decides no further
-            ask, so that it does not block the store for long. Ask the rest again.
-
-        Raises:
-            StoreError: no answer, or an error for one; a late call may still be counted.
+        Args:
+            done: called with the answers of the first plans, at least of one, or with the error in their
+                place, which is mostly a ``StoreError``. A call that has written much decides no further ask,
+                so that it does not block the store for long: ask the rest again. A call that failed may still
+                be counted.
         """
         keys, arguments = encode_plans(plans)
         if self._logged:
             keys.append(ORDER_KEY)
-        reply = await call_function(self._run, self._library, keys, [self._call, *arguments])
+        call: Command = ("FCALL", self._library.name, len(keys), *keys, self._call, *arguments)
+
+        def came(reply: Any) -> None:
+            if isinstance(reply, MissingFunctionError):
+                self._send(("FUNCTION", "LOAD", "REPLACE", self._library.code), loaded)
+            else:
+                done(self._answers(reply))
+
+        def loaded(reply: Any) -> None:
+            if isinstance(reply, Exception):
+                done(reply)
+            else:
+                self._send(call, lambda again: done(self._answers(again)))
+
+        self._send(call, came)
+
+    def _answers(self, reply: Any) -> list[Answer] | Exception:
+        if isinstance(reply, Exception):
+            return reply
+        try:
+            answers = decode_reply(reply, logged=self._logged)
+        except Exception as error:  # noqa: BLE001  a reply of another script; the caller names it
+            return error
         self.now_ms = reply[0]
-        return decode_reply(reply, logged=self._logged)
+        return answers
+
+    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+        """Decide plans as ``ask`` does, and wait for the answers.
+
+        Raises:
+            StoreError: no answer, or an error for one; a late call may still be counted.
+        """
+        return await answers_of(self, plans)
 
     def silent_since(self) -> float | None:
         """When its silence began by the loop's clock: a reply is due or the connection is lost; else None."""
@@ -137,10 +167,10 @@ class RedisStore:
 
     def give_up(self, error: StoreError) -> None:
         """Fail all calls that wait for a reply or for a connection, and close the connection."""
-        self._end_wait()
         if self._calls is not None:
             self._calls.close(error)
             self._calls = None
+        self._end_wait()
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         """Remove the buckets of these keys in one step; if that fails, either all or none are removed.
@@ -226,36 +256,44 @@ class RedisStore:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._examiner.close()
 
-    async def _run(self, *command: str | bytes | int) -> Any:
-        """The reply to one command on the connection for calls.
+    def _send(self, command: Command, done: Done) -> None:
+        """Send one command on the connection for calls.
 
-        Raises:
-            StoreError: no reply, or an error for one; a late command may still be carried out.
+        Args:
+            done: called with the reply, or with the ``StoreError`` in its place, and never before this
+                returns; a late command may still be carried out.
         """
-        if self._calls is None and self._lost_at is not None:
-            await self._no_wait.wait()
         calls = self._calls
-        if calls is None:
-            raise StoreError("connection", "there is no connection to the store")
-        try:
-            return await calls.call(*command)
-        except (RedisError, OSError) as error:
-            failed = failure(error)
-            if calls is self._calls and not isinstance(failed, MissingFunctionError):
+        if calls is None and self._lost_at is not None:
+            self._waiting.append((command, done))
+            return
+        if calls is not None and calls.is_open:
+            calls.send(command, partial(self._came, calls, done))
+        else:
+            error = ConnectionError("there is no connection to the store")
+            asyncio.get_running_loop().call_soon(self._came, calls, done, error)
+
+    def _came(self, calls: Connection | None, done: Done, reply: Any) -> None:
+        if isinstance(reply, Exception):
+            failed = reply if isinstance(reply, StoreError) else failure(reply)
+            if calls is not None and calls is self._calls and not isinstance(failed, MissingFunctionError):
                 # After a failover the address may point to another store than this connection does.
                 self.give_up(failed)
-            raise failed from error
+            reply = failed
+        done(reply)
 
     def _was_lost(self) -> None:
         """Let the next calls wait for another connection; they have sent nothing yet."""
         self._calls = None
         self._lost_at = asyncio.get_running_loop().time()
-        self._no_wait.clear()
         self.lost(StoreError("connection", "the store closed the connection"))
 
     def _end_wait(self) -> None:
+        """Send what waited for this connection; without one, that fails."""
         self._lost_at = None
-        self._no_wait.set()
+        waiting, self._waiting = self._waiting, []
+        for command, done in waiting:
+            self._send(command, done)
 
     def _faults(self) -> tuple[Fault, ...]:
         try:

@@ -32,9 +32,9 @@ CALLERS: Final = 50
 ROUNDS: Final = 20
 BUDGET_S: Final = 0.05
 
-TURNS: Final = 4
+TURNS: Final = 2
 """The most turns of the loop between the finding that the store is silent and an answer: one each for the
-group, the request, the caller, and the task that counts."""
+request and the task that counts."""
 
 QUOTA: Final = Quota("request_rate", 1e9, "sampled_rate", "delay")
 QUOTAS: Final = Snapshot().apply(1, [("request_rate", Entity.of(user=ANY), QUOTA)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.buckets import router
-from app.store.port import NONE_KNOWN, Answer, ChargeResult, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Came, ChargeResult, Plan, StoreError
 from tests.http.application import KEY, app_with, fields
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
@@ -36,14 +37,11 @@ class Counters:
         self.error: StoreError | None = None
         self.unreadable: StoreError | None = None
 
-    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        if self.error:
-            raise self.error
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         self.plans += plans
         said = ChargeResult("admit", 0, None, 0, 2.0, 3.0, None, 4, 0.5, 1)
-        if self.unreadable:
-            return [Answer((), error=self.unreadable) for _ in plans]
-        return [Answer((said,) * len(plan.charges)) for plan in plans]
+        answers = [Answer((said,) * len(plan.charges), error=self.unreadable) for plan in plans]
+        asyncio.get_running_loop().call_soon(done, self.error or answers)
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         if self.error:

@@ -11,7 +11,7 @@ import pytest
 from app.admission import circuit
 from app.admission.circuit import SETTLED_S, Circuit
 from app.admission.metrics import Metrics
-from app.store.port import NONE_KNOWN, Answer, Fault, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, StoreError, answers_of
 
 PLAN = Plan("admit", ())
 
@@ -21,6 +21,7 @@ class Store:
 
     def __init__(self) -> None:
         self.error: StoreError | None = None
+        self.call_error: StoreError | None = None
         self.surprise: Exception | None = None
         self.faults: tuple[Fault, ...] = ()
         self.calls = 0
@@ -37,10 +38,10 @@ class Store:
     def give_up(self, error: StoreError) -> None:
         self.given_up.append(error.reason)
 
-    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         self.calls += 1
         self._fail()
-        return [Answer(()) for _ in plans]
+        asyncio.get_running_loop().call_soon(done, self.call_error or [Answer(()) for _ in plans])
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> None:
         self.forgotten += keys
@@ -129,7 +130,7 @@ async def test_slow_examination_is_a_failure_if_the_connection_was_lost_meanwhil
 
     class SlowStore(Store):
         async def examine(self) -> tuple[Fault, ...]:
-            await circuit_.decide([PLAN])
+            await answers_of(circuit_, [PLAN])
             self.lost(StoreError("connection"))
             raise StoreError("timeout")
 
@@ -142,20 +143,18 @@ async def test_slow_examination_is_a_failure_if_the_connection_was_lost_meanwhil
 
 
 async def test_closed_circuit_passes_calls_and_counts_them(watched: Watched):
-    assert await watched.circuit.decide([PLAN, PLAN]) == [Answer(()), Answer(())]
+    assert await answers_of(watched.circuit, [PLAN, PLAN]) == [Answer(()), Answer(())]
     assert watched.metrics.calls == [2]
     assert watched.circuit.error is None
     assert watched.metrics.states == [(False, [])]
 
 
 async def test_failed_call_opens_circuit_and_successful_examination_closes_it(watched: Watched):
-    watched.store.error = StoreError("connection")
+    watched.store.call_error = StoreError("connection")  # a connection was cut, and the store is there
     with pytest.raises(StoreError, match="connection"):
-        await watched.circuit.decide([PLAN])
-    assert watched.away()
-    watched.store.error = None  # a connection was cut, and the store is there
-    await watched.until_examined()
-    assert not watched.away()
+        await answers_of(watched.circuit, [PLAN])
+    while watched.away():
+        await watched.until_examined()
     assert watched.metrics.reasons == ["connection"]
     assert watched.metrics.states == [(False, []), (True, []), (False, [])]
 
@@ -174,7 +173,7 @@ async def test_open_circuit_makes_no_call(watched: Watched):
     watched.store.error = StoreError("read_only")
     for _ in range(5):
         with pytest.raises(StoreError, match="read_only"):
-            await watched.circuit.decide([PLAN])
+            await answers_of(watched.circuit, [PLAN])
     assert watched.store.calls == 1
     assert watched.metrics.calls == [1]
 
@@ -182,7 +181,7 @@ async def test_open_circuit_makes_no_call(watched: Watched):
 async def test_store_is_examined_at_once_after_a_failure_and_then_with_growing_pauses(watched: Watched):
     watched.store.error = StoreError("connection")
     with pytest.raises(StoreError):
-        await watched.circuit.decide([PLAN])
+        await answers_of(watched.circuit, [PLAN])
     for _ in range(6):
         await watched.until_examined()
     watched.store.error = None
@@ -199,10 +198,9 @@ async def test_store_is_examined_at_once_after_a_failure_and_then_with_growing_p
 
 async def test_store_that_fails_calls_but_passes_examinations_is_examined_with_pauses(watched: Watched):
     for _ in range(4):
-        watched.store.error = StoreError("response")
+        watched.store.call_error = StoreError("response")
         with pytest.raises(StoreError):
-            await watched.circuit.decide([PLAN])
-        watched.store.error = None
+            await answers_of(watched.circuit, [PLAN])
         while watched.away():
             await watched.until_examined()
     paused = [pause for pause in watched.pauses if pause != circuit.EXAMINE_EVERY_S]
@@ -213,7 +211,7 @@ async def test_store_that_fails_calls_but_passes_examinations_is_examined_with_p
 async def test_unexpected_error_opens_circuit(watched: Watched):
     watched.store.surprise = ZeroDivisionError()
     with pytest.raises(StoreError, match="ZeroDivisionError"):
-        await watched.circuit.decide([PLAN])
+        await answers_of(watched.circuit, [PLAN])
     await watched.until_examined()
     assert watched.away()
     watched.store.surprise = None
@@ -225,11 +223,11 @@ async def test_unexpected_error_opens_circuit(watched: Watched):
 async def test_circuit_reports_the_newest_error(watched: Watched):
     watched.store.error = StoreError("connection")
     with pytest.raises(StoreError):
-        await watched.circuit.decide([PLAN])
+        await answers_of(watched.circuit, [PLAN])
     watched.store.error = StoreError("loading")
     await watched.until_examined()
     with pytest.raises(StoreError, match="loading"):
-        await watched.circuit.decide([PLAN])
+        await answers_of(watched.circuit, [PLAN])
 
 
 async def test_circuit_starts_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch):
@@ -261,13 +259,15 @@ async def test_store_fault_is_reported_until_it_is_corrected(watched: Watched):
 
 async def test_calls_wait_for_a_new_connection_after_a_lost_one(watched: Watched):
     watched.circuit._working_since -= SETTLED_S
+    watched.store.call_error = StoreError("connection")
+    under_way = asyncio.create_task(answers_of(watched.circuit, [PLAN]))
+    await asyncio.sleep(0)
     watched.store.lost(StoreError("connection"))
-    watched.store.error = StoreError("connection")
-    with pytest.raises(StoreError):  # the call that was under way
-        await watched.circuit.decide([PLAN])
+    with pytest.raises(StoreError):
+        await under_way
     assert not watched.away()
-    watched.store.error = None
-    assert len(await watched.circuit.decide([PLAN])) == 1
+    watched.store.call_error = None
+    assert len(await answers_of(watched.circuit, [PLAN])) == 1
     await watched.until_examined()
     assert not watched.away()
     assert watched.metrics.reasons == ["connection"]
@@ -298,7 +298,7 @@ async def test_slow_examination_is_no_failure_while_calls_are_answered(watched: 
         async def examine(self) -> tuple[Fault, ...]:
             if self.calls:
                 raise StoreError("timeout")
-            await circuit_.decide([PLAN])
+            await answers_of(circuit_, [PLAN])
             raise StoreError("timeout")
 
     store = HeldUp()

@@ -12,11 +12,12 @@ import pytest
 from app.admission.errors import CallerGoneError, OverloadedError
 from app.admission.gather import MAX_ASKS, MAX_IDS, MAX_PARTS, Gatherer
 from app.admission.patience import BUSY_PATIENCE_S, Moment
+from app.admission.queue import DoneCallback, Group
 from app.domain.ask import Mode
 from app.domain.caller import Caller
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Quota
-from app.store.port import NONE_KNOWN, Answer, Charge, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Came, Charge, Plan, StoreError
 
 QUOTA = Quota("producer_ids_rate", 5, "producer_ids", "deny")
 
@@ -44,15 +45,18 @@ class SlowStore:
         self.called_at = 0.0
         self.looks = 0
 
-    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         self.calls.append([p.context.decode() for p in plans])
         loop = asyncio.get_running_loop()
-        gate = loop.create_future()
+        gate: asyncio.Future[None] = loop.create_future()
         self.gates.append(gate)
         self.called_at = loop.time()
         self.news.put_nowait(None)
-        await gate
-        return [Answer((), kept=p.context) for p in plans[: self.most]]
+
+        def opened(gate: asyncio.Future[None]) -> None:
+            done(gate.exception() or [Answer((), kept=p.context) for p in plans[: self.most]])  # type: ignore[arg-type]
+
+        gate.add_done_callback(opened)
 
     def silent_since(self) -> float | None:
         self.looks += 1
@@ -294,6 +298,62 @@ async def test_call_is_given_up_when_the_store_stays_silent() -> None:
     assert given_up.value.reason == "timeout"
     await gathering.close()
     assert not gathering.is_late
+
+
+async def test_request_that_nobody_waits_for_any_more_is_not_sent() -> None:
+    store = SlowStore()
+    gathering = gatherer(store)
+    first = asyncio.create_task(gathering.decide([plan("a")]))
+    await store.until_called(1)
+    left = asyncio.create_task(gathering.decide([plan("b")]))
+    await asyncio.sleep(0)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    store.gates[0].set_result(None)
+    await first
+    await gathering.close()
+    assert store.calls == [["a"]]
+
+
+def group(name: str, done: DoneCallback) -> Group:
+    return Group([plan(name)], done, since=asyncio.get_running_loop().time())
+
+
+async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
+    store = SlowStore()
+    gathering = gatherer(store)
+    finished: list[Exception | None] = []
+
+    def fails(_: Group, __: Exception | None) -> None:
+        raise ZeroDivisionError
+
+    def late(_: int, __: Answer) -> None:
+        raise ZeroDivisionError
+
+    unwanted = Group([plan("b")], fails, late)
+    unwanted.is_done = True
+    gathering.submit(group("a", fails))
+    gathering.submit(group("c", lambda _, error: finished.append(error)))
+    await store.until_called(1)
+    gathering._take(unwanted, 0, [Answer(())])
+    store.gates[0].set_result(None)
+    await gathering.close()
+    assert finished == [None]
+
+
+async def test_next_call_leaves_before_the_answers_are_given() -> None:
+    store = SlowStore()
+    gathering = gatherer(store)
+    calls: list[int] = []
+    gathering.submit(group("a", lambda _, __: calls.append(len(store.calls))))
+    await store.until_called(1)
+    gathering.submit(group("b", lambda _, __: None))
+    store.gates[0].set_result(None)
+    await store.until_called(2)
+    assert calls == [2]
+    store.gates[1].set_result(None)
+    await gathering.close()
 
 
 # Turns
