@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from starlette.types import Scope
 
@@ -52,6 +53,25 @@ def scope_of(method: str, path: str) -> Permission:
     return "read" if method in ("GET", "HEAD") else "write"
 
 
+Ring = Mapping[bytes, Grant]
+"""The grant of each key, by its SHA-256. It is never changed: a change of any key makes another one."""
+_NO_KEYS: Final[Ring] = MappingProxyType({})
+
+
+class Sender(NamedTuple):
+    """The sender of a request, as its head and its connection identify it.
+
+    Attributes:
+        turn: the name under which the sender takes turns: its key, or else its address.
+        ring: the keys by which it was identified.
+    """
+
+    grant: Grant
+    turn: str
+    address: str
+    ring: Ring
+
+
 class Access:
     """Judges requests by the admin key, the other keys, and the networks that may ask without one.
 
@@ -60,7 +80,7 @@ class Access:
     was sent, from which nobody learns a key.
 
     Args:
-        ring: returns the grant of each key, by its SHA-256.
+        ring: returns the keys in force.
         allowed_hosts: host names that callers over loopback may use without a key, besides addresses.
         failed: called with the reason whenever access is refused.
         now_ms: the node's clock, by which keys expire.
@@ -70,7 +90,7 @@ class Access:
         self,
         admin_key: str,
         open_to: Iterable[IPv4Network | IPv6Network],
-        ring: Callable[[], Mapping[bytes, Grant]] = dict,
+        ring: Callable[[], Ring] = lambda: _NO_KEYS,
         *,
         allowed_hosts: Collection[str] = ALLOWED_HOSTS,
         failed: Callable[[str], None] = lambda _reason: None,
@@ -100,8 +120,8 @@ class Access:
         state = scope.get("state")
         return grant.certified(state[PEER]) if state and PEER in state else grant
 
-    def asker(self, scope: Scope) -> Grant:
-        """Return what the caller of a decision may do; without a key, pages of other sites are refused.
+    def asker(self, scope: Scope) -> Sender:
+        """Return the sender of a decision request; without a key, pages of other sites are refused.
 
         A browser sends the requests of such a page from its own address, which may be in an open network.
 
@@ -111,7 +131,7 @@ class Access:
         """
         grant = self.caller(scope)
         if grant.name is not None:
-            return grant
+            return self.sender(grant, scope)
         sent = [(name, value) for name, value in scope["headers"] if name in _BY_A_BROWSER]
         hosts = [value for name, value in sent if name == b"host"]
         for name, value in sent:
@@ -126,7 +146,28 @@ class Access:
             raise ProblemError(
                 403, "Without a key, ask over loopback by an address or by a name in QUOTAGATE_ALLOWED_HOSTS."
             )
-        return grant
+        return self.sender(grant, scope)
+
+    def sender(self, grant: Grant, scope: Scope) -> Sender:
+        """Return the sender of a request, which has this grant."""
+        address = _address(scope)
+        turn = f"key {grant.name}" if grant.name is not None else source_of(address)
+        return Sender(grant, turn, address, self._ring())
+
+    def renew(self, sender: Sender) -> bool:
+        """Return whether the same head, sent again over the same connection, has the same sender now.
+
+        Keys end and change. Everything else lasts as long as the process or the connection.
+        """
+        grant = sender.grant
+        if sender.ring is not self._ring():
+            return False
+        if grant.name is not None:
+            if grant.until_ms is not None and grant.until_ms <= self._now_ms():
+                return False
+            _ADDRESS.set(sender.address)
+            self._slowdown.forgive(sender.address)
+        return True
 
     def is_open(self, scope: Scope) -> bool:
         """Whether the caller's address is in an open network, with or without a key."""
@@ -245,11 +286,6 @@ class Access:
         self._failed("missing")
         detail = f"This needs {key}: send Authorization: Bearer KEY."
         return ProblemError(401, detail, headers={"WWW-Authenticate": CHALLENGE})
-
-
-def turn_of(grant: Grant, scope: Scope) -> str:
-    """Return the name under which a sender takes turns: its key, or else its address."""
-    return f"key {grant.name}" if grant.name is not None else source_of(_address(scope))
 
 
 @lru_cache(REMEMBERED_ADDRESSES)

@@ -25,8 +25,9 @@ from app.http import check, console, decisions, documents, health, openapi
 from app.http.access import ADMINISTERED, Access, scope_of
 from app.http.check import Check, CheckRoute
 from app.http.check_question import Sources
-from app.http.decisions import DecisionRoutes, HotRoute, PlainRoute, failure, refuse
+from app.http.decisions import DecisionRoutes
 from app.http.health import Readiness
+from app.http.hot import HotRoute, PlainRoute, failure, refuse
 from app.http.intake import Intake
 from app.http.problems import FieldError, ProblemError, unprocessable
 from app.http.static import StaticPage, Turnstile
@@ -97,12 +98,16 @@ def static_pages(api: FastAPI) -> dict[str, StaticPage]:
 
 
 class Front:
-    """Sends each request to a hot route, to static content, or to FastAPI, after checking the key."""
+    """Sends each request to a hot route, to static content, or to FastAPI, after checking the key.
+
+    Attributes:
+        hot: the hot routes by path; the lane answers their ordinary requests itself.
+    """
 
     def __init__(
         self, hot: Mapping[str, PlainRoute], same: Mapping[str, StaticPage], rest: FastAPI, access: Access
     ) -> None:
-        self._hot = hot
+        self.hot = hot
         self._same = same
         self._rest = rest
         self._access = access
@@ -115,7 +120,7 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
-        elif hot := self._hot.get(scope["path"]):
+        elif hot := self.hot.get(scope["path"]):
             await hot(scope, receive, send)
         else:
             await self._guarded(scope, receive, send)
@@ -130,7 +135,7 @@ class Front:
             else:
                 self._access.require_key(scope)
         except ProblemError as problem:
-            await refuse(problem, scope, receive, send)
+            await refuse(problem, scope, send)
             return
         if same is not None:
             await self._turnstile.wait()

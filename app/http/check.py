@@ -15,9 +15,9 @@ from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.quota import Quota
-from app.http.access import Access, turn_of
+from app.http.access import Access, Sender
 from app.http.check_question import Callers, Headers, Sources, read_query
-from app.http.decisions import HttpAnswer, PlainRoute, sender
+from app.http.hot import SENDER, HttpAnswer, IsGone, PlainRoute, caller_of, is_gone_of
 from app.http.problems import FieldError, ProblemError, retry_ms
 from app.http.ratelimit import rate_limits, retry_after_s
 from app.http.wire import encode_decision
@@ -105,16 +105,35 @@ class CheckRoute(PlainRoute):
         super().__init__(access, shed)
         self._check = check
 
+    def is_ordinary(self, method: str, size: int) -> bool:
+        """Whether the request has no body, and its answer has one."""
+        return method not in ("HEAD", "CONNECT") and size == 0
+
+    def identify(self, scope: Scope) -> Sender:
+        """Check the sender."""
+        return self.access.sender(self.access.require(scope, "decide"), scope)
+
     async def answered(self, scope: Scope, receive: Receive) -> HttpAnswer:  # noqa: ARG002  no body is read
         """Return the answer to the head of a request."""
-        grant = self._access.require(scope, "decide")
-        allow = partial(self._access.confine, grant) if not grant.is_unrestricted else None
-        caller = sender(grant, turn_of(grant, scope), scope)
-        answer = await self._check.answer(scope["query_string"], scope["headers"], allow, caller)
+        sender = scope[SENDER] = self.identify(scope)
+        answer = await self.respond(scope, b"", sender, is_gone_of(scope))
         if any(name == b"expect" for name, _ in scope["headers"]):
             # The body may or may not follow (RFC 9110, 10.1.1); closing is the only safe way out.
-            answer.headers.append((b"connection", b"close"))
+            answer = answer._replace(headers=[*answer.headers, (b"connection", b"close")])
         return answer
+
+    async def respond(
+        self,
+        scope: Scope,
+        body: bytes,  # noqa: ARG002  the head says everything
+        sender: Sender,
+        is_gone: IsGone,
+    ) -> HttpAnswer:
+        """Return the answer to a head."""
+        grant = sender.grant
+        allow = partial(self.access.confine, grant) if not grant.is_unrestricted else None
+        caller = caller_of(sender, is_gone)
+        return await self._check.answer(scope["query_string"], scope["headers"], allow, caller)
 
 
 def answer_to(decision: Decision, quotas: Sequence[Quota], deny_status: int) -> HttpAnswer:
@@ -122,7 +141,6 @@ def answer_to(decision: Decision, quotas: Sequence[Quota], deny_status: int) -> 
     body = encode_decision(replace(decision, quotas=None))
     headers = [
         (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
         (b"cache-control", b"no-store"),
         (b"x-throttle-ms", b"%d" % decision.throttle_ms),
         *rate_limits(decision, quotas),

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.http import host
 from app.http.connections import Connections
-from app.http.decisions import IS_GONE
+from app.http.hot import IS_GONE
 from app.http.peer import PeerProtocol
 from app.http.problems import PROBLEM_JSON, ProblemError
 
@@ -111,6 +111,8 @@ class Protocol(PeerProtocol):
         self._peer_has_ended = False
         self._unparsed = b""
         self._due = 0.0  # the deadline, by the loop's clock
+        self._is_timed = False  # whether the deadline counts
+        self._wakes_at = 0.0  # when the timer runs out, if there is one
         self._unread_timer: asyncio.TimerHandle | None = None
         self._refusal: ProblemError | None = None
         self._announced_size = 0
@@ -172,7 +174,7 @@ class Protocol(PeerProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Answer nothing more."""
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()
+        self._cancel_timer()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
         if self._allowed is not None:
@@ -195,7 +197,10 @@ class Protocol(PeerProtocol):
             self._parse()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Handle a timeout."""
+        """Handle a timeout, unless the deadline was moved or dropped since the timer was set."""
+        self.timeout_keep_alive_task = None
+        if not self._is_timed:
+            return
         now = self.loop.time()
         if self._in_request:
             if self.flow.read_paused:  # the wait is ours
@@ -275,10 +280,17 @@ class Protocol(PeerProtocol):
     # Answers
 
     def on_response_complete(self) -> None:
-        """Continue with the next request, or send the final response."""
-        super().on_response_complete()
+        """Continue with the next request, or send the final response.
+
+        Uvicorn's own method does the first part of this, and makes a timer for each response.
+        """
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
         if self._is_ending():
             if self._is_idle():
                 self._close()
@@ -288,17 +300,33 @@ class Protocol(PeerProtocol):
         if self._in_request:
             self._wait_until(self._due)
         elif self._is_idle():
-            self._due = self.loop.time() + self.timeout_keep_alive
+            self._wait_until(self.loop.time() + self.timeout_keep_alive)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
-        cast("dict[str, Any]", cycle.scope)[IS_GONE] = lambda: cycle.disconnected
+        self._begin_answer(cycle)
         super()._start_asgi_task(cycle, app)
 
+    def _begin_answer(self, cycle: RequestResponseCycle) -> None:
+        self._answering = cycle
+        cast("dict[str, Any]", cycle.scope)[IS_GONE] = lambda: cycle.disconnected
+
     def _wait_until(self, due: float) -> None:
-        self._unset_keepalive_if_required()
+        """Set the deadline. A timer that runs out before it stays, and is set again then: most never are."""
         self._due = due
-        self.timeout_keep_alive_task = self.loop.call_at(due, self.timeout_keep_alive_handler)
+        self._is_timed = True
+        if self.timeout_keep_alive_task is None or self._wakes_at > due:
+            self._cancel_timer()
+            self._wakes_at = due
+            self.timeout_keep_alive_task = self.loop.call_at(due, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Drop the deadline; the timer stays for the next one."""
+        self._is_timed = False
+
+    def _cancel_timer(self) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
 
     def _watch_unread(self) -> None:
         size = self.transport.get_write_buffer_size()
@@ -434,6 +462,7 @@ class Protocol(PeerProtocol):
             return
         self.transport.write_eof()
         self.flow.release()
+        self._cancel_timer()
         self.timeout_keep_alive_task = self.loop.call_later(self.LINGER_S, self.transport.close)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
-from app.http.decisions import HttpAnswer, refuse
+from app.http.hot import HttpAnswer, refuse
 from app.http.problems import ProblemError
 
 AT_ONCE: Final = 4
@@ -56,11 +56,11 @@ class StaticPage:
             (b"content-length", b"%d" % len(body)),
         ]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
             answer = self.answer(scope)
         except ProblemError as problem:
-            await refuse(problem, scope, receive, send)
+            await refuse(problem, scope, send)
             return
         await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
         await send({"type": "http.response.body", "body": answer.body})

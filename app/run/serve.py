@@ -20,6 +20,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from app.http.connections import Connections
+from app.http.lane import LaneProtocol
 from app.http.protocol import Protocol
 from app.node import home, open_files
 from app.node.children import Child, quotagate, stop_event
@@ -106,7 +107,8 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> No
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     connections = _connections(settings)
     app = wiring.build(settings, counts, lambda: server.should_exit, connections)
-    server = uvicorn.Server(uvicorn.Config(**_options(settings, app, connections)))
+    protocol = partial(LaneProtocol, allowed=connections, routes=app.hot)
+    server = uvicorn.Server(uvicorn.Config(**_options(settings, app, protocol)))
 
     def stop(*_: object) -> None:
         """Handle a signal that comes before uvicorn installs its own handlers."""
@@ -153,11 +155,11 @@ def _limit_unread(listener: socket.socket) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
 
 
-def _options(settings: Settings, app: Callable[..., Any], connections: Connections) -> dict[str, Any]:
+def _options(settings: Settings, app: Callable[..., Any], protocol: Callable[..., Any]) -> dict[str, Any]:
     options: dict[str, Any] = {
         "app": app,
         "loop": "uvloop",
-        "http": partial(Protocol, allowed=connections),
+        "http": protocol,
         "ws": "none",
         "lifespan": "on",
         "backlog": BACKLOG,

@@ -20,7 +20,8 @@ from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.http.access import Access
-from app.http.decisions import DecisionRoutes, HotRoute
+from app.http.decisions import DecisionRoutes
+from app.http.hot import HotRoute
 from app.http.intake import Intake
 from app.store.port import NONE_KNOWN, Answer, Came, ChargeResult, Fault, Plan, StoreError
 

@@ -34,6 +34,8 @@ ENVIRONMENT: Final = {
     # With this secret, no id of a canary is mistaken for another one, whatever the seed.
     "QUOTAGATE_HASH_SECRET": (b"fuzz" * 8).hex(),
 }
+WAYS: Final = ("app.run.cli", "tests.long_way")
+"""The program as it is, and without its express lane."""
 PURSE: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": 10**12, "enforcement": "deny"}
 CACHED_CALLERS: Final = 20_000
 MIB: Final = 1024 * 1024
@@ -173,9 +175,10 @@ def complaints(node: Service) -> Counter[str]:
 
 
 @pytest.mark.timeout(900)
-async def test_twenty_thousand_requests():
+@pytest.mark.parametrize("program", WAYS)
+async def test_twenty_thousand_requests(program: str):
     seed = int(os.environ.get("FUZZ_SEED", "4"))
-    with running(environment=ENVIRONMENT) as node:
+    with running(environment=ENVIRONMENT, program=program) as node:
         run = await fuzzed(node, seed, requests=20_000, warm_up=5_000)
     say(f"seed {seed}: {summary(run)}")
     assert run.storm.kinds.keys() == {made.kind for made in (case(1, n) for n in range(20_000))}, "all kinds"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import httpx
 import pytest
@@ -32,6 +32,7 @@ from app.http.app import create_app
 from app.http.check_question import Sources
 from app.http.connections import Connections
 from app.http.health import Readiness
+from app.http.lane import LaneProtocol
 from app.http.protocol import Protocol
 from app.http.wire import Clock
 from tests.http.application import KEY, app_of
@@ -42,12 +43,24 @@ OPEN_TO = "127.0.0.0/8"
 SOURCES = Sources()
 
 
+class Ways:
+    """Whether the nodes of a test have the express lane."""
+
+    lane: ClassVar = True
+
+
 @dataclass
 class Admission:
-    """Admits everything."""
+    """Admits everything.
+
+    Attributes:
+        waiting: how many requests wait until ``held`` is set.
+    """
 
     asked: list[Ask] = field(default_factory=list)
+    callers: list[Caller] = field(default_factory=list)
     calls: int = 0
+    waiting: int = 0
     broken: bool = False
     overloaded: str | None = None
     held: asyncio.Event | None = None
@@ -58,8 +71,11 @@ class Admission:
             raise RuntimeError("a secret of the machine room")
         if self.overloaded is not None:
             raise OverloadedError(self.overloaded)
+        self.callers.append(caller)
         if self.held is not None:
+            self.waiting += 1
             await self.held.wait()
+            self.waiting -= 1
         self.calls += 1
         self.asked += asks
         return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
@@ -105,7 +121,7 @@ async def serving(
     sources: Sources = SOURCES,
     allowed: Connections | None = None,
 ) -> AsyncIterator[Node]:
-    """A node that requires no key from some networks."""
+    """A node that requires no key from some networks; it has the express lane unless ``way`` differs."""
     node: Node
     routes = APIRouter()
 
@@ -127,10 +143,16 @@ async def serving(
             ready=lambda: node.readiness,
             metrics=metrics,
         )
+        protocol = (
+            partial(LaneProtocol, allowed=allowed, routes=app.hot)
+            if Ways.lane
+            else partial(Protocol, allowed=allowed)
+        )
         config = uvicorn.Config(
             app,
-            http=cast("type[asyncio.Protocol]", partial(Protocol, allowed=allowed)),
+            http=cast("type[asyncio.Protocol]", protocol),
             log_config=None,
+            access_log=False,
             ws="none",
             lifespan="on",
             proxy_headers=False,
@@ -148,8 +170,15 @@ async def serving(
             await running
 
 
+@pytest.fixture(params=["lane", "long way"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The way that requests to hot routes go: through the express lane, or all of them through ASGI."""
+    monkeypatch.setattr(Ways, "lane", request.param == "lane")
+    return str(request.param)
+
+
 @pytest.fixture
-async def node() -> AsyncIterator[Node]:
+async def node(way: str) -> AsyncIterator[Node]:
     async with serving() as node:
         yield node
 

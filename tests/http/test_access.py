@@ -252,6 +252,7 @@ OPEN_PATHS = ["/", "/health/live", "/health/ready", "/openapi.json", "/docs", "/
 
 
 @pytest.mark.parametrize("path", OPEN_PATHS)
+@pytest.mark.usefixtures("way")
 async def test_open_paths_need_no_key_but_a_key_that_is_sent_must_be_valid(path: str):
     async with serving(open_to="") as node:
         assert (await node.http.get(path)).status_code == 200
@@ -259,6 +260,7 @@ async def test_open_paths_need_no_key_but_a_key_that_is_sent_must_be_valid(path:
         assert (await node.http.get(path, headers={"Authorization": "Bearer x"})).status_code == 401
 
 
+@pytest.mark.usefixtures("way")
 async def test_metrics_are_for_open_networks_and_keys():
     async with serving(open_to="") as closed:
         assert (await closed.http.get("/metrics")).status_code == 401
@@ -381,11 +383,12 @@ def test_loopback_requests_without_a_key_need_an_allowed_host(address: str, name
     )
     assert asked(judge, address, host=name) == status
     assert judge.reasons == ["host"] * (status == 403)
-    assert judge.access.asker(scope(address, "Bearer gateway", host=name)).name == "gateway"
+    assert judge.access.asker(scope(address, "Bearer gateway", host=name)).grant.name == "gateway"
 
 
 @pytest.mark.parametrize("path", ["/v1/decisions", "/v1/decisions:batch"])
 @pytest.mark.parametrize("fields", [{"Origin": "null"}, {"Host": "evil.example"}])
+@pytest.mark.usefixtures("way")
 async def test_a_page_cannot_charge(path: str, fields: dict[str, str]):
     body = ASK if path.endswith("s") else {"asks": [ASK]}
     async with serving() as node:
@@ -425,6 +428,7 @@ def test_refused_keys_are_logged_by_name_or_fingerprint_and_never_themselves(
         assert sent not in str(log_lines)
 
 
+@pytest.mark.usefixtures("way")
 async def test_a_refusal_by_the_body_is_logged_with_its_address(log_lines: list[MutableMapping[str, Any]]):
     async with serving() as node:
         node.access._ring = lambda: RING

@@ -33,7 +33,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 
 
 @pytest.fixture
-async def closed() -> AsyncIterator[Node]:
+async def closed(way: str) -> AsyncIterator[Node]:
     async with serving(open_to="") as node:
         yield node
 
@@ -112,6 +112,7 @@ async def test_only_the_exact_path_is_it(node: Node):
     assert node.admission.calls == 0
 
 
+@pytest.mark.usefixtures("way")
 async def test_the_settings_name_the_headers_and_the_proxies():
     sources = Sources("X-User", "X-App", "X-Real-IP", (ip_network("10.0.0.0/8"),))
     async with serving(sources=sources) as node:
@@ -217,6 +218,7 @@ async def test_internal_error_is_not_revealed(node: Node, capsys: pytest.Capture
 # The caller's clock
 
 
+@pytest.mark.usefixtures("way")
 async def test_without_at_ms_it_is_the_newest_time_seen():
     async with serving(clock="caller") as node:
         steps: list[tuple[str, Any, int]] = [
@@ -298,7 +300,7 @@ async def test_body_that_arrives_during_the_decision_is_discarded(node: Node):
     node.admission.held = asyncio.Event()
     async with connected(node) as (reader, writer):
         writer.write(head("POST", "early", f"Content-Length: {8_000_000}") + bytes(8_000_000))
-        await eventually(lambda: node.server.server_state.tasks)
+        await eventually(lambda: node.admission.waiting)
         node.admission.held.set()
         assert (await read_answer(reader))[0] == 200
         writer.write(head("GET", "last"))

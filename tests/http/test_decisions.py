@@ -19,7 +19,7 @@ KEY = f"Bearer {ADMIN}"
 
 
 @pytest.fixture
-async def closed() -> AsyncIterator[Node]:
+async def closed(way: str) -> AsyncIterator[Node]:
     async with serving(open_to="") as node:
         yield node
 
@@ -226,13 +226,14 @@ async def test_internal_error_is_500_and_not_revealed(node: Node, capsys: pytest
 async def test_ask_in_flight_is_answered_when_the_server_stops(node: Node):
     node.admission.held = asyncio.Event()
     answer = asyncio.create_task(node.ask(ASK))
-    await eventually(lambda: node.server.server_state.tasks)
+    await eventually(lambda: node.admission.waiting)
     node.server.should_exit = True
     await eventually(lambda: not any(server.is_serving() for server in node.server.servers))
     node.admission.held.set()
     assert (await answer).json()["decision"] == "admit"
 
 
+@pytest.mark.usefixtures("way")
 async def test_at_ms_is_required_under_the_callers_clock():
     async with serving(clock="caller") as node:
         assert (await node.ask(ASK)).json()["errors"][0]["field"] == "/at_ms"

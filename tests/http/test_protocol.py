@@ -186,7 +186,7 @@ async def test_invalid_http_is_answered_with_a_problem(node: Node, caller: Calle
 async def test_requests_before_invalid_http_are_answered_first(node: Node, caller: Caller):
     node.admission.held = asyncio.Event()
     caller.send(ASK, LIVE, message("POST", BATCH, ["Transfer-Encoding: chunked"]), b"x\r\n", LIVE)
-    await eventually(lambda: node.server.server_state.tasks)
+    await eventually(lambda: node.admission.waiting)
     node.admission.held.set()
     await caller.hears(200, 200, 400)
     await caller.hears_no_more()
@@ -273,7 +273,7 @@ async def test_response_may_take_longer_than_the_request_timeout(hasty: Node):
     hasty.admission.held = asyncio.Event()
     async with calling(hasty) as caller, calling(hasty) as other:
         caller.send(ASK)
-        await eventually(lambda: hasty.server.server_state.tasks)
+        await eventually(lambda: hasty.admission.waiting)
         await other.hears_no_more()  # it was connected later, and has been let go by now
         hasty.admission.held.set()
         await caller.hears(200)
@@ -472,6 +472,7 @@ async def test_a_host_may_be_empty_and_in_http_1_0_it_may_be_missing(caller: Cal
 # Too many connections
 
 
+@pytest.mark.usefixtures("way")
 async def test_connection_above_the_limit_is_closed_without_a_response():
     shed: list[str] = []
     allowed = Connections(3, 2)
@@ -500,7 +501,7 @@ async def test_half_closed_client_still_gets_its_responses(node: Node, caller: C
     node.admission.held = asyncio.Event()
     caller.send(ASK * asks)
     caller.writer.write_eof()
-    await eventually(lambda: node.server.server_state.tasks)
+    await eventually(lambda: node.admission.waiting)
     node.admission.held.set()
     await caller.hears(*[200] * asks)
     await caller.hears_no_more()
@@ -510,7 +511,7 @@ async def test_half_close_during_a_request_keeps_the_responses_to_the_others(nod
     node.admission.held = asyncio.Event()
     caller.send(ASK, ASK, ASK[:-5])
     caller.writer.write_eof()
-    await eventually(lambda: node.server.server_state.tasks)
+    await eventually(lambda: node.admission.waiting)
     node.admission.held.set()
     await caller.hears(200, 200)
     await caller.hears_no_more()
@@ -535,7 +536,7 @@ async def test_disconnected_client_gets_no_response(
     node.admission.held = asyncio.Event()
     async with calling(node) as caller:
         caller.send(ASK * asks)
-        await eventually(lambda: node.server.server_state.tasks)
+        await eventually(lambda: node.admission.waiting)
         if how == "reset":
             at_once = struct.pack("ii", 1, 0)
             caller.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
@@ -543,6 +544,7 @@ async def test_disconnected_client_gets_no_response(
         await eventually(lambda: not node.server.server_state.connections)
     node.admission.held.set()
     await eventually(lambda: not node.server.server_state.connections)
+    await eventually(lambda: not node.admission.waiting)
     await eventually(lambda: not node.server.server_state.tasks)
     assert how == "end" or node.admission.calls == 1, "what waited behind it was not asked any more"
     assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []

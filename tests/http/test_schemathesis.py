@@ -15,9 +15,10 @@ from tests.service import Service, running
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with running() as node:
+@pytest.fixture(scope="module", params=["app.run.cli", "tests.long_way"])
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    """A node with the express lane, and one without it."""
+    with running(program=request.param) as node:
         yield node
 
 

@@ -9,8 +9,8 @@ from typing import Final
 from starlette.types import Scope
 
 from app.domain.quota import KEYS
-from app.http.decisions import HttpAnswer
 from app.http.documents import HTML, OPENAPI, REDOC, SWAGGER, hash_of
+from app.http.hot import HttpAnswer
 from app.http.static import StaticPage
 
 ENTRANCE: Final = "/"

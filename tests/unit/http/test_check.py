@@ -25,6 +25,7 @@ from app.http.check_question import (
     read_query,
     rightmost_untrusted,
 )
+from app.http.hot import sized
 from app.http.problems import FieldError, ProblemError
 from app.http.ratelimit import MAX_WHOLE, policy, rate_limits
 from app.http.wire import decode_ask
@@ -603,4 +604,4 @@ def test_the_body_is_the_decision_without_its_quotas():
         "source": "store",
         "limited_by": None,
     }
-    assert (b"content-length", b"%d" % len(answer.body)) in answer.headers
+    assert (b"content-length", b"%d" % len(answer.body)) in sized(answer)

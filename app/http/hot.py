@@ -1,0 +1,251 @@
+"""Hot routes: paths in front of FastAPI, whose answers are bytes that a server or the lane can send.
+
+The head of a request identifies its sender; the answer is made when all of the request is there. Both ways to
+a hot route, plain ASGI and the express lane (``app.http.lane``), call the same methods.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from app.admission.errors import CallerGoneError, OverloadedError
+from app.domain.caller import Caller
+from app.domain.grant import Grant
+from app.http.access import Access, Sender
+from app.http.intake import BodyBytes, Intake
+from app.http.problems import PROBLEM_JSON, ProblemError, overloaded, retry_ms
+from app.http.wire import MAX_BODY
+
+IS_GONE: Final = "quotagate.is_gone"
+"""The key in a scope of the function that returns whether the caller has gone (``app.http.protocol``)."""
+SENDER: Final = "quotagate.sender"
+"""The key in a scope of the ``Sender``, once a hot route has identified it."""
+
+log = structlog.get_logger("quotagate.http")
+
+Fields = Sequence[tuple[bytes, bytes]]
+IsGone = Callable[[], bool]
+
+JSON: Final[Fields] = ((b"content-type", b"application/json"),)
+
+
+class HttpAnswer(NamedTuple):
+    """An answer, still without the fields that a server adds."""
+
+    status: int
+    headers: Fields
+    body: bytes
+
+
+class PlainRoute(abc.ABC):
+    """One path in plain ASGI.
+
+    Args:
+        shed: called with the cause whenever a request is shed.
+
+    Attributes:
+        access: identifies the senders.
+    """
+
+    def __init__(self, access: Access, shed: Callable[[str], None]) -> None:
+        self.access = access
+        self._shed = shed
+
+    @abc.abstractmethod
+    def is_ordinary(self, method: str, size: int) -> bool:
+        """Whether the lane may answer a request with this method and size of its body."""
+
+    @abc.abstractmethod
+    def identify(self, scope: Scope) -> Sender:
+        """Return the sender of a request, by its head.
+
+        Raises:
+            ProblemError: the head alone is reason enough to refuse the request.
+        """
+
+    @abc.abstractmethod
+    async def respond(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone) -> HttpAnswer:
+        """Answer a whole request.
+
+        Raises:
+            ProblemError: the error to answer with.
+            OverloadedError, CallerGoneError: nothing was charged.
+        """
+
+    @abc.abstractmethod
+    async def answered(self, scope: Scope, receive: Receive) -> HttpAnswer | None:
+        """Return the answer, or None if the caller disconnected before the request was complete.
+
+        Raises:
+            ProblemError, OverloadedError, CallerGoneError: as ``identify`` and ``respond``.
+        """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self.reply(scope, receive)
+        if answer is not None:
+            await _send(answer, send)
+
+    async def reply(self, scope: Scope, receive: Receive) -> HttpAnswer | None:
+        """Return the answer of whatever kind; None if the caller has gone."""
+        return await self._caught(self.answered(scope, receive), scope)
+
+    async def reply_whole(
+        self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone
+    ) -> HttpAnswer | None:
+        """Return the answer to a whole request of a known sender; None if the caller has gone."""
+        return await self._caught(self.respond(scope, body, sender, is_gone), scope)
+
+    async def _caught(self, answered: Awaitable[HttpAnswer | None], scope: Scope) -> HttpAnswer | None:
+        try:
+            return await answered
+        except ProblemError as problem:
+            return await refusal(problem, scope)
+        except OverloadedError as error:
+            self._shed(error.cause)
+            return await refusal(overloaded(retry_ms()), scope)
+        except CallerGoneError:
+            return None
+        except Exception:
+            log.exception("a request failed", path=scope["path"])
+            return await refusal(failure(), scope)
+
+
+class HotRoute(PlainRoute):
+    """A path that takes POST, with a body, and answers with a body."""
+
+    def __init__(
+        self,
+        answer: Callable[[bytes, Grant, Caller], Awaitable[bytes]],
+        access: Access,
+        shed: Callable[[str], None],
+        intake: Intake,
+    ) -> None:
+        super().__init__(access, shed)
+        self._answer = answer
+        self._intake = intake
+
+    def is_ordinary(self, method: str, size: int) -> bool:
+        """Whether it is a POST whose body is not too large."""
+        return method == "POST" and size <= MAX_BODY
+
+    def identify(self, scope: Scope) -> Sender:
+        """Check the sender, then the method."""
+        sender = self.access.asker(scope)
+        grant = sender.grant
+        if "account" not in grant.scopes:  # the body decides whether it is needed
+            self.access.demand(grant, "decide")
+        if scope["method"] != "POST":
+            raise ProblemError(405, "This path takes POST.", headers={"Allow": "POST"})
+        return sender
+
+    async def answered(self, scope: Scope, receive: Receive) -> HttpAnswer | None:
+        """Return the answer to the whole body."""
+        sender = scope[SENDER] = self.identify(scope)
+        with self._intake.request(sender.turn) as taken:
+            body = await _read(scope, receive, taken)
+            if body is None:
+                return None
+            return await self._respond(body, sender, is_gone_of(scope))
+
+    async def respond(
+        self,
+        scope: Scope,  # noqa: ARG002  the body says everything
+        body: bytes,
+        sender: Sender,
+        is_gone: IsGone,
+    ) -> HttpAnswer:
+        """Return the answer to a body."""
+        with self._intake.request(sender.turn) as taken:
+            taken.add(len(body))
+            return await self._respond(body, sender, is_gone)
+
+    async def _respond(self, body: bytes, sender: Sender, is_gone: IsGone) -> HttpAnswer:
+        answer = await self._answer(body, sender.grant, caller_of(sender, is_gone))
+        return HttpAnswer(200, JSON, answer)
+
+
+async def refuse(problem: ProblemError, scope: Scope, send: Send) -> None:
+    """Answer with a problem, perhaps before the body was read."""
+    await _send(await refusal(problem, scope), send)
+
+
+async def refusal(problem: ProblemError, scope: Scope) -> HttpAnswer:
+    """Return a problem as an answer, perhaps before the body was read.
+
+    The server discards the rest of the body, so the connection can be reused. But a caller that waits for
+    ``100 Continue`` may or may not send the body now, so its connection is closed.
+    """
+    if problem.wait_s:
+        await asyncio.sleep(problem.wait_s)
+    headers = [
+        (name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in problem.headers.items()
+    ]
+    headers.append((b"content-type", PROBLEM_JSON.encode()))
+    if any(name == b"expect" for name, _ in scope["headers"]):
+        headers.append((b"connection", b"close"))
+    return HttpAnswer(problem.status, headers, problem.body())
+
+
+def failure() -> ProblemError:
+    """Return the 500 for an unexpected error, which says nothing of its cause."""
+    return ProblemError(500, "The request failed; the log has the reason.")
+
+
+def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
+    """Return the sender of a request that is complete now."""
+    grant = sender.grant
+    return Caller(grant.name, sender.turn, grant.bound_to, asyncio.get_running_loop().time(), is_gone)
+
+
+def sized(answer: HttpAnswer) -> Fields:
+    """Return the fields of an answer with the length of its body."""
+    return [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+
+
+def is_gone_of(scope: Scope) -> IsGone:
+    """Return the function that tells whether the caller of a request has gone."""
+    is_gone: IsGone = scope.get(IS_GONE, _is_there)
+    return is_gone
+
+
+def _is_there() -> bool:
+    """Return False: a server that does not report disconnects is taken to have none."""
+    return False
+
+
+async def _send(answer: HttpAnswer, send: Send) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": sized(answer)})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _read(scope: Scope, receive: Receive, taken: BodyBytes) -> bytes | None:
+    """Return the whole body, or None if the caller disconnected.
+
+    Raises:
+        ProblemError: 413 as soon as the body is known to be too large.
+        OverloadedError: too many bytes are waiting already.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-length" and int(value) > MAX_BODY:
+            raise _too_large()
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message["body"]
+        if len(body) > MAX_BODY:
+            raise _too_large()
+        taken.add(len(message["body"]))
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large() -> ProblemError:
+    return ProblemError(413, f"The body is larger than {MAX_BODY:,} bytes.")

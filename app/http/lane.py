@@ -1,0 +1,282 @@
+"""The express lane: ordinary requests to hot routes, answered by the connection itself.
+
+An ordinary request is a whole HTTP/1.1 request to the plain path of a hot route, with a body of known size.
+The lane calls the same methods of the route as plain ASGI does, and sends the same bytes, but it makes no
+task, no messages and no timers for a request. There are two steps:
+
+1. Uvicorn's parser reads the request, as it reads every other one, and ``app.http.protocol`` checks it. Only
+   the answer is made here.
+2. The connection remembers the heads that came that way. A segment that is one of them, byte for byte, with a
+   whole body behind it, is not parsed again: a parser between two requests would find the same again. The
+   API key in it is still checked against the keys in force.
+
+Everything else goes the long way through ASGI: other routes, chunked or oversized bodies, ``Expect``, offers
+of an upgrade, other versions of HTTP. Requests of one connection are answered one after the other, whichever
+way each of them goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from contextvars import Context, copy_context
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, cast
+
+import structlog
+from starlette.types import Receive, Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from app.http.access import Sender
+from app.http.hot import JSON, SENDER, Fields, HttpAnswer, PlainRoute, sized
+from app.http.protocol import Protocol
+
+MAX_HEAD: Final = 2_048
+"""The longest head that is remembered, in bytes; those of gateways and clients have a few hundred."""
+MAX_REMEMBERED: Final = 8_192
+"""How much a connection remembers, by ``_cost``. A caller that varies its heads makes only itself slower:
+no head is remembered for another connection, and no connection can push out those of others."""
+MIN_COST: Final = 512
+"""About what a remembered head costs besides its bytes, which are there three times."""
+
+_HEAD_END: Final = b"\r\n\r\n"
+_EXTRAORDINARY: Final = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
+_NEVER_AWAITED: Final = asyncio.Event()
+
+log = structlog.get_logger("quotagate.http")
+Making = Coroutine["asyncio.Future[Any] | None", None, HttpAnswer | None]
+
+
+class KnownHead(NamedTuple):
+    """A head that was read once, by the parser.
+
+    Attributes:
+        size: how long its body is, in bytes.
+    """
+
+    route: PlainRoute
+    scope: Scope
+    size: int
+    sender: Sender
+
+
+class KnownCycle(RequestResponseCycle):
+    """A request with a known head, in the place where the connection expects one that was parsed."""
+
+    def __init__(self) -> None:
+        self.disconnected = False
+        self.keep_alive = True
+        self.message_event = _NEVER_AWAITED
+        self.more_body = False
+        self.response_complete = False
+
+
+class LaneProtocol(Protocol):
+    """One connection, with the lane.
+
+    Args:
+        routes: the hot routes by path.
+    """
+
+    def __init__(self, *arguments: Any, routes: Mapping[str, PlainRoute], **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        # What only uvicorn's own way through ASGI can do.
+        plain = not (self.access_log or self.root_path or self.limit_concurrency)
+        self._routes: Mapping[str, PlainRoute] = routes if plain else {}
+        self._heads: dict[bytes, KnownHead] = {}
+        self._cost = 0
+        self._starting: RequestResponseCycle | None = None
+        self._is_receiving = False
+        self._has_left = False
+        self._default_headers: Fields = ()
+        self._before_length = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Answer a whole request with a known head; else parse what arrived."""
+        end = data.find(_HEAD_END, 0, MAX_HEAD) + len(_HEAD_END)
+        head = data[:end]
+        known = self._heads.get(head)
+        is_between = self._is_between_requests()
+        if known is not None and known.size == len(data) - end and is_between:
+            if known.route.access.renew(known.sender):
+                self._answer_known(known, data[end:])
+                return
+            self._forget()
+        begun = self._begun
+        self._is_receiving = True
+        super().data_received(data)
+        self._is_receiving = False
+        if self._starting is not None:
+            cycle = self._starting
+            self._start()
+            if is_between and self._begun == begun + 1:
+                self._remember(head, len(data) - end, cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Answer nothing more."""
+        self._has_left = True
+        super().connection_lost(exc)
+        self._forget()
+
+    # Known heads
+
+    def _is_between_requests(self) -> bool:
+        return (
+            not (
+                self._in_request
+                or self._unparsed
+                or self._is_ending()
+                or self.flow.write_paused
+                or self.transport.is_closing()
+            )
+            and self._is_idle()
+        )
+
+    def _remember(self, head: bytes, size: int, cycle: RequestResponseCycle) -> None:
+        """Remember the head of a request that was all that came, if its answer is not the last one."""
+        scope = cast("Scope", cycle.scope)
+        sender = scope.get(SENDER)
+        whole = not self._in_request and size == self._announced_size
+        if sender is None or not whole or not cycle.keep_alive or head in self._heads:
+            return
+        cost = MIN_COST + 3 * len(head)
+        if self._cost + cost > MAX_REMEMBERED:
+            self._forget()
+        self._cost += cost
+        kept = {name: scope[name] for name in ("path", "query_string", "headers")}
+        self._heads[head] = KnownHead(self._routes[scope["path"]], kept, size, sender)
+
+    def _forget(self) -> None:
+        self._heads.clear()
+        self._cost = 0
+
+    def _answer_known(self, known: KnownHead, body: bytes) -> None:
+        """Answer a request; the usual bookkeeping is only for one that must wait."""
+        answering = known.route.reply_whole(known.scope, body, known.sender, self._is_gone)
+        try:
+            waits_for = answering.send(None)
+        except StopIteration as done:
+            self.server_state.total_requests += 1
+            self._wait_until(self.loop.time() + self.timeout_keep_alive)
+            if done.value is not None:
+                self._write(done.value, keep_alive=True)
+            return
+        self._unset_keepalive_if_required()
+        self.cycle = self._answering = cycle = KnownCycle()
+        Answer(answering, cycle, self).wait(waits_for)
+
+    def _is_gone(self) -> bool:
+        return self._has_left
+
+    # Requests that were parsed
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not self._is_ordinary(cast("Scope", cycle.scope)):
+            super()._start_asgi_task(cycle, app)
+            return
+        self._begin_answer(cycle)
+        self._starting = cycle
+        if not self._is_receiving:  # one request in each turn of the loop, as if each had a task
+            self.loop.call_soon(self._start)
+
+    def _is_ordinary(self, scope: Scope) -> bool:
+        route = self._routes.get(scope["path"])
+        if route is None or b"%" in scope["raw_path"] or scope["http_version"] != "1.1":
+            return False
+        size = 0
+        for name, value in scope["headers"]:
+            if name in _EXTRAORDINARY:
+                return False
+            if name == b"content-length":
+                size = int(value)
+        return route.is_ordinary(scope["method"], size)
+
+    def _start(self) -> None:
+        """Answer the request whose turn it is, now that what arrived with it was parsed."""
+        cycle, self._starting = self._starting, None
+        if cycle is not None:
+            scope = cast("Scope", cycle.scope)
+            receive = cast("Receive", cycle.receive)
+            Answer(self._routes[scope["path"]].reply(scope, receive), cycle, self).go_on()
+
+    # Answers
+
+    def finish(self, cycle: RequestResponseCycle, answer: HttpAnswer) -> None:
+        """Send an answer, and continue with the next request."""
+        self._write(answer, keep_alive=cycle.keep_alive)
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+    def _write(self, answer: HttpAnswer, *, keep_alive: bool) -> None:
+        """Send an answer as uvicorn does, with its own fields first."""
+        status, headers, body = answer
+        if status == HTTPStatus.OK and headers is JSON and keep_alive:
+            self.transport.write(b"%b%d\r\n\r\n%b" % (self._before_the_length(), len(body), body))
+            return
+        fields = [*self.server_state.default_headers, *sized(answer)]
+        if not keep_alive:
+            fields.append((b"connection", b"close"))
+        lines = [name + b": " + value + b"\r\n" for name, value in fields]
+        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
+
+    def _before_the_length(self) -> bytes:
+        """Return the beginning of a usual answer; uvicorn's own fields are other ones each second."""
+        if self.server_state.default_headers is not self._default_headers:
+            self._default_headers = self.server_state.default_headers
+            lines = [name + b": " + value + b"\r\n" for name, value in (*self._default_headers, *JSON)]
+            self._before_length = b"".join([STATUS_LINE[HTTPStatus.OK], *lines, b"content-length: "])
+        return self._before_length
+
+
+class Answer:
+    """An answer in the making: runs its coroutine without a task, and sends the result.
+
+    The coroutine may wait for futures, but must not ask for its task, as ``asyncio.timeout`` does.
+    """
+
+    __slots__ = ("_connection", "_context", "_cycle", "_making")
+
+    def __init__(self, making: Making, cycle: RequestResponseCycle, connection: LaneProtocol) -> None:
+        self._making = making
+        self._cycle = cycle
+        self._connection = connection
+        self._context: Context | None = None
+
+    def wait(self, future: asyncio.Future[Any] | None) -> None:
+        """Go on when a future is done; without one, in the next turn of the loop."""
+        if self._context is None:  # like a task, each has its own variables
+            self._context = copy_context()
+        if future is None:
+            self._connection.loop.call_soon(self.go_on, context=self._context)
+        else:
+            future.add_done_callback(self.go_on, context=self._context)
+
+    def go_on(self, _future: object = None) -> None:
+        """Run the coroutine until it waits again, or send what it made."""
+        try:
+            waits_for = self._making.send(None)
+        except StopIteration as done:
+            answer: HttpAnswer | None = done.value
+        except (Exception, asyncio.CancelledError):
+            log.exception("a request failed")
+            self._connection.transport.abort()
+            return
+        else:
+            self.wait(waits_for)
+            return
+        if answer is None or self._cycle.disconnected:
+            return
+        flow = self._connection.flow
+        if flow.write_paused:  # earlier answers are unread
+            self._making = _after(flow.drain(), answer)
+            self.go_on()
+        else:
+            self._connection.finish(self._cycle, answer)
+
+
+async def _after(before: Coroutine[Any, Any, None], answer: HttpAnswer) -> HttpAnswer | None:
+    await before
+    return answer

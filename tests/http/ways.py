@@ -1,0 +1,228 @@
+"""A connection in memory to a node of its own, by either way: through the express lane, or without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from ipaddress import ip_network
+from typing import Any, Final
+
+import uvicorn
+from fastapi import APIRouter
+from uvicorn.server import ServerState
+
+from app.admission.caller_clock import CallerClock
+from app.admission.metrics import Metrics
+from app.admission.slices import Slices
+from app.http.access import Access, Ring
+from app.http.app import create_app
+from app.http.check_question import Sources
+from app.http.health import Readiness
+from app.http.lane import LaneProtocol
+from app.http.protocol import Protocol
+from app.http.slowdown import Slowdown
+from app.http.wire import Clock
+from tests.http.conftest import ADMIN, Admission
+
+DATE: Final = (b"date", b"Mon, 23 Nov 2026 00:00:00 GMT")
+QUIET_TURNS: Final = 8
+"""A node that sends nothing in so many turns of the loop has nothing to send."""
+
+
+class Line(asyncio.Transport):
+    """The transport of one connection: keeps what is sent, and delivers what arrives while it is read."""
+
+    def __init__(self, certificate: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.sent = bytearray()
+        self.writes = 0
+        self.unread = 0
+        self.reads = True
+        self.has_ended = False
+        self._is_closing = False
+        self._known = {"peername": ("127.0.0.1", 50_000), "sockname": ("127.0.0.1", 8080)}
+        self._certificate = certificate
+        self.protocol: Protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._certificate if name == "peercert" else self._known.get(name, default)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.has_ended
+        if not self._is_closing:
+            self.sent += data
+            self.writes += 1
+
+    def write_eof(self) -> None:
+        self.has_ended = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+class Timers:
+    """The running loop, with a count of the timers that were set.
+
+    Attributes:
+        made: how many.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.made = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def call_at(self, when: float, *what: Any) -> asyncio.TimerHandle:
+        self.made += 1
+        return self._loop.call_at(when, *what)
+
+    def call_later(self, delay: float, *what: Any) -> asyncio.TimerHandle:
+        self.made += 1
+        return self._loop.call_later(delay, *what)
+
+
+class InMemory:
+    """The parts of a node whose connections are in memory.
+
+    Args:
+        lane: whether it has the express lane.
+    """
+
+    def __init__(self, *, lane: bool, clock: Clock = "store") -> None:
+        self.admission, self.metrics = Admission(), Metrics()
+        self.ring: Ring = {}
+        self.now_ms = 0
+        self.access = Access(
+            ADMIN,
+            [ip_network("127.0.0.0/8")],
+            lambda: self.ring,
+            failed=self.metrics.count_refusal,
+            now_ms=lambda: self.now_ms,
+        )
+        app = create_app(
+            admission=CallerClock(self.admission) if clock == "caller" else self.admission,
+            access=self.access,
+            clock=clock,
+            sources=Sources(),
+            routers=[APIRouter()],
+            ready=lambda: Readiness(snapshot=True),
+            metrics=self.metrics,
+            slices=Slices(clock=lambda: 0.0),  # work is never deferred, however slow the machine is
+        )
+        self._kind: Any = partial(LaneProtocol, routes=app.hot) if lane else Protocol
+        self._config = uvicorn.Config(app, log_config=None, ws="none", access_log=False, proxy_headers=False)
+        self._config.load()
+
+    def protocol(self, state: ServerState, loop: Timers) -> Protocol:
+        """A new connection's protocol."""
+        protocol: Protocol = self._kind(self._config, state, {}, loop)
+        return protocol
+
+    def forget(self) -> None:
+        """Forget what was asked, and who sent wrong keys: their answers would be slow."""
+        self.access._slowdown = Slowdown()
+        self.admission.asked.clear()
+
+
+class Connection:
+    """One connection to a node, which is its own unless one is given.
+
+    Args:
+        certificate: what the client's TLS certificate says.
+    """
+
+    def __init__(
+        self,
+        node: InMemory | None = None,
+        *,
+        lane: bool = True,
+        certificate: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.node = node or InMemory(lane=lane)
+        self.admission = self.node.admission
+        self.state = ServerState()
+        self.state.default_headers = [DATE]
+        self.loop = Timers()
+        self.protocol = self.node.protocol(self.state, self.loop)
+        self.line = Line(certificate)
+        self.line.protocol = self.protocol
+        self.protocol.connection_made(self.line)
+
+    async def send(self, *pieces: bytes) -> bytes:
+        """Deliver these pieces, each once the node reads it and has done what it can; return all answers."""
+        for piece in pieces:
+            await self.settle()
+            for _ in range(100_000):
+                if self.line.reads or self.line.is_closing():
+                    break
+                await asyncio.sleep(0)
+            if not self.line.is_closing():
+                self.protocol.data_received(piece)
+        return await self.settle()
+
+    async def settle(self) -> bytes:
+        """Wait until nothing more is sent, and return everything that was."""
+        quiet = 0
+        while quiet < QUIET_TURNS:
+            size = len(self.line.sent)
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self.line.sent) == size else 0
+        return bytes(self.line.sent)
+
+    def end(self) -> None:
+        """Lose the connection."""
+        if not self.line.is_closing():
+            self.line.close()
+
+
+class Both:
+    """Two nodes that are alike, but that only one has the express lane.
+
+    Args:
+        ring: the API keys beside the admin's.
+    """
+
+    def __init__(self, ring: Ring | None = None, clock: Clock = "store") -> None:
+        self.with_lane, self.without = (InMemory(lane=lane, clock=clock) for lane in (True, False))
+        for node in (self.with_lane, self.without):
+            node.ring = ring or {}
+
+    async def answer(self, *pieces: bytes, certificate: Mapping[str, Any] | None = None) -> bytes:
+        """Send the same to both, over new connections; return the answers, which are the same bytes."""
+        answers, closed = [], []
+        for node in (self.with_lane, self.without):
+            node.forget()
+            connection = Connection(node, certificate=certificate)
+            answers.append(await connection.send(*pieces))
+            closed.append(connection.line.is_closing())
+            connection.end()
+            await asyncio.sleep(0)
+        assert answers[0] == answers[1], pieces
+        assert closed[0] == closed[1], pieces
+        assert self.with_lane.admission.asked == self.without.admission.asked
+        counts, expected = self.with_lane.metrics._counts, self.without.metrics._counts
+        assert counts.access_failures == expected.access_failures
+        assert counts.shed == expected.shed
+        return answers[0]
