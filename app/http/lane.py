@@ -163,7 +163,7 @@ class LaneProtocol(Protocol):
             return
         self._unset_keepalive_if_required()
         self.cycle = self._answering = cycle = KnownCycle()
-        Answer(answering, cycle, self).wait(waits_for)
+        Answering(answering, cycle, self).wait(waits_for)
 
     def _is_gone(self) -> bool:
         return self._has_left
@@ -197,7 +197,7 @@ class LaneProtocol(Protocol):
         if cycle is not None:
             scope = cast("Scope", cycle.scope)
             receive = cast("Receive", cycle.receive)
-            Answer(self._routes[scope["path"]].reply(scope, receive), cycle, self).go_on()
+            Answering(self._routes[scope["path"]].reply(scope, receive), cycle, self).go_on()
 
     # Answers
 
@@ -231,7 +231,7 @@ class LaneProtocol(Protocol):
         return self._before_length
 
 
-class Answer:
+class Answering:
     """An answer in the making: runs its coroutine without a task, and sends the result.
 
     The coroutine may wait for futures, but must not ask for its task, as ``asyncio.timeout`` does.

@@ -375,7 +375,7 @@ async def test_idle_connection_is_closed_after_its_last_answer(connection: Conne
         await asyncio.sleep(0.1)
         assert not connection.line.is_closing()
     async with asyncio.timeout(60):
-        while not connection.line.is_closing():  # noqa: ASYNC110  nobody is told
+        while not connection.line.is_closing():  # noqa: ASYNC110  its end has no event
             await asyncio.sleep(0.01)
 
 

@@ -201,7 +201,7 @@ class Both:
     """Two nodes that are alike, but that only one has the express lane.
 
     Args:
-        ring: the API keys beside the admin's.
+        ring: the API keys besides the admin's.
     """
 
     def __init__(self, ring: Ring | None = None, clock: Clock = "store") -> None:
