@@ -367,26 +367,51 @@ async def test_a_connection_has_one_timer_however_many_requests_come(connection:
     connection.end()
 
 
-async def test_idle_connection_is_closed_after_its_last_answer(connection: Connection):
-    connection.protocol.timeout_keep_alive = 0.2  # type: ignore[assignment]
-    for _ in range(5):
-        connection.line.sent.clear()
-        await connection.send(ONE_ASK)
-        await asyncio.sleep(0.1)
+KEEP_ALIVE_S: Final = 5.0
+"""Uvicorn's default."""
+
+
+async def test_idle_connection_is_closed_some_time_after_its_last_answer(connection: Connection):
+    for request_ in (ONE_ASK, ONE_ASK, A_CHECK, A_CHECK, LIVE, ONE_ASK):
+        await connection.send(request_)
+        connection.loop.turn(KEEP_ALIVE_S * 0.9)
         assert not connection.line.is_closing()
-    async with asyncio.timeout(60):
-        while not connection.line.is_closing():  # noqa: ASYNC110  its end has no event
-            await asyncio.sleep(0.01)
+    connection.loop.turn(KEEP_ALIVE_S * 0.2)
+    assert connection.line.is_closing()
 
 
-async def test_a_request_in_flight_is_not_idle(connection: Connection):
-    connection.protocol.timeout_keep_alive = 0.05  # type: ignore[assignment]
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_request_in_flight_is_not_idle(connection: Connection, *, known: bool):
+    await connection.send(*[ONE_ASK] * known)
     connection.admission.held = asyncio.Event()
     connection.protocol.data_received(ONE_ASK)
-    await asyncio.sleep(0.2)
+    connection.loop.turn(100 * KEEP_ALIVE_S)
     assert not connection.line.is_closing()
     connection.admission.held.set()
-    assert (await connection.settle()).count(b"HTTP/1.1 200") == 1
+    assert (await connection.settle()).count(b"HTTP/1.1 200") == 1 + known
+    connection.loop.turn(KEEP_ALIVE_S * 0.9)
+    assert not connection.line.is_closing()
+    connection.loop.turn(KEEP_ALIVE_S * 0.2)
+    assert connection.line.is_closing()
+
+
+@pytest.mark.parametrize("sent", [ONE_ASK[:20], ONE_ASK[:-1]])
+async def test_a_request_that_does_not_end_is_late_whatever_came_before(connection: Connection, sent: bytes):
+    await connection.send(ONE_ASK, ONE_ASK, sent)
+    connection.loop.turn(connection.protocol.HEAD_S * 0.9)
+    assert (await connection.settle()).count(b"HTTP/1.1 408") == 0
+    connection.loop.turn(connection.protocol.HEAD_S * 0.2)
+    assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
+    connection.loop.turn(connection.protocol.LINGER_S)
+    assert connection.line.is_closing()
+
+
+async def test_a_caller_that_does_not_read_is_let_go(connection: Connection):
+    await connection.send(ONE_ASK, ONE_ASK)
+    connection.line.unread = 2**20
+    connection.protocol.pause_writing()
+    connection.loop.turn(connection.protocol.UNREAD_S * 1.1)
+    assert connection.line.is_closing()
 
 
 async def test_what_fails_is_logged_and_answered(connection: Connection):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_network
 from typing import Any, Final
@@ -80,27 +81,56 @@ class Line(asyncio.Transport):
         self.reads = True
 
 
+@dataclass
+class Timer:
+    """A timer that a test lets run out."""
+
+    when: float
+    what: Callable[..., object]
+    arguments: tuple[Any, ...]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
 class Timers:
-    """The running loop, with a count of the timers that were set.
+    """The running loop, with a clock that a test turns.
 
     Attributes:
-        made: how many.
+        made: how many timers were set.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._now = 1_000.0
+        self._timers: list[Timer] = []
         self.made = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
 
-    def call_at(self, when: float, *what: Any) -> asyncio.TimerHandle:
-        self.made += 1
-        return self._loop.call_at(when, *what)
+    def time(self) -> float:
+        return self._now
 
-    def call_later(self, delay: float, *what: Any) -> asyncio.TimerHandle:
+    def call_at(self, when: float, what: Callable[..., object], *arguments: Any) -> Timer:
         self.made += 1
-        return self._loop.call_later(delay, *what)
+        timer = Timer(when, what, arguments)
+        self._timers.append(timer)
+        return timer
+
+    def call_later(self, delay: float, what: Callable[..., object], *arguments: Any) -> Timer:
+        return self.call_at(self._now + delay, what, *arguments)
+
+    def turn(self, seconds: float) -> None:
+        """Let so much time pass, and each timer run out that is due by then."""
+        until = self._now + seconds
+        while due := [timer for timer in self._timers if not timer.is_cancelled and timer.when <= until]:
+            first = min(due, key=lambda timer: timer.when)
+            self._timers.remove(first)
+            self._now = max(self._now, first.when)
+            first.what(*first.arguments)
+        self._now = until
 
 
 class InMemory:
