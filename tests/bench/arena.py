@@ -189,6 +189,24 @@ class Arena:
         )
         return found, sum(found.processor_ns[: len(own)]), sum(found.processor_ns[len(own) :])
 
+    def store_bytes(self, kind: str) -> float:
+        """Bytes that a new store needs for each of 100,000 principals that asked once."""
+        with ExitStack() as stack:
+            subject = self._quotagate("off", stack)
+            assert subject.store is not None
+            with redis.Redis.from_url(subject.store.url) as client:
+                before = client.info("memory")["used_memory"]
+                self._ask_each(subject, batch_of(kind), range(MANY))
+                return float(client.info("memory")["used_memory"] - before) / MANY
+
+    def resident_bytes(self) -> dict[str, int]:
+        """The memory of each running program, without its store."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        return {
+            "/".join(key): page * sum(_resident_pages(pid) for pid in subject.programs()[0])
+            for key, subject in self._running.items()
+        }
+
     def versions(self) -> dict[str, str]:
         """The versions of the programs that run, as far as they are no packages of Python."""
         found: dict[str, str] = {"C compiler": _first_line("cc", "--version")}
@@ -214,21 +232,21 @@ class Arena:
     def _started(self, work: Work) -> Subjected:
         start: dict[Subject, Callable[[], Subjected]] = {
             "echo": lambda: self._asgi("tests.bench.peers.echo", None),
-            "quotagate": lambda: self._quotagate(work.log),
-            "fastapi": lambda: self._asgi("tests.bench.peers.fastapi_gcra", self._store()),
+            "quotagate": lambda: self._quotagate(work.log, self._stack),
+            "fastapi": lambda: self._asgi("tests.bench.peers.fastapi_gcra", self._store(self._stack)),
             "node": self._node,
             "nginx": self._nginx,
         }
         return start[work.subject]()
 
-    def _store(self) -> stores.Server:
+    def _store(self, stack: ExitStack) -> stores.Server:
         with pinned(self.cores.store):
-            return self._stack.enter_context(stores.server("valkey"))
+            return stack.enter_context(stores.server("valkey"))
 
-    def _quotagate(self, log: Log) -> Subjected:
-        store = self._store()
+    def _quotagate(self, log: Log, stack: ExitStack) -> Subjected:
+        store = self._store(stack)
         with pinned(self.cores.server):
-            node = self._stack.enter_context(
+            node = stack.enter_context(
                 service.running(store_url=store.url, environment={"QUOTAGATE_LOG": log})
             )
         set_quotas(node)
@@ -249,7 +267,7 @@ class Arena:
     def _node(self) -> Subjected:
         node = _found("node")
         _install_node_packages()
-        store = self._store()
+        store = self._store(self._stack)
         with pinned(self.cores.server):
             process = self._stack.enter_context(
                 subprocess.Popen(
@@ -380,6 +398,10 @@ def _install_node_packages() -> None:
     if ran.returncode:
         raise MissingError(f"npm ci failed: {ran.stderr.strip().splitlines()[-1:]}")
     installed.touch()
+
+
+def _resident_pages(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
 
 
 def _first_line(program: str, option: str) -> str:

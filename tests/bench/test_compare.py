@@ -19,7 +19,7 @@ from tests.bench.arena import Arena
 from tests.bench.arithmetic import moments
 from tests.bench.generator import BUILT, compiled
 from tests.bench.results import Measured, OpenRun, Pair, Plan, Results, ShedError
-from tests.bench.works import ECHO, Work, selected
+from tests.bench.works import ECHO, KEPT, Work, selected
 from tests.report import say
 
 PAGES: Final = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -53,6 +53,7 @@ def test_service_compared_with_its_peers():
             for work in (ECHO, *works):
                 if work.is_open:
                     open_runs += at_fixed_rates(arena, work, plan, number, capacity(work, pairs))
+        weighed = [kind for kind in KEPT if any(fits(work, kind) for work in works)]
         found = Results(
             made_at=results.now(),
             command=COMMAND,
@@ -65,6 +66,8 @@ def test_service_compared_with_its_peers():
             works={work.name: work for work in (ECHO, *works)},
             pairs=pairs,
             open_runs=open_runs,
+            resident_bytes=arena.resident_bytes(),
+            store_bytes={kind: arena.store_bytes(kind) for kind in weighed},
         )
     folder = Path(os.environ.get("BENCH_OUT") or (PAGES if plan == Plan() else BUILT))
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +77,11 @@ def test_service_compared_with_its_peers():
     for peer, reason in arena.skipped.items():
         say(f"skipped: {peer}: {reason}")
     print((folder / "results.md").read_text(encoding="utf-8"))
+
+
+def fits(work: Work, kind: str) -> bool:
+    """Whether a work makes a bucket for each of many principals by such asks."""
+    return (work.subject, work.kind, work.keys) == ("quotagate", kind, "uniform")
 
 
 def shown(pair: Pair) -> str:

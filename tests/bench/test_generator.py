@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.bench.arithmetic import moments, percentile
-from tests.bench.generator import Found, Load, run
+from tests.bench.generator import FLAGS, SOURCE, Found, Load, run
+from tests.tools import need
 
 ASK = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 22\r\n\r\n"
 BODY = b"who-{next6} and {fresh6}"
@@ -58,6 +61,11 @@ def loaded(address: tuple[str, int], **changed: object) -> Found:
         "local": "here",
     }
     return run(Load(**{**usual, **changed}))  # type: ignore[arg-type]
+
+
+def test_generator_compiles_without_warnings(tmp_path: Path):
+    strict = ("-Wall", "-Wextra", "-Werror")
+    subprocess.run([need("cc"), *FLAGS, *strict, "-o", tmp_path / "generator", SOURCE], check=True)
 
 
 def test_slots_get_the_next_and_fresh_numbers():

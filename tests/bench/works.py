@@ -149,6 +149,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 OPEN: Final = frozenset({"one quota", "three quotas", "known id"})
 """Kinds of asks of the service that are measured at fixed rates, too."""
+KEPT: Final = ("one quota", "token bucket", "three quotas", "known id")
+"""Kinds of asks whose buckets are weighed."""
 ECHO: Final = Work(subject="echo", kind="one quota", is_open=True)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import results
+from tests.bench import results, scale
 from tests.bench.generator import Found
 from tests.bench.report import page, written
 from tests.bench.results import Measured, OpenRun, Pair, Plan, Results, ShedError
@@ -167,16 +167,28 @@ def test_results_are_read_as_they_were_written(made, tmp_path: Path):
     results.write(made, path)
     assert results.read(path) == made
     names = [each.name for each in written(path)]
-    assert names == ["results.md", "results-cost.svg", "results-latency.svg"]
-    for name in names[1:]:
+    assert names == ["scale.md", "results.md", "results-cost.svg", "results-latency.svg"]
+    for name in names[2:]:
         drawn = ET.parse(tmp_path / name).getroot()
         assert drawn.tag.endswith("svg")
-    assert "quotagate/one quota/hot" in (tmp_path / names[1]).read_text(encoding="utf-8")
+    assert "quotagate/one quota/hot" in (tmp_path / names[2]).read_text(encoding="utf-8")
 
 
 def test_a_page_of_nothing_can_be_made(made):
     made.pairs, made.open_runs = [], []
     assert "not measured" in page(made, "results")
+
+
+def test_scale_is_computed_from_processor_times(made):
+    made.store_bytes = {"one quota": 200.0}
+    made.resident_bytes = {"quotagate/denied": 150 * 2**20, "node/denied": 2**30}
+    text = scale.page(made)
+    assert "| one quota, hot | 16 | 62,500 | 4 | 250,000 | 4 |" in text
+    assert "| one quota, hot | 4.44 | 1.11 | 5.56 |" in text
+    assert "| one quota, hot | 0.0229, 0.00571 | 0.229, 0.0571 | 2.29, 0.571 |" in text
+    assert "| one quota | 200 | 191 MiB |" in text
+    assert "An API process had 150 MiB" in text
+    assert "| 50% | 0.5 | 2 | 4 |" in text
 
 
 def test_measured_takes_each_decision_of_a_batch():
