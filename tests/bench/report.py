@@ -120,8 +120,8 @@ def _warnings(results: Results) -> Iterator[str]:
     if "share core" in results.cores:
         yield "**One core:** server, store and generator shared it."
         yield ""
-    for peer, reason in results.skipped.items():
-        yield f"**Skipped:** {peer}: {reason}"
+    for what, reason in results.skipped.items():
+        yield f"**{'Shed' if '/' in what else 'Skipped'}:** {what}: {reason}"
         yield ""
 
 

@@ -147,7 +147,7 @@ class Results(msgspec.Struct, kw_only=True):
 
     Attributes:
         works: what was measured, by name.
-        skipped: why a peer is not in it, by subject.
+        skipped: why a peer is not in it, and which measurements were repeated because asks were shed.
         store_bytes: of the store for each principal that asked once, by kind of ask.
         resident_bytes: of each program after the rounds, without its store.
     """

@@ -36,24 +36,20 @@ def test_service_compared_with_its_peers():
     assert works, f"BENCH_WORKS={plan.works} names nothing"
     compiled()
     machine = results.machine()
-    pairs: list[Pair] = []
-    open_runs: list[OpenRun] = []
     with ExitStack() as stack:
         arena = Arena(stack)
         say(arena.cores)
         works = [work for work in works if arena.has(work)]
         assert arena.has(ECHO)
+        comparison = Comparison(arena, plan)
         for number in range(1, plan.rounds + 1):
             for work in works:
-                echo = measured(arena, ECHO, plan)
-                pair = Pair(round=number, name=work.name, echo=echo, work=measured(arena, work, plan))
-                pairs.append(pair)
-                print(f"round {number} of {plan.rounds}: {shown(pair)}", flush=True)
+                comparison.pair(number, work)
         for number in range(1, plan.open_rounds + 1):
             for work in (ECHO, *works):
                 if work.is_open:
-                    open_runs += at_fixed_rates(arena, work, plan, number, capacity(work, pairs))
-        weighed = [kind for kind in KEPT if any(fits(work, kind) for work in works)]
+                    comparison.at_fixed_rates(number, work)
+        weighed = [kind for kind in KEPT if any(makes_buckets(work, kind) for work in works)]
         found = Results(
             made_at=results.now(),
             command=COMMAND,
@@ -62,10 +58,10 @@ def test_service_compared_with_its_peers():
             versions={**results.versions(), **arena.versions()},
             cores=str(arena.cores),
             plan=plan,
-            skipped=arena.skipped,
+            skipped={**arena.skipped, **comparison.shed},
             works={work.name: work for work in (ECHO, *works)},
-            pairs=pairs,
-            open_runs=open_runs,
+            pairs=comparison.pairs,
+            open_runs=comparison.open_runs,
             resident_bytes=arena.resident_bytes(),
             store_bytes={kind: arena.store_bytes(kind) for kind in weighed},
         )
@@ -74,60 +70,73 @@ def test_service_compared_with_its_peers():
     results.write(found, folder / "results.json")
     for page in report.written(folder / "results.json"):
         say(f"written: {page}")
-    for peer, reason in arena.skipped.items():
-        say(f"skipped: {peer}: {reason}")
     print((folder / "results.md").read_text(encoding="utf-8"))
 
 
-def fits(work: Work, kind: str) -> bool:
+def makes_buckets(work: Work, kind: str) -> bool:
     """Whether a work makes a bucket for each of many principals by such asks."""
     return (work.subject, work.kind, work.keys) == ("quotagate", kind, "uniform")
 
 
-def shown(pair: Pair) -> str:
-    """Show one measurement in a line."""
-    echo, work = pair.echo, pair.work
-    return (
-        f"{pair.name}: {work.api_us:.3g} us, store {work.store_us:.3g} us; {echo.api_us / work.api_us:.3g} "
-        f"for an echo of {echo.api_us:.3g} us; busy {work.busy:.0%}, generator {work.generator_us:.3g} us"
-    )
+class Comparison:
+    """Measures works and keeps what was found.
 
+    Attributes:
+        shed: measurements that failed because the service shed asks again and again, and why.
+    """
 
-def measured(
-    arena: Arena, work: Work, plan: Plan, *, rate: float = 0.0, seconds: float | None = None
-) -> Measured:
-    """Measure a work once, in a closed loop, or at a rate."""
-    seconds = seconds or plan.seconds
-    schedule = moments(rate, plan.warm_s + seconds) if rate else ()
-    connections = min(plan.connections, work.most_connections)
-    for _ in range(TRIES):
-        found, api_ns, store_ns = arena.run(
-            work, warm_s=plan.warm_s, seconds=seconds, connections=connections, schedule=schedule
+    def __init__(self, arena: Arena, plan: Plan) -> None:
+        self._arena = arena
+        self._plan = plan
+        self.pairs: list[Pair] = []
+        self.open_runs: list[OpenRun] = []
+        self.shed: dict[str, str] = {}
+
+    def pair(self, number: int, work: Work) -> None:
+        """Measure an echo and then a work, in the closed loop."""
+        echo = self._measured(ECHO, self._plan.seconds)
+        measured = self._measured(work, self._plan.seconds)
+        if echo is None or measured is None:
+            return
+        self.pairs.append(Pair(round=number, name=work.name, echo=echo, work=measured))
+        print(
+            f"round {number} of {self._plan.rounds}: {work.name}: {measured.api_us:.3g} us, "
+            f"store {measured.store_us:.3g} us; {echo.api_us / measured.api_us:.3g} for an echo of "
+            f"{echo.api_us:.3g} us; busy {measured.busy:.0%}, generator {measured.generator_us:.3g} us",
+            flush=True,
         )
-        try:
-            return Measured.of(work, found, api_ns, store_ns)
-        except ShedError as error:
-            say(f"{error}; measured again")
-    pytest.fail(f"the machine is so busy that {work.name} was shed {TRIES} times", pytrace=False)
 
+    def at_fixed_rates(self, number: int, work: Work) -> None:
+        """Measure a work at each share of what it reached in the closed loop, the median of its rounds."""
+        loops = [pair.echo for pair in self.pairs] if work == ECHO else self._works(work)
+        if not loops:
+            return
+        capacity = median(loop.answers / loop.wall_s for loop in loops)
+        for share in self._plan.open_shares:
+            rate = share * capacity
+            measured = self._measured(work, self._plan.open_seconds, rate)
+            if measured is not None:
+                run = OpenRun(
+                    round=number, name=work.name, share=share, capacity=capacity, rate=rate, measured=measured
+                )
+                self.open_runs.append(run)
 
-def capacity(work: Work, pairs: list[Pair]) -> float:
-    """Answers a second that a work reached in the closed loop, the median of its rounds."""
-    if work == ECHO:
-        return median(pair.echo.answers / pair.echo.wall_s for pair in pairs)
-    return median(pair.work.answers / pair.work.wall_s for pair in pairs if pair.name == work.name)
+    def _works(self, work: Work) -> list[Measured]:
+        return [pair.work for pair in self.pairs if pair.name == work.name]
 
-
-def at_fixed_rates(arena: Arena, work: Work, plan: Plan, number: int, most: float) -> list[OpenRun]:
-    """Measure a work at each share of its capacity."""
-    return [
-        OpenRun(
-            round=number,
-            name=work.name,
-            share=share,
-            capacity=most,
-            rate=share * most,
-            measured=measured(arena, work, plan, rate=share * most, seconds=plan.open_seconds),
-        )
-        for share in plan.open_shares
-    ]
+    def _measured(self, work: Work, seconds: float, rate: float = 0.0) -> Measured | None:
+        """Measure a work once, in the closed loop or at a rate; None if the service sheds asks each time."""
+        plan = self._plan
+        for _ in range(TRIES):
+            found, api_ns, store_ns = self._arena.run(
+                work,
+                warm_s=plan.warm_s,
+                seconds=seconds,
+                connections=min(plan.connections, work.most_connections),
+                schedule=moments(rate, plan.warm_s + seconds) if rate else (),
+            )
+            try:
+                return Measured.of(work, found, api_ns, store_ns)
+            except ShedError as error:
+                self.shed[f"{work.name} at {rate:,.0f} a second" if rate else work.name] = str(error)
+        return None

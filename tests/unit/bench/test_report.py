@@ -90,7 +90,7 @@ def made() -> Results:
         versions={"Valkey": "9.1.2"},
         cores="server on core 1; store and generator on core 0",
         plan=Plan(),
-        skipped={"node": "node is not here"},
+        skipped={"node": "node is not here", "quotagate/check/hot": "503"},
         works={work.name: work for work in (ECHO, *selected(",".join(names)))},
         pairs=[
             *pairs(ONE, (20, 25), (22, 16), store_us=8),
@@ -150,6 +150,7 @@ def test_page_shows_each_target_each_work_and_what_was_skipped(made):
         assert f"| {name} |" in text
     assert "| decisions for one echo: one quota, hot | at least 1.4 | 1.25 | **short** |" in text
     assert "**Skipped:** node: node is not here" in text
+    assert "**Shed:** quotagate/check/hot: 503" in text
     assert "| echo/one quota/hot | 50% | 50 |" in text
 
 
