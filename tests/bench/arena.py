@@ -22,6 +22,7 @@ from app.decision_log.batch import STREAM
 from tests import service, stores
 from tests.bench import generator
 from tests.bench.generator import Found, Load
+from tests.bench.results import SHED
 from tests.bench.works import HOT, MANY, QUOTAS, THROTTLE, Log, Subject, Work, numbers, request
 from tests.load.holding import programs_of
 from tests.programs import end
@@ -356,7 +357,8 @@ class Arena:
             )
         )
         assert found.unanswered == found.lost == 0
-        assert found.statuses.keys() <= {"200", *work.statuses}, found.statuses
+        assert found.statuses.keys() <= {"200", SHED, *work.statuses}, found.statuses
+        assert found.statuses.get(SHED, 0) <= found.answers / 10, found.statuses
 
 
 def batch_of(kind: str) -> Work:
