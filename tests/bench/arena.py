@@ -161,6 +161,10 @@ class Arena:
                 return False
         return True
 
+    def address(self, subject: Subject) -> tuple[str, int]:
+        """Where a program listens that runs with the default log."""
+        return self._running[subject, "denied"].address
+
     def run(
         self, work: Work, *, warm_s: float, seconds: float, connections: int, schedule: Sequence[int] = ()
     ) -> tuple[Found, int, int]:
