@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.report import reported
@@ -22,6 +22,10 @@ with warnings.catch_warnings():
 
 # No example has a deadline: on a busy machine any of them may be slow.
 settings.register_profile("without deadline", deadline=None)
+# For mutants: that a test fails is enough, its smallest example is not looked for.
+settings.register_profile(
+    "first-failure", deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)
 settings.load_profile("without deadline")
 
 # A shell makes its background jobs ignore Ctrl-C, and the programs under test would inherit that.

@@ -48,6 +48,11 @@ those leave.
 STORE_CONNECTIONS: Final = 4
 """The most connections that the pool may open, when an examination and a call coincide."""
 
+UNREAD_LOG: Final = ("as nobody reads it", "too much waits to be sent")
+"""Troubles that a long run must have: no worker reads the log here, so its stream and then the node's own
+queue are full after 4,096 batches, one each 0.1 s.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -164,13 +169,12 @@ def complaints(node: Service) -> Counter[str]:
     """Whatever the node logged that is worse than information, but for the wrong keys that it was sent."""
     with node.log.open(encoding="utf-8") as lines:
         events = [json.loads(line) if line.startswith("{") else {"event": line} for line in lines]
-    # No worker reads the log here, so its stream is full after 4,096 batches, one each 0.1 s.
     worse = Counter(
-        event["event"]
+        f"{event['event']}: {trouble}"
         for event in events
-        if event.get("level") != "info" and "nobody reads it" not in event.get("trouble", "")
+        if event.get("level") != "info" and not (trouble := event.get("trouble", "")).endswith(UNREAD_LOG)
     )
-    del worse["a key was refused"]
+    del worse["a key was refused: "]
     return worse
 
 

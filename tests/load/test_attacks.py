@@ -54,7 +54,7 @@ def rows() -> Iterator[list[tuple[object, ...]]]:
     yield lines
     if len(lines) == 2 * len(ATTACKS):
         columns = ("attack", "key", "others alone, ms", "during it, ms", "answers to it", "503")
-        record("hold", "Attacks", "make prove T=tests/load", columns, lines)
+        record("hold", "Others during an attack", "make prove T=tests/load", columns, lines)
 
 
 @pytest.mark.prove

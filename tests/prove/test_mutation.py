@@ -14,6 +14,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -33,15 +34,17 @@ SEED: Final = int(os.environ.get("MUTATION_SEED", "936"))
 MUTANTS: Final = int(os.environ.get("MUTANTS", "300"))
 """The size of the sample, divided between the packages by their numbers of mutants."""
 NOTICED_AT_LEAST: Final = 0.9
-QUICK_WITHIN_S: Final = 300.0
-WIDER_WITHIN_S: Final = 1_800.0
-"""The time limit for the tests of one mutant: an endless loop counts as noticed."""
+TIMES_LONGER: Final = 8.0
+LEAST_WITHIN_S: Final = 20.0
+"""The tests of a mutant may take this many times longer than without it: an endless loop is noticed, too."""
 CONFIGURATION: Final = "mutation.toml"
 SESSION: Final = "session.sqlite"
 """All mutants of a package, without results."""
 STAGE: Final = "stage.sqlite"
 """The mutants of one stage, with their results."""
-OPTIONS: Final = "-x -q -p no:cacheprovider --deselect tests/http/test_schemathesis.py"
+OPTIONS: Final = (
+    "-x -q -p no:cacheprovider --hypothesis-profile first-failure --deselect tests/http/test_schemathesis.py"
+)
 UNLIKELY: Final = re.compile(
     r"core/ReplaceBinaryOperator_BitOr_"  # in annotations, where it changes nothing
     r"|core/ReplaceBinaryOperator_\w+_(?:RShift|LShift|Pow|BitXor|BitOr|BitAnd|Mod)$"  # noticed by everything
@@ -81,7 +84,7 @@ class Session:
         self._package = package
         self._folder = folder / package.replace("/", "-")
         copy_repository(self._folder)
-        self._configure(QUICK[package], QUICK_WITHIN_S)
+        self._configure(QUICK[package])
         self._run("init", CONFIGURATION, SESSION)
         operators = self._query("SELECT job_id, operator_name FROM mutation_specs")
         self._jobs = sorted(job for job, operator in operators if not UNLIKELY.match(operator))
@@ -98,17 +101,19 @@ class Session:
             jobs = [job for _, job in its if job in chosen]
             own = f"tests/unit/{self._package.removeprefix('app/')}/test_{Path(module).stem}.py"
             if (self._folder / own).exists():
-                jobs = [each.job for each in self._survivors_of(jobs, own, QUICK_WITHIN_S)]
+                jobs = [each.job for each in self._survivors_of(jobs, own)]
             left += jobs
-        quick = self._survivors_of(left, QUICK[self._package], QUICK_WITHIN_S)
+        quick = self._survivors_of(left, QUICK[self._package])
         left = [each.job for each in quick]
-        return quick, self._survivors_of(left, WIDER[self._package], WIDER_WITHIN_S)
+        return quick, self._survivors_of(left, WIDER[self._package])
 
-    def _survivors_of(self, jobs: Sequence[str], tests: str, within_s: float) -> list[Mutant]:
+    def _survivors_of(self, jobs: Sequence[str], tests: str) -> list[Mutant]:
         if not jobs:
             return []
-        self._configure(tests, within_s)
+        self._configure(tests)
+        began = time.monotonic()
         self._run("baseline", CONFIGURATION)
+        self._configure(tests, within_s=max(LEAST_WITHIN_S, TIMES_LONGER * (time.monotonic() - began)))
         shutil.copy(self._folder / SESSION, self._folder / STAGE)
         marks = ",".join("?" * len(jobs))
         for table in ("mutation_specs", "work_items"):
@@ -124,7 +129,7 @@ class Session:
             for job, module, row, operator, diff in rows
         ]
 
-    def _configure(self, tests: str, within_s: float) -> None:
+    def _configure(self, tests: str, within_s: float = 1_800.0) -> None:
         (self._folder / CONFIGURATION).write_text(
             f"""\
 [cosmic-ray]
