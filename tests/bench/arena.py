@@ -360,7 +360,8 @@ class Arena:
                 fresh=self._fresh,
             )
         )
-        assert found.unanswered == found.lost == 0
+        silent = f"{found.unanswered} requests were not answered within 10 s, {found.lost} connections lost"
+        assert found.unanswered == found.lost == 0, silent
         assert found.statuses.keys() <= {"200", SHED, *work.statuses}, found.statuses
         assert found.statuses.get(SHED, 0) <= found.answers / 10, found.statuses
 
