@@ -400,7 +400,7 @@ class KnownIds:
     def next_renewal(
         self, most_ids: int, in_force: Callable[[AppliedQuota], AppliedQuota | None]
     ) -> tuple[bytes, Renewal] | None:
-        """Take the next renewal: those after a loss come first. None if there is none.
+        """Take the next renewal: those after a loss come first. None if nothing is left to renew.
 
         Args:
             in_force: returns a quota as it is now; None if it was removed, or has another bucket.
