@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Final, NamedTuple, TypeVar
@@ -13,6 +13,7 @@ from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
 from app.admission.gather import QUEUE_S, Gatherer
 from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, hold_decision, is_held
+from app.admission.local import LocalAnswers, LocalVerdict
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
 from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_matches, scaled_match
@@ -24,7 +25,7 @@ from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import MatchingRules, Quotas
 from app.domain.quota import Quota
-from app.store.port import Answer, Plan, Store, StoreError
+from app.store.port import Answer, Mark, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
 T = TypeVar("T")
@@ -37,12 +38,16 @@ class PlannedAsk(NamedTuple):
         matches: the quotas that apply, scaled by the throttle factor in force.
         is_held: whether a factor of 0 holds the ask.
         plan: what to ask the store; None if the store is not needed.
+        alone: the verdict on its ids, if this node gives it alone; the plan then lacks their quota.
+        turn: the turn of the node's knowledge (``LocalAnswers.turn``) when it was planned.
     """
 
     ask: Ask
     matches: tuple[Match, ...]
     is_held: bool
     plan: Plan | None
+    alone: LocalVerdict | None = None
+    turn: int = 0
 
 
 class Admission:
@@ -57,9 +62,11 @@ class Admission:
         slices: runs long work without blocking the event loop.
         factor: returns the throttle factor in force.
         logs: receives every decision.
+        mark: reads the marks of the store; without it the node remembers no producer ids.
 
     Attributes:
         circuit: knows whether the store is available.
+        local: what this node answers alone.
     """
 
     def __init__(
@@ -76,6 +83,7 @@ class Admission:
         slices: Slices | None = None,
         factor: FactorSource = UNTHROTTLED,
         logs: Logs = UNLOGGED,
+        mark: Callable[[], Awaitable[Mark]] | None = None,
     ) -> None:
         self.circuit = Circuit(store, metrics)
         self._gatherer = Gatherer(
@@ -83,6 +91,15 @@ class Admission:
         )
         self._slices = slices or Slices()
         self._refresher = Refresher(self._gatherer, logs)
+        self.local = LocalAnswers(
+            self._gatherer,
+            mark,
+            quotas=lambda: snapshot().quotas,
+            secret=secret,
+            away=lambda: self.circuit.error is not None,
+            metrics=metrics,
+            logs=logs,
+        )
         self._snapshot = snapshot
         self._factor = factor
         self._logs = logs
@@ -132,8 +149,13 @@ class Admission:
             its, is_held = self._match(ask, matches)
             if caller.bound_to:
                 its = restricted_matches(ask, its, caller.bound_to, place)
-            # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
-            yield PlannedAsk(ask, its, is_held, plan_of(ask, () if is_held else its, secret, caller.key))
+            if is_held:
+                # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
+                yield PlannedAsk(ask, its, is_held, plan_of(ask, (), secret, caller.key))
+                continue
+            alone = self.local.verdict(ask, its)
+            plan = plan_of(ask, its if alone is None else its[1:], secret, caller.key)
+            yield PlannedAsk(ask, its, is_held, plan, alone, self.local.turn)
 
     def _match(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
         """Return the quotas that apply to an ask, scaled by the factor, and whether the factor holds it."""
@@ -167,7 +189,7 @@ class Admission:
     ) -> Iterator[Decision]:
         """Make the decisions from the answers, as far as they came."""
         arrived = iter(answers)
-        for ask, its, holds, plan in planned:
+        for ask, its, holds, plan, alone, turn in planned:
             answer = None if plan is None else next(arrived, None)
             missed = failure if answer is None else answer.error
             if answer is not None and missed is not None:
@@ -180,21 +202,29 @@ class Admission:
                 if failure is None and ask.mode == "admit":
                     self._refresher.add(ask, its, self._secret())
             elif missed is not None and its:
-                decision, verdicts = without_store(ask, [match.applied for match in its])
+                known = self.local.passes(ask, its) if alone is None else alone.verdict
+                decision, verdicts = without_store(ask, [match.applied for match in its], known)
             else:
-                decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential)
+                known = None if alone is None else alone.verdict
+                decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
+                if plan is not None and answer is not None and alone is None and answer.kept is None:
+                    self.local.learn(ask, its, plan, answer, turn)
             why = (missed.reason if missed else "store_full") if decision.source == "fallback" else None
             if why is not None:
                 self._metrics.count_fallback(why)
             self._count(ask, its, plan, answer, decision, verdicts)
-            self._logs.decided(ask, its, answer, decision, verdicts, why)
+            logged = answer if answer is not None or alone is None else Answer((), at_ms=alone.at_ms)
+            self._logs.decided(ask, its, logged, decision, verdicts, why)
             yield decision
 
     def _log_late(self, asked: Sequence[PlannedAsk], place: int, answer: Answer) -> None:
         """Log what the store charged late, for an ask that was answered without it."""
-        ask, matches, holds, plan = asked[place]
+        ask, matches, holds, plan, alone, turn = asked[place]
         if answer.error is None and answer.kept is None and not holds:
-            decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential)
+            known = None if alone is None else alone.verdict
+            decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
+            if plan is not None and alone is None:
+                self.local.learn(ask, matches, plan, answer, turn)
             self._logs.late(ask, matches, answer, decision, verdicts)
 
     @property
@@ -205,10 +235,12 @@ class Admission:
     async def open(self) -> None:
         """Examine the store now, and regularly from then on."""
         await self.circuit.start()
+        await self.local.open()
 
     async def close(self) -> None:
         """Wait for the current calls, and stop."""
         await self._refresher.close()
+        await self.local.close()
         await self._gatherer.close()
         await self.circuit.stop()
 

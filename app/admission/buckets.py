@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,8 +11,11 @@ from app.admission.plan import Match, plan_of
 from app.catalog.snapshot import Snapshot
 from app.domain.bucket import BucketName
 from app.domain.ladder import MatchingRules
+from app.domain.quota import Quota
 from app.store.keys import bucket_key
 from app.store.port import ChargeResult, StoreCalls, StoreError, answers_of
+
+SLACK_MS: Final = 60_000
 
 WITHIN_S: Final = 3.0
 """How long to wait for the store; unlike a decision, this request has no fallback."""
@@ -47,9 +50,17 @@ class Buckets:
 
     Args:
         snapshot: returns the quotas in force.
+        forgot: called with the keys of buckets that were reset, or may have been.
     """
 
-    def __init__(self, store: StoreCalls, snapshot: Callable[[], Snapshot], rules: MatchingRules) -> None:
+    def __init__(
+        self,
+        store: StoreCalls,
+        snapshot: Callable[[], Snapshot],
+        rules: MatchingRules,
+        forgot: Callable[[Sequence[bytes]], None] = lambda _: None,
+    ) -> None:
+        self._forgot = forgot
         self._store = store
         self._snapshot = snapshot
         self._rules = rules
@@ -91,7 +102,11 @@ class Buckets:
             StoreError: the store is not available.
         """
         charging = self._charging(bucket, key)
-        order = await self._store.forget([match.key for match in charging])
+        known_ms = {match.key: _known_ms(match.applied.quota) for match in charging if _counts_ids(match)}
+        try:
+            order = await self._store.forget([match.key for match in charging], known_ms)
+        finally:
+            self._forgot(list(known_ms))
         return [match.applied.quota.key for match in charging], order
 
     def _charging(self, bucket: BucketName, key: str | None) -> list[Match]:
@@ -100,6 +115,15 @@ class Buckets:
             for each in bucket.charged_by(self._snapshot().quotas, self._rules)
             if key in (None, each.quota.key)
         ]
+
+
+def _counts_ids(match: Match) -> bool:
+    return match.applied.quota.algorithm == "producer_ids"
+
+
+def _known_ms(quota: Quota) -> int:
+    """How long a node may know an id of a bucket, with some slack: as long as a layer lives, or a window."""
+    return max(quota.window_ms, quota.layers.ttl_ms) + SLACK_MS
 
 
 def _status(match: Match, result: ChargeResult) -> BucketStatus:

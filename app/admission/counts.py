@@ -82,7 +82,7 @@ Gauges = dict[Labels, Gauge]
 COUNTERS: Final = ("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed")
 SUMS: Final = (
     *("unmatched", "exempt", "corrections", "forgiven", "log_dropped"),
-    *("stores_away", "catalogs_away", "queue_asks"),
+    *("stores_away", "catalogs_away", "queue_asks", "local_ids", "known_ids", "renewals"),
 )
 HISTOGRAMS: Final = ("decision_seconds", "store_seconds", "queue_seconds", "script_asks")
 """The fields of ``Counts`` that are added up over processes, by their types."""
@@ -100,6 +100,9 @@ class Counts(Struct):
         factor_fallbacks: how often the fallback factor came into force. All processes see the same changes,
             so adding up takes the maximum.
         log_dropped: decision log rows that it dropped.
+        local_ids: producer ids that were answered without the store.
+        known_ids: how many producer ids it knows.
+        renewals: asks by which it wrote known ids again.
     """
 
     decisions: dict[Labels, float] = field(default_factory=dict)
@@ -130,6 +133,9 @@ class Counts(Struct):
     queue_asks: int = 0
     factor_fallbacks: int = 0
     log_dropped: int = 0
+    local_ids: int = 0
+    known_ids: int = 0
+    renewals: int = 0
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:

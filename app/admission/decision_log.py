@@ -172,7 +172,12 @@ class DecisionLog(Logs):
     def refreshed(self, ask: Ask, matches: Sequence[Match], answer: Answer) -> None:
         """Record the outcomes of the ids of an ask that is not logged itself, if any id was written."""
         if not self._off and any(answer.id_outcomes):
-            self._take(IdsEntry(self._at_ms(ask, answer), ask, matches, answer))
+            self._take(IdsEntry("ids", self._at_ms(ask, answer), ask, matches, answer))
+
+    def renewed(self, ask: Ask, matches: Sequence[Match], answer: Answer) -> None:
+        """Record the ids that this node wrote again, if any was written."""
+        if not self._off and any(answer.id_outcomes):
+            self._take(IdsEntry("renewal", self._at_ms(ask, answer), ask, matches, answer))
 
     def changed(
         self,

@@ -136,6 +136,9 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
             "entity",
             max,
         ),
+        _counter("local_ids", "Producer ids answered without the store, as the node knew them.", c.local_ids),
+        _gauge("known_ids", "Producer ids that the nodes know, each counted once per process.", c.known_ids),
+        _counter("renewals", "Asks by which nodes wrote known producer ids to the store again.", c.renewals),
         _values("connection_accept_rate", "New connections per second.", c.accepted, "broker listener", sum),
         _counter(
             "connection_blocked_seconds",

@@ -16,13 +16,19 @@ THROTTLE_MS: Final = 1_000
 """How long an ask must wait when a quota throttles it without the store."""
 
 
-def without_store(ask: Ask, quotas: Sequence[AppliedQuota]) -> tuple[Decision, tuple[Verdict, ...]]:
+def without_store(
+    ask: Ask, quotas: Sequence[AppliedQuota], alone: Verdict | None = None
+) -> tuple[Decision, tuple[Verdict, ...]]:
     """Decide without counters and charge nothing: admit, unless a quota throttles or has limit 0.
 
     A record is never refused, as the work is done: where another ask would be refused, it is delayed.
     A refund is admitted.
+
+    Args:
+        alone: the verdict on the ask's ids, which are the first quota, if this node knows them.
     """
-    verdicts = tuple(verdict_without_store(ask, quota) for quota in quotas)
+    known = () if alone is None else (alone,)
+    verdicts = (*known, *(verdict_without_store(ask, quota) for quota in quotas[len(known) :]))
     outcome, throttle_ms, limited_by = combine(verdicts)
     detail = verdicts if ask.detail else None
     return Decision(outcome, throttle_ms, False, len(verdicts), "fallback", limited_by, detail), verdicts

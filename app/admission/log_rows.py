@@ -55,8 +55,9 @@ class DecisionEntry(NamedTuple):
 
 
 class IdsEntry(NamedTuple):
-    """The outcomes of the ids of an ask that is not logged itself."""
+    """The outcomes of the ids of an ask that is not logged itself, or of ids that the node wrote again."""
 
+    kind: Literal["ids", "renewal"]
     at_ms: int
     ask: Ask
     matches: Sequence[Match]
@@ -180,7 +181,7 @@ class Packing:
             if match.applied.quota.algorithm == "producer_ids"
         ]
         return Row(
-            kind="ids",
+            kind=entry.kind,
             at_ms=entry.at_ms,
             order=answer.order,
             principal=ask.principal,
@@ -193,7 +194,8 @@ class Packing:
 
     def _verdicts(self, entry: DecisionEntry) -> list[LoggedVerdict]:
         ask, answer = entry.ask, entry.answer
-        results = answer.results if answer is not None and answer.results else None
+        results = answer.results if answer is not None else ()
+        alone = len(entry.matches) - len(results)  # the first verdicts, which this node gave alone; or all
         id_outcomes = answer.id_outcomes if answer is not None else b""
         return [
             LoggedVerdict(
@@ -205,7 +207,7 @@ class Packing:
                 observed=verdict.observed,
                 remaining=verdict.remaining,
                 reason=verdict.reason,
-                correction=results[at].correction if results else 0,
+                correction=results[at - alone].correction if at >= alone else 0,
                 ids=id_outcomes if match.applied.quota.algorithm == "producer_ids" else b"",
             )
             for at, (match, verdict) in enumerate(zip(entry.matches, entry.verdicts, strict=True))

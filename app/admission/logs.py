@@ -38,5 +38,8 @@ class Logs:
     def refreshed(self, ask: Ask, matches: Sequence[Match], answer: Answer) -> None:
         """Record that ids of a refused ask were refreshed."""
 
+    def renewed(self, ask: Ask, matches: Sequence[Match], answer: Answer) -> None:
+        """Record the ids that this node wrote again, as it answered for them or the store lost them."""
+
 
 UNLOGGED: Final = Logs()

@@ -33,6 +33,8 @@ from app.store.port import Memory
 
 HALF_LIFE_S: Final = 30.0
 """The half-life of a gauge's activity, and of the weight of old throttle times in their mean."""
+KEEP_EVERY_S: Final = 30.0
+"""How often the gauges of a bucket are kept whose ids are answered without the store."""
 QUIET_S: Final = 120.0
 """A gauge disappears when it was not updated for so long, and a mean without a throttle time for so long."""
 GONE_S: Final = 5.0
@@ -148,6 +150,27 @@ class Metrics:
         """Count how long these asks, decided together, took."""
         self._counts.decision_seconds.observe(seconds, asks)
 
+    def count_local(self, quota: str, bucket: str, ids: int) -> None:
+        """Count ids that were answered without the store, and keep the gauges of their bucket."""
+        counts = self._counts
+        counts.local_ids += ids
+        gauge = counts.remembered.get((bucket,))
+        if gauge is not None and (now := self._clock()) > gauge.at + KEEP_EVERY_S:
+            touch(counts.remembered, (bucket,), now, None)
+            touch(counts.fills, (bucket,), now, None)
+            touch(counts.rates, (quota, bucket), now, None)
+
+    def count_renewal(self, fill: Fill) -> None:
+        """Count a renewal of ids, and note what their bucket holds."""
+        self._counts.renewals += 1
+        now = self._clock()
+        touch(self._counts.remembered, (fill.bucket,), now, fill.remembered)
+        touch(self._counts.fills, (fill.bucket,), now, fill.fill)
+
+    def set_known_ids(self, ids: int) -> None:
+        """Note how many producer ids this node knows."""
+        self._counts.known_ids = ids
+
     def observe_queue(self, seconds: float, asks: int = 1) -> None:
         """Count how long these asks waited in this node until they were sent to the store."""
         self._counts.queue_seconds.observe(seconds, asks)
@@ -262,6 +285,7 @@ class Metrics:
                     its = msgpack.decode(file.read_bytes(), type=Counts)
                     if its.written_at < now - GONE_S:
                         its.stores_away, its.store_faults, its.catalogs_away, its.queue_asks = 0, set(), 0, 0
+                        its.known_ids = 0
                     total.add(its)
         quiet = now - QUIET_S
         for gauges in total.gauges:

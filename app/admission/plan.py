@@ -14,7 +14,7 @@ from app.admission.fallback import verdict_when_full
 from app.domain import bounds
 from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
-from app.domain.decision import Decision, Source, Verdict, combine, is_charged
+from app.domain.decision import Decision, Outcome, Reason, Source, Verdict, combine, is_charged
 from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
 from app.domain.quota import Enforcement
 from app.domain.retry import Content, content_of
@@ -129,6 +129,26 @@ def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes, key: str | None =
     return Plan(ask.mode, charges, ask.recheck, retry, context, ask.at_ms)
 
 
+def local_verdict(
+    ask: Ask, match: Match, outcome: Outcome = "admit", throttle_ms: int = 0, largest: float | None = None
+) -> Verdict:
+    """Return a verdict that this node gives alone; the counters are then unknown."""
+    found, quota = match.applied, match.applied.quota
+    reason: Reason | None = "too_large" if outcome == "reject" else None
+    return Verdict(
+        quota.key,
+        found.entity,
+        found.bucket,
+        quota.limit,
+        enforcement_of(ask, quota),
+        quota.shadow,
+        outcome,
+        throttle_ms,
+        reason=reason,
+        largest=largest,
+    )
+
+
 def renewal_plan(match: Match, ask: Ask, resets: int, secret: bytes) -> Plan:
     """Return the plan to write ids that this node knows: uncharged, and never refused.
 
@@ -141,11 +161,17 @@ def renewal_plan(match: Match, ask: Ask, resets: int, secret: bytes) -> Plan:
 
 
 def decision_of(
-    ask: Ask, plan: Plan | None, answer: Answer | None, *, sequential: bool
+    ask: Ask, plan: Plan | None, answer: Answer | None, *, sequential: bool, alone: Verdict | None = None
 ) -> tuple[Decision, tuple[Verdict, ...]]:
-    """Make the decision from the store's answer (None if none was needed); also return all verdicts."""
+    """Make the decision from the store's answer (None if none was needed); also return all verdicts.
+
+    Args:
+        alone: the verdict on the ask's ids, if this node gave it alone.
+    """
     if plan is None or answer is None:
-        return _decision(ask.mode, (), detail=ask.detail, sequential=sequential), ()
+        known = () if alone is None else (alone,)
+        decision = _decision(ask.mode, known, detail=ask.detail, sequential=sequential)
+        return replace(decision, source="local") if known else decision, known
     if answer.kept is None:
         mode, detail, named = ask.mode, ask.detail, [_named(charge) for charge in plan.charges]
     else:
@@ -156,6 +182,8 @@ def decision_of(
             verdict_when_full(ask, charge.applied) if verdict.reason == "store_full" else verdict
             for verdict, charge in zip(verdicts, plan.charges, strict=True)
         )
+    if alone is not None:
+        verdicts = (alone, *verdicts)
     return _decision(mode, verdicts, detail=detail, sequential=sequential), verdicts
 
 

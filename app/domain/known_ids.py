@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from app.domain.ask import NO_PRODUCER_ID
 from app.domain.decision import Outcome
 from app.domain.ladder import AppliedQuota
-from app.domain.quota import Layers
+from app.domain.quota import Layers, Quota
 
 Id = int | str
 
@@ -100,12 +100,12 @@ class Refusal(NamedTuple):
     """The store's answer to an ask for one unseen id.
 
     Attributes:
-        applied: the quota that refused; another one, or a change of it, ends the refusal.
+        quota: the quota that refused; any change of it ends the refusal.
         passes_ms: when the wait ends; 0 without a wait.
         until_ms: until when it may be repeated.
     """
 
-    applied: AppliedQuota
+    quota: Quota
     outcome: Outcome
     passes_ms: int
     until_ms: int
@@ -245,7 +245,7 @@ class KnownIds:
         bucket = self._buckets.get(key)
         if bucket is None:
             return False
-        if bucket.applied is applied and bucket.resets == self._resets and bucket.layers and ids:
+        if bucket.applied.quota is applied.quota and bucket.resets == self._resets and bucket.layers and ids:
             newest = bucket.layers[-1]
             if now_ms < newest.closes_ms and newest.ids.issuperset(ids):  # nearly always
                 self._buckets.move_to_end(key)
@@ -273,7 +273,7 @@ class KnownIds:
         """Return the refusal to repeat for one id; None if the store has to be asked."""
         bucket = self._buckets.get(key)
         found = bucket.refusals.get(each) if bucket is not None else None
-        if bucket is None or found is None or now_ms >= found.until_ms or found.applied != applied:
+        if bucket is None or found is None or now_ms >= found.until_ms or found.quota != applied.quota:
             return None
         return found if (bucket.resets, bucket.birth) == (self._resets, self._birth) else None
 
@@ -281,7 +281,7 @@ class KnownIds:
         bucket = self._buckets.get(key)
         if bucket is None:
             return None
-        if bucket.applied is not applied:
+        if bucket.applied.quota is not applied.quota:
             if bucket.policy != policy_of(applied):
                 self._forget(key)
                 return None
@@ -341,7 +341,7 @@ class KnownIds:
         with self._changing(bucket):
             if len(bucket.refusals) >= REFUSALS:
                 bucket.refusals.clear()
-            bucket.refusals[each] = Refusal(applied, outcome, passes_ms, until_ms, largest)
+            bucket.refusals[each] = Refusal(applied.quota, outcome, passes_ms, until_ms, largest)
         self._make_room()
 
     def wrote(self, key: bytes, now_ms: int, *, quiet: bool = False) -> None:
@@ -397,10 +397,15 @@ class KnownIds:
 
     # Renewals
 
+    @property
+    def has_renewals(self) -> bool:
+        """Whether something waits to be renewed."""
+        return bool(self._waiting or self._lost)
+
     def next_renewal(
         self, most_ids: int, in_force: Callable[[AppliedQuota], AppliedQuota | None]
     ) -> tuple[bytes, Renewal] | None:
-        """Take the next renewal: those after a loss come first. None if nothing is left to renew.
+        """Take the next renewal: those after a loss come first. None if nothing waits.
 
         Args:
             in_force: returns a quota as it is now; None if it was removed, or has another bucket.

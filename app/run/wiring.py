@@ -150,6 +150,7 @@ def build(
         slices=slices,
         factor=throttling,
         logs=logged,
+        mark=None if by_callers else store.mark,
     )
     callers = CallerClock(admission, time) if time else None
     keys = Keys(catalog.database)
@@ -217,7 +218,7 @@ def build(
             router(catalog, access, rules, throttling.limit_now, timed=by_callers),
             keys_router(keys, access),
             buckets.router(
-                Buckets(admission.circuit, lambda: catalog.snapshot, rules),
+                Buckets(admission.circuit, lambda: catalog.snapshot, rules, admission.local.reset),
                 access,
                 callers.now_ms if callers else None,
                 was_reset,

@@ -2,7 +2,7 @@
 
 KEYS[1]  string  the birth of the store's state: made here when it is missing (TTL LONGEST_TTL_MS)
 KEYS[2]  string  the number of the last reset of any bucket (forget.lua)
-ARGV[1]  the birth to write without one: random bytes, so that no two are the same
+ARGV[1]  the birth to write if it is missing: random bytes, so that no two are the same
 Reply    { { seconds, microseconds } since 1970, the birth (empty if it is missing and cannot be written), the number of
          the last reset as text ('0' without one) }
 Example  EVAL ... 2 qg1:birth qg1:resets 5f0c...

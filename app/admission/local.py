@@ -1,0 +1,302 @@
+"""Answers for producer ids that this node knows without the store, and renews them in the background.
+
+``app.domain.known_ids`` has the rules. The marks of the store are read four times a second, so a loss of its
+state and resets by other nodes are noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from asyncio import sleep
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import structlog
+
+from app.admission.ending import end, finish
+from app.admission.errors import CallerGoneError, OverloadedError
+from app.admission.gather import CLOSE_WITHIN_S, Gatherer
+from app.admission.logs import UNLOGGED, Logs
+from app.admission.metrics import Fill, Metrics
+from app.admission.plan import Match, local_verdict, renewal_plan
+from app.domain.ask import NO_PRODUCER_ID, Ask
+from app.domain.decision import Verdict
+from app.domain.entity import Entity
+from app.domain.known_ids import KnownIds, Renewal, StoreTime
+from app.domain.ladder import AppliedQuota, Quotas
+from app.domain.quota import PRODUCER_IDS_RATE
+from app.store.port import Answer, Mark, Plan, StoreError
+
+LOOK_EVERY_S: Final = 0.25
+"""How often the marks of the store are read."""
+
+GATHER_S: Final = 0.01
+"""How long renewals are gathered, so that those of one bucket share an ask."""
+
+IDS_IN_CALL: Final = 50
+"""The most ids that are renewed at a time: a quarter of a call, so that asks need not wait for another."""
+
+PAUSE_S: Final = 0.25
+"""The pause after a renewal that could not be sent."""
+
+log: Final = structlog.get_logger("quotagate.store")
+
+
+class LocalVerdict(NamedTuple):
+    """A verdict of the quota of producer ids that this node gives alone.
+
+    Attributes:
+        at_ms: the store's time, as this node estimates it.
+    """
+
+    verdict: Verdict
+    at_ms: int
+
+
+class PendingRenewal(NamedTuple):
+    """A renewal on its way, and what it is logged by."""
+
+    key: bytes
+    renewal: Renewal
+    ask: Ask
+    match: Match
+    plan: Plan
+
+
+class LocalAnswers:
+    """The node's memory for producer ids.
+
+    Args:
+        mark: reads the marks of the store; None for a node that remembers nothing.
+        quotas: returns the quotas in force.
+        secret: returns the deployment's hash secret.
+        away: whether the store is known to be away; then nothing is sent.
+        known: what the node knows.
+        now_s: the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        gatherer: Gatherer,
+        mark: Callable[[], Awaitable[Mark]] | None,
+        *,
+        quotas: Callable[[], Quotas],
+        secret: Callable[[], bytes],
+        away: Callable[[], bool],
+        metrics: Metrics,
+        logs: Logs = UNLOGGED,
+        known: KnownIds | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gatherer = gatherer
+        self._mark = mark
+        self._quotas = quotas
+        self._secret = secret
+        self._away = away
+        self._metrics = metrics
+        self._logs = logs
+        self._known = KnownIds() if known is None else known
+        self._now_s = now_s
+        self._time = StoreTime()
+        self._looking: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def turn(self) -> int:
+        """Changes whenever the node forgets something; see ``learn``."""
+        return self._known.turn
+
+    def verdict(self, ask: Ask, matches: Sequence[Match]) -> LocalVerdict | None:
+        """Return the verdict of the first match if it counts ids and the node knows it; else None.
+
+        A peek, an ask with an ``id`` or with ``detail`` and one by the caller's clock ask the store. A
+        refusal is repeated only if no other quota applies.
+        """
+        ids = ask.producer_ids
+        if not ids or not matches or matches[0].applied.quota.key != PRODUCER_IDS_RATE:
+            return None
+        now_ms = self._now_ms()
+        if now_ms is None or ask.at_ms is not None:
+            return None
+        match = matches[0]
+        if ask.mode == "record":
+            self._known.wrote(match.key, now_ms, quiet=True)
+        elif ask.mode != "admit":
+            return None
+        if ask.id is not None or ask.detail:
+            return None
+        if self._known.answers(match.key, match.applied, ids, now_ms):
+            self._metrics.count_local(PRODUCER_IDS_RATE, match.applied.bucket, len(ids))
+            if self._renewing is None and self._known.has_renewals:
+                self._renew_soon()
+            return LocalVerdict(local_verdict(ask, match), now_ms)
+        if self._known.has_renewals and self._renewing is None:
+            self._renew_soon()
+        if len(matches) > 1 or len(ids) > 1 or ask.mode == "record":
+            return None
+        refusal = self._known.refusal(match.key, match.applied, ids[0], now_ms)
+        if refusal is None:
+            return None
+        throttle_ms = refusal.passes_ms - now_ms if refusal.passes_ms else 0
+        return LocalVerdict(local_verdict(ask, match, refusal.outcome, throttle_ms, refusal.largest), now_ms)
+
+    def passes(self, ask: Ask, matches: Sequence[Match]) -> Verdict | None:
+        """Return the verdict of the quota of ids while the store is away, if all ids are known."""
+        ids = ask.producer_ids
+        now_ms = self._now_ms()
+        if not ids or now_ms is None or ask.at_ms is not None or ask.mode == "refund":
+            return None
+        match = matches[0]
+        if match.applied.quota.key != PRODUCER_IDS_RATE:
+            return None
+        return (
+            local_verdict(ask, match) if self._known.passes(match.key, match.applied, ids, now_ms) else None
+        )
+
+    def learn(self, ask: Ask, matches: Sequence[Match], plan: Plan, answer: Answer, turn: int) -> None:
+        """Note what the store answered.
+
+        Args:
+            turn: that in which the ask was planned. If the node forgot something since, it learns nothing.
+        """
+        ids = ask.producer_ids
+        if not ids or self._mark is None or ask.at_ms is not None or not plan.charges:
+            return
+        applied, key = plan.charges[0].applied, plan.charges[0].key
+        if applied.quota.key != PRODUCER_IDS_RATE or ask.mode not in {"admit", "record"}:
+            return
+        result = answer.results[0]
+        if ask.mode == "record" or (result.outcome == "admit" and result.open_ms):
+            self._known.wrote(key, answer.at_ms, quiet=ask.mode == "record")
+        if turn != self._known.turn:
+            return
+        principal = ask.principal or ""
+        if result.open_ms:
+            closes_ms = answer.at_ms + result.open_ms
+            self._known.learn(key, applied, principal, ids, closes_ms, answer.at_ms)
+        elif _is_lasting(ask, matches, result.outcome, result.reason, result.largest):
+            self._known.learn_refusal(
+                key,
+                applied,
+                principal,
+                ids[0],
+                result.outcome,
+                result.throttle_ms,
+                result.largest,
+                answer.at_ms,
+            )
+
+    def reset(self, keys: Sequence[bytes]) -> None:
+        """Forget buckets that this node reset, or tried to."""
+        self._known.reset(keys)
+
+    async def open(self) -> None:
+        """Read the marks now, and regularly from then on."""
+        if self._mark is not None:
+            await self._look()
+            self._looking = asyncio.create_task(self._look_on(), name="look at the marks of the store")
+
+    async def close(self) -> None:
+        """Renew what waits, for at most ``CLOSE_WITHIN_S``, and stop."""
+        await end(self._looking)
+        await finish(self._renewing, CLOSE_WITHIN_S)
+
+    def _now_ms(self) -> int | None:
+        return self._time.at_ms(self._now_s() * 1000)
+
+    async def _look_on(self) -> None:
+        while True:
+            await sleep(LOOK_EVERY_S)
+            try:
+                if not self._away():
+                    await self._look()
+            except Exception:
+                log.exception("cannot read the marks of the store")
+
+    async def _look(self) -> None:
+        assert self._mark is not None
+        sent_ms = self._now_s() * 1000
+        try:
+            mark = await self._mark()
+        except StoreError as error:
+            log.debug("cannot read the marks of the store", why=str(error))
+            return
+        self._time.read(mark.now_ms, sent_ms, self._now_s() * 1000)
+        self._known.look(mark.birth, mark.resets)
+        self._metrics.set_known_ids(len(self._known))
+        if self._known.has_renewals and self._renewing is None:
+            self._renew_soon()
+
+    def _renew_soon(self) -> None:
+        self._renewing = asyncio.create_task(self._renew(), name="renew ids")
+
+    async def _renew(self) -> None:
+        try:
+            while self._known.has_renewals:
+                await sleep(PAUSE_S if self._away() else GATHER_S)
+                if not self._away() and (pending := self._next()) and not await self._sent(pending):
+                    await sleep(PAUSE_S)
+        finally:
+            self._renewing = None
+
+    def _next(self) -> list[PendingRenewal]:
+        """Take the renewals of the next call."""
+        pending: list[PendingRenewal] = []
+        room, secret = IDS_IN_CALL, self._secret()
+        while room > 0 and (taken := self._known.next_renewal(room, self._in_force)):
+            key, renewal = taken
+            room -= max(len(renewal.ids), 1)
+            ask = Ask({}, renewal.ids, renewal.principal)
+            match = Match(renewal.applied, key)
+            pending.append(
+                PendingRenewal(key, renewal, ask, match, renewal_plan(match, ask, renewal.resets, secret))
+            )
+        return pending
+
+    async def _sent(self, pending: Sequence[PendingRenewal]) -> bool:
+        """Send renewals; return whether all were answered. The others are kept."""
+        turn, answers = self._known.turn, list[Answer]()
+        with suppress(OverloadedError, CallerGoneError):
+            answers, _ = await self._gatherer.decide([each.plan for each in pending])
+        for each, answer in zip(pending, answers, strict=False):
+            self._renewed(each, answer, turn)
+        for each in pending[len(answers) :]:
+            self._known.put_back(each.key, each.renewal)
+        return len(answers) == len(pending)
+
+    def _renewed(self, pending: PendingRenewal, answer: Answer, turn: int) -> None:
+        key, renewal = pending.key, pending.renewal
+        if answer.error is not None or not answer.results:
+            return
+        result = answer.results[0]
+        self._known.renewed(key, renewal, turn, was_reset=result.outcome == "reject")
+        if turn == self._known.turn and result.open_ms:
+            closes_ms = answer.at_ms + result.open_ms
+            applied, principal = renewal.applied, renewal.principal
+            self._known.learn(key, applied, principal, renewal.ids, closes_ms, answer.at_ms)
+        if result.outcome == "admit":
+            self._known.wrote(key, answer.at_ms)
+            self._metrics.count_renewal(Fill(renewal.applied.bucket, result.remembered, result.fill))
+            self._logs.renewed(pending.ask, (pending.match,), answer)
+
+    def _in_force(self, applied: AppliedQuota) -> AppliedQuota | None:
+        """Return a quota as it is now; None if it is gone or has another bucket."""
+        quota = self._quotas().get(PRODUCER_IDS_RATE, {}).get(Entity.parse(applied.entity))
+        before = applied.quota
+        if quota is None or (quota.identity, quota.epoch) != (before.identity, before.epoch):
+            return None
+        return AppliedQuota(quota, applied.entity, applied.bucket, applied.owner)
+
+
+def _is_lasting(
+    ask: Ask, matches: Sequence[Match], outcome: str, reason: str | None, largest: float | None
+) -> bool:
+    """Whether a refusal stays the same until its wait ends: of one unseen id, by the rate or a limit of 0."""
+    if ask.mode != "admit" or len(matches) > 1 or matches[0].applied.quota.shadow:
+        return False
+    ids = ask.producer_ids or ()
+    if len(ids) != 1 or ids[0] == NO_PRODUCER_ID:
+        return False
+    return (outcome == "throttle" and reason is None) or (outcome == "reject" and largest == 0)
