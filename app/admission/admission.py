@@ -201,7 +201,7 @@ class Admission:
                 )
                 if failure is None and ask.mode == "admit":
                     self._refresher.add(ask, its, self._secret())
-            elif missed is not None and its:
+            elif missed is not None and its and plan is not None:
                 known = self.local.passes(ask, its) if alone is None else alone.verdict
                 decision, verdicts = without_store(ask, [match.applied for match in its], known)
             else:

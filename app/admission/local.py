@@ -108,6 +108,11 @@ class LocalAnswers:
         """Changes whenever the node forgets something; see ``learn``."""
         return self._known.turn
 
+    @property
+    def waits(self) -> bool:
+        """Whether something has to be renewed."""
+        return self._renewing is not None or self._known.has_renewals
+
     def verdict(self, ask: Ask, matches: Sequence[Match]) -> LocalVerdict | None:
         """Return the verdict of the first match if it counts ids and the node knows it; else None.
 

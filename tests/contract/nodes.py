@@ -1,0 +1,493 @@
+"""A state machine of several nodes, each with its memory for producer ids, on one store, beside the oracle.
+
+Every call to the store is repeated in the oracle, which must agree. What a node answers alone is held to what
+the oracle says at that moment; and an id in use must not be forgotten, whichever node was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import redis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from app.admission.local import LocalAnswers, LocalVerdict
+from app.admission.metrics import Metrics
+from app.admission.plan import Match, decision_of, matches_of, plan_of
+from app.domain import known_ids
+from app.domain.ask import Ask, Mode
+from app.domain.decision import Decision
+from app.domain.entity import Entity
+from app.domain.known_ids import KnownIds
+from app.domain.ladder import MatchingRules, Quotas
+from app.domain.oracle import IdsBucket, Oracle, key_of
+from app.domain.quota import Layers, Quota
+from app.domain.usage import ids_of, spreads_of
+from app.store.keys import RESETS_KEY
+from app.store.port import Answer, Mark, Plan, StoreError
+from app.store.redis import RedisStore
+from app.store.script import SCRIPT
+from tests.contract.machine import Difference
+
+SECRET = bytes(range(32))
+RULES = MatchingRules()
+IDS = (*range(10), "x", "y", -1)
+USERS = ("a", "b")
+WINDOW_MS = 3_000
+POLICIES = (Layers(1_000, 4_000), Layers(500, 2_000), Layers(3_000, 4_500))
+STEP_MS = 200
+"""Nodes look and renew before more time than this passes."""
+FOREIGN_MS = 1_000
+"""How long a refusal may be repeated although another node wrote."""
+
+MUST_MEET = (
+    "known alone",
+    "known alone, rates asked",
+    "known while lost",
+    "refused alone",
+    "renewal",
+    "renewal dropped",
+    "restored",
+    "reset",
+    "loss",
+    "policy change",
+    "learned late",
+    "nothing learned",
+)
+AT_LEAST = 20
+
+
+@dataclass
+class LateReply:
+    """An answer of the store that its node has not read yet."""
+
+    ask: Ask
+    matches: tuple[Match, ...]
+    plan: Plan
+    answer: Answer
+    turn: int
+
+
+@dataclass
+class Node:
+    """A node: its memory, and what the machine knows of it.
+
+    Attributes:
+        looked: how many events (losses, resets) had happened when it read the marks last.
+    """
+
+    local: LocalAnswers
+    known: KnownIds
+    looked: int = 0
+    late: list[LateReply] = field(default_factory=list)
+
+
+class Unhurried(LocalAnswers):
+    """Renews when the machine says so."""
+
+    def _renew_soon(self) -> None:
+        pass
+
+
+class Nodes(RuleBasedStateMachine):
+    """Several nodes on one store."""
+
+    url: str
+    script: str = SCRIPT
+    module: ModuleType = known_ids
+    met: Counter[str]
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.redis = redis.Redis.from_url(self.url)
+        self.redis.flushall()
+        self.now = 1_000_000
+        self.events = 0
+        self.lost = 0  # the number of the last loss among the events
+        self.reset_at: dict[tuple[str, int], int] = {}
+        self.lives_until: dict[tuple[str, Any], int] = {}
+        self.reset_until: dict[tuple[str, Any], tuple[int, int]] = {}
+        self.used_at: dict[tuple[str, Any], int] = {}
+        self.gone: set[tuple[str, Any]] = set()
+        self.written: dict[str, list[tuple[int, Node | None]]] = {user: [] for user in USERS}
+
+    @initialize(many=st.integers(1, 3), lag=st.sampled_from((0, 0, 3)), limit=st.sampled_from((2, 4, 8)))
+    def begin(self, many: int, lag: int, limit: int) -> None:
+        self.met["steps"] -= 1
+        self.lag = lag
+        self.store = RedisStore(self.url, caller_clock=True, script=self.script)
+        self.loop.run_until_complete(self.store.connect())
+        self.loop.run_until_complete(self.store.examine())
+        self.oracle = Oracle(SECRET)
+        ids = Quota(
+            "producer_ids_rate", limit, "producer_ids", "deny", window_ms=WINDOW_MS, layers=POLICIES[0]
+        )
+        rate = Quota("request_rate", 5, "sampled_rate", "deny", samples=3, sample_ms=200)
+        everybody = Entity.parse("user=*")
+        self.quotas: dict[str, dict[Entity, Quota]] = {
+            "producer_ids_rate": {everybody: ids},
+            "request_rate": {everybody: rate},
+        }
+        self.nodes = [self._node() for _ in range(many)]
+
+    def _node(self) -> Node:
+        known = self.module.KnownIds()
+        local = Unhurried(
+            self,  # type: ignore[arg-type]  # it sends what a gatherer would
+            self._mark,
+            quotas=self._quotas,
+            secret=lambda: SECRET,
+            away=lambda: False,
+            metrics=Metrics(),
+            known=known,
+            now_s=lambda: self.now / 1000,
+        )
+        local._time = self.module.StoreTime()
+        node = Node(local, known)
+        self._look(node)
+        return node
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.loop.run_until_complete(self.store.close())
+        self.redis.close()
+
+    def _quotas(self) -> Quotas:
+        return self.quotas
+
+    async def _mark(self) -> Mark:
+        """The marks, with the time of this test instead of the server's; the way takes a while."""
+        self.now += self.lag
+        mark = (await self.store.mark())._replace(now_ms=self.now)
+        self.now += self.lag
+        return mark
+
+    @rule(
+        data=st.data(),
+        user=st.sampled_from(USERS),
+        ids=st.lists(st.sampled_from(IDS), min_size=1, max_size=3),
+        mode=st.sampled_from(("admit", "admit", "admit", "admit", "record", "peek")),
+        requests=st.sampled_from((None, None, 1, 4)),
+        how=st.sampled_from(("", "", "", "", "detail", "id")),
+        late=st.sampled_from((False, False, False, True)),
+    )
+    def ask(
+        self,
+        data: Any,
+        user: str,
+        ids: list[Any],
+        mode: Mode,
+        requests: int | None,
+        how: str,
+        late: bool,
+    ) -> None:
+        usage = {} if requests is None else {"requests": requests}
+        ask = Ask(usage, tuple(ids), user, mode=mode, detail=how == "detail")
+        if how == "id":
+            ask = replace(ask, id=f"{self.now}-{len(self.oracle.answers)}-{data.draw(st.integers(0, 9**9))}")
+        self._ask(self._pick(data), ask, late=late)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS), times=st.integers(2, 5))
+    def insist(self, data: Any, user: str, each: Any, times: int) -> None:
+        """Ask for one id again and again, of any node."""
+        for _ in range(times):
+            self._ask(self._pick(data), Ask({}, (each,), user))
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), first=st.integers(0, 12), times=st.integers(2, 6))
+    def march(self, data: Any, user: str, first: int, times: int) -> None:
+        """Keep ids in use for several layers, at any node."""
+        ids = (IDS[first:] + IDS)[:2]
+        for _ in range(times):
+            self._ask(self._pick(data), Ask({}, ids, user))
+            self.advance(data.draw(st.sampled_from((300, 700, 1_200))))
+            usage = data.draw(st.sampled_from(({}, {"requests": 1})))
+            self._ask(self._pick(data), Ask(usage, ids[:1], user))
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), first=st.integers(0, 12))
+    def exhaust(self, data: Any, user: str, first: int) -> None:
+        """Ask for many ids one by one until the quota refuses, and for the last one again at once."""
+        node = self._pick(data)
+        for each in (IDS[first:] + IDS)[:10]:
+            self._ask(node, Ask({}, (each,), user))
+            self._ask(node, Ask({}, (each,), user))
+
+    @rule(data=st.data())
+    def read(self, data: Any) -> None:
+        """A node reads the replies that are late."""
+        self._read(self._pick(data))
+
+    @rule(data=st.data())
+    def look(self, data: Any) -> None:
+        self._look(self._pick(data))
+
+    @rule(data=st.data())
+    def renew(self, data: Any) -> None:
+        self._renew(self._pick(data))
+
+    @rule(ms=st.sampled_from((0, 1, 50, 199, 500, 999, 1_000, 1_500, 2_999, 4_000, 6_001)))
+    def advance(self, ms: int) -> None:
+        """Let time pass; meanwhile nodes look at the marks, and renew what they used."""
+        first = min(ms, STEP_MS)
+        self.now += first
+        if ms > first:
+            self._settle()
+        self.now += ms - first
+
+    def _settle(self) -> None:
+        for node in self.nodes:
+            self._look(node)
+        for node in self.nodes:
+            self._renew(node)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), late=st.booleans())
+    def reset(self, data: Any, user: str, late: bool) -> None:
+        """One node resets a bucket; an ask that was decided before may be answered after."""
+        node = self._pick(data)
+        if late:
+            self._ask(node, Ask({}, (data.draw(st.sampled_from(IDS)),), user), late=True)
+        match = self._ids_match(user)
+        self.loop.run_until_complete(self.store.forget([match.key], {match.key: 10**6}))
+        node.local.reset([match.key])
+        self.oracle.reset(match.applied, int(self.redis.get(RESETS_KEY) or 0))
+        self.events += 1
+        self.met["reset"] += 1
+        for of, each in list(self.lives_until):
+            if of == user:
+                self.reset_until[of, each] = (self.lives_until.pop((of, each)), self.events)
+                self.used_at.pop((of, each), None)
+                self.gone.add((of, each))
+        self.written[user].append((self.now, node))
+
+    @rule(really=st.sampled_from((True, False, False, False)))
+    def lose(self, really: bool) -> None:
+        """The store loses all its state."""
+        if not really:
+            return
+        self.redis.flushall()
+        self.oracle.lose()
+        self.events += 1
+        self.lost = self.events
+        self.met["loss"] += 1
+        self.gone.clear()
+        for user in USERS:
+            self.written[user].append((self.now, None))
+
+    @rule(
+        policy=st.sampled_from(POLICIES * 2 + (None,) * 6),
+        window=st.sampled_from((WINDOW_MS, WINDOW_MS, 2_000)),
+    )
+    def change_policy(self, policy: Layers | None, window: int) -> None:
+        """The window or the layers change, on all nodes at once, and each decides by it at least once."""
+        if policy is None:
+            return
+        for entity, quota in self.quotas["producer_ids_rate"].items():
+            changed = replace(quota, layers=policy, window_ms=window)
+            self.met["policy change"] += changed != quota
+            if changed != quota:
+                self.quotas["producer_ids_rate"][entity] = changed
+                self.lives_until.clear()
+                self.reset_until.clear()
+                self.used_at.clear()
+                for node in self.nodes:
+                    for user in USERS:
+                        self._ask(node, Ask({}, (0,), user))
+
+    @rule(limit=st.sampled_from((0, 2, 4, 8)))
+    def change_limit(self, limit: int) -> None:
+        for entity, quota in self.quotas["producer_ids_rate"].items():
+            self.quotas["producer_ids_rate"][entity] = replace(quota, limit=limit)
+
+    @invariant()
+    def count_step(self) -> None:
+        self.met["steps"] += 1
+
+    # What a node does
+
+    def _pick(self, data: Any) -> Node:
+        return self.nodes[data.draw(st.integers(0, len(self.nodes) - 1))]
+
+    def _ask(self, node: Node, ask: Ask, *, late: bool = False) -> None:
+        if node.late and not late:
+            self._read(node)  # replies are read in order
+        matches = matches_of(ask, self.quotas, RULES)
+        alone, turn = node.local.verdict(ask, matches), node.local.turn
+        timed = replace(ask, at_ms=self.now)
+        plan = plan_of(timed, matches if alone is None else matches[1:], SECRET)
+        if alone is not None:
+            self._check_alone(node, ask, alone)
+            self._decide_alone(ask, timed, plan, alone)
+            return
+        assert plan is not None
+        if ask.mode == "record":
+            self._note_write(node, ask)
+        (answer,) = self._decide([plan])
+        found = self._found(ask)
+        expected = self.oracle.decide(timed, self.quotas, RULES, self.now)
+        got, _ = decision_of(timed, plan, answer, sequential=False)
+        self._compare(ask, got, expected)
+        self._check_remembered(ask, found)
+        self._note_lives(ask)
+        self.gone -= {(ask.principal or "", each) for each in ids_of(ask)}
+        reply = LateReply(ask, matches, plan, msgspec.structs.replace(answer, at_ms=self.now), turn)
+        node.late.append(reply)
+        if not late:
+            self._read(node)
+
+    def _read(self, node: Node) -> None:
+        for reply in node.late:
+            self.met["learned late"] += reply.answer.at_ms < self.now
+            self.met["nothing learned"] += reply.turn != node.local.turn
+            if reply.answer.kept is None:
+                node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.turn)
+            if reply.answer.results[0].open_ms and reply.turn == node.local.turn and node.looked >= self.lost:
+                self._note_use(reply.ask, reply.answer.at_ms)
+        node.late.clear()
+
+    def _look(self, node: Node) -> None:
+        self._read(node)
+        self.loop.run_until_complete(node.local._look())
+        node.looked = self.events
+
+    def _renew(self, node: Node) -> None:
+        while pending := node.local._next():
+            self.loop.run_until_complete(node.local._sent(pending))
+
+    async def decide(self, plans: Sequence[Plan]) -> tuple[list[Answer], StoreError | None]:
+        """Renewals of a node, as its gatherer sends them."""
+        timed = [msgspec.structs.replace(plan, at_ms=self.now) for plan in plans]
+        answers = await self.store.decide(timed)
+        for plan, answer in zip(timed, answers, strict=True):
+            self._compare_renewal(plan, answer)
+        return [msgspec.structs.replace(answer, at_ms=self.now) for answer in answers], None
+
+    def _decide(self, plans: Sequence[Plan]) -> list[Answer]:
+        return self.loop.run_until_complete(self.store.decide(plans))
+
+    def _compare_renewal(self, plan: Plan, answer: Answer) -> None:
+        (charge,) = plan.charges
+        user = charge.applied.bucket.removeprefix("user=")
+        spreads = {s: each for each in IDS for s in spreads_of(Ask({}, (each,), user), SECRET)}
+        ids = tuple(spreads[charge.spreads[at : at + 32]] for at in range(0, len(charge.spreads), 32))
+        ask = Ask({}, ids, user, mode="record", at_ms=self.now)
+        before = self._found(ask)
+        expected = self.oracle.renew(ask, charge.applied, int(charge.usage), self.now)
+        self.met["renewal"] += 1
+        self.met["renewal dropped"] += not expected
+        if (answer.results[0].outcome == "admit") != expected:
+            raise Difference(f"renewal of {ids}: {answer}, oracle {expected}")
+        if not expected:
+            return
+        self.met["restored"] += len(ids) > len(before)
+        if back := self.gone & {(user, each) for each in ids}:
+            raise Difference(f"written again after a reset: {back}")
+        self._note_lives(ask)
+        self.written[user].append((self.now, None))
+
+    # What must be true
+
+    def _ids_match(self, user: str) -> Match:
+        return matches_of(Ask({}, (1,), user), self.quotas, RULES)[0]
+
+    def _bucket(self, user: str) -> IdsBucket | None:
+        bucket = self.oracle.buckets.get(key_of(self._ids_match(user).applied))
+        assert bucket is None or isinstance(bucket, IdsBucket)
+        return bucket
+
+    def _found(self, ask: Ask) -> dict[Any, int]:
+        """The ids of an ask that the oracle has now, with the time when the layer of each dies."""
+        user = ask.principal or ""
+        bucket = self._bucket(user)
+        found: dict[Any, int] = {}
+        if bucket is None:
+            return found
+        layers = self._ids_match(user).applied.quota.layers
+        at = max(self.now, bucket.newest_ms or 0)
+        for each in ids_of(ask):
+            (spread,) = spreads_of(Ask({}, (each,), user), SECRET)
+            place = bucket.state.find(spread, at, layers)
+            if place is not None:
+                found[each] = bucket.state.layers[place.layer] + layers.ttl_ms
+        return found
+
+    def _note_lives(self, ask: Ask) -> None:
+        for each, until in self._found(ask).items():
+            self.lives_until[ask.principal or "", each] = until
+
+    def _note_use(self, ask: Ask, at_ms: int) -> None:
+        for each in ids_of(ask):
+            place = ask.principal or "", each
+            self.used_at[place] = max(at_ms, self.used_at.get(place, 0))
+
+    def _note_write(self, node: Node, ask: Ask) -> None:
+        self.written[ask.principal or ""].append((self.now, node))
+
+    def _check_alone(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:
+        if ask.mode == "peek" or ask.detail or ask.id is not None:
+            raise Difference(f"{ask} was answered alone")
+        if not self.now <= alone.at_ms <= self.now + 2 * self.lag + 1:
+            raise Difference(f"a node takes {self.now} for {alone.at_ms}")
+        if alone.verdict.outcome != "admit":
+            self._check_refusal(node, ask, alone)
+            return
+        self.met["known alone"] += 1
+        found, user = self._found(ask), ask.principal or ""
+        for each in ids_of(ask):
+            until, event = self.lives_until.get((user, each)), self.events
+            if until is None:
+                until, event = self.reset_until.get((user, each), (0, 0))
+                if node.looked >= event:
+                    raise Difference(f"{ask}: {each} is known although its bucket was reset, or never was")
+            if self.now >= until:
+                raise Difference(f"{ask}: {each} is known after its layer died at {until}")
+            if each not in found:
+                self.met["known while lost"] += 1
+                if not self.lost and node.looked >= self.events:
+                    raise Difference(f"{ask}: {each} is known, but the store does not have it")
+        self._note_use(ask, self.now)
+
+    def _check_refusal(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:
+        self.met["refused alone"] += 1
+        user = ask.principal or ""
+        expected = self.oracle.decide(replace(ask, mode="peek"), self.quotas, RULES, alone.at_ms)
+        got = alone.verdict
+        if (got.outcome, got.throttle_ms) == (expected.decision, expected.throttle_ms):
+            return
+        foreign = [at for at, by in self.written[user] if by is not node]
+        if not any(alone.at_ms - at <= FOREIGN_MS + 2 * self.lag + 1 for at in foreign):
+            raise Difference(f"{ask}\nalone:  {got}\noracle: {expected}")
+
+    def _check_remembered(self, ask: Ask, found: dict[Any, int]) -> None:
+        """An id in use is known to the store for at least a layer's life less an interval, and a step."""
+        layers = self._ids_match(ask.principal or "").applied.quota.layers
+        everybody_knows = all(node.looked >= self.lost and not node.known.has_renewals for node in self.nodes)
+        for each in ids_of(ask):
+            used = self.used_at.get((ask.principal or "", each))
+            if used is None or each in found or not everybody_knows:
+                continue
+            if self.now - used < layers.ttl_ms - layers.interval_ms - STEP_MS - 20 * self.lag:
+                raise Difference(f"{ask}: {each} is forgotten {self.now - used} ms after its use")
+
+    def _decide_alone(self, ask: Ask, timed: Ask, plan: Plan | None, alone: LocalVerdict) -> None:
+        """The other quotas of an ask travel; both together make the decision."""
+        if plan is None:
+            got, _ = decision_of(timed, None, None, sequential=False, alone=alone.verdict)
+            if (got.source, got.applied, got.decision) != ("local", 1, alone.verdict.outcome):
+                raise Difference(f"{ask}: {got}")
+            return
+        self.met["known alone, rates asked"] += 1
+        (answer,) = self._decide([plan])
+        got, _ = decision_of(timed, plan, answer, sequential=False, alone=alone.verdict)
+        expected = self.oracle.decide(replace(timed, producer_ids=None), self.quotas, RULES, self.now)
+        self._compare(ask, got, replace(expected, applied=expected.applied + 1))
+
+    def _compare(self, ask: Ask, got: Decision, expected: Decision) -> None:
+        if got != expected:
+            raise Difference(f"{ask}\nnode:   {got}\noracle: {expected}")
