@@ -206,7 +206,7 @@ class LocalAnswers:
     async def close(self) -> None:
         """Renew what waits, for at most ``CLOSE_WITHIN_S``, and stop."""
         await end(self._looking)
-        await finish(self._renewing, CLOSE_WITHIN_S)
+        await finish(self._renewing, 0 if self._away() else CLOSE_WITHIN_S)
 
     def _now_ms(self) -> int | None:
         return self._time.at_ms(self._now_s() * 1000)
@@ -263,10 +263,14 @@ class LocalAnswers:
     async def _sent(self, pending: Sequence[PendingRenewal]) -> bool:
         """Send renewals; return whether all were answered. The others are kept."""
         turn, answers = self._known.turn, list[Answer]()
+
+        def came(place: int, answer: Answer) -> None:
+            self._renewed(pending[place], answer, turn)
+
         with suppress(OverloadedError, CallerGoneError):
-            answers, _ = await self._gatherer.decide([each.plan for each in pending])
-        for each, answer in zip(pending, answers, strict=False):
-            self._renewed(each, answer, turn)
+            answers, _ = await self._gatherer.decide([each.plan for each in pending], came)
+        for place, answer in enumerate(answers):
+            came(place, answer)
         for each in pending[len(answers) :]:
             self._known.put_back(each.key, each.renewal)
         return len(answers) == len(pending)

@@ -570,7 +570,7 @@ def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bo
     return explored(Run, url, examples=examples, steps=steps, shrink=shrink)
 
 
-def explored(machine: type[Machine], url: str, *, examples: int, steps: int, shrink: bool) -> Counter[str]:
+def explored(machine: type[Any], url: str, *, examples: int, steps: int, shrink: bool) -> Counter[str]:
     """Run a given machine against a store, and return which events it met how often.
 
     Raises:

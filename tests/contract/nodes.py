@@ -1,4 +1,4 @@
-"""A state machine of several nodes, each with its memory for producer ids, on one store, beside the oracle.
+"""A state machine of several nodes, each with its memory for producer ids, on one store, and of the oracle.
 
 Every call to the store is repeated in the oracle, which must agree. What a node answers alone is held to what
 the oracle says at that moment; and an id in use must not be forgotten, whichever node was asked.
@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from app.admission.local import LocalAnswers, LocalVerdict
 from app.admission.metrics import Metrics
 from app.admission.plan import Match, decision_of, matches_of, plan_of
+from app.admission.queue import LateCallback
 from app.domain import known_ids
 from app.domain.ask import Ask, Mode
 from app.domain.decision import Decision
@@ -219,6 +220,16 @@ class Nodes(RuleBasedStateMachine):
             self._ask(node, Ask({}, (each,), user))
             self._ask(node, Ask({}, (each,), user))
 
+    @rule(data=st.data(), user=st.sampled_from(USERS), ms=st.sampled_from((100, 998, 1_002, 1_400)))
+    def overtake(self, data: Any, user: str, ms: int) -> None:
+        """A node refuses an id, another one records it, and the first is asked again a while later."""
+        node, other = self._pick(data), self._pick(data)
+        for each in IDS[:10]:
+            self._ask(node, Ask({}, (each,), user))
+        self._ask(other, Ask({}, (9,), user, mode="record"))
+        self.advance(ms)
+        self._ask(node, Ask({}, (9,), user))
+
     @rule(data=st.data())
     def read(self, data: Any) -> None:
         """A node reads the replies that are late."""
@@ -312,7 +323,8 @@ class Nodes(RuleBasedStateMachine):
     # What a node does
 
     def _pick(self, data: Any) -> Node:
-        return self.nodes[data.draw(st.integers(0, len(self.nodes) - 1))]
+        place: int = data.draw(st.integers(0, len(self.nodes) - 1))
+        return self.nodes[place]
 
     def _ask(self, node: Node, ask: Ask, *, late: bool = False) -> None:
         if node.late and not late:
@@ -360,8 +372,11 @@ class Nodes(RuleBasedStateMachine):
         while pending := node.local._next():
             self.loop.run_until_complete(node.local._sent(pending))
 
-    async def decide(self, plans: Sequence[Plan]) -> tuple[list[Answer], StoreError | None]:
+    async def decide(
+        self, plans: Sequence[Plan], late: LateCallback
+    ) -> tuple[list[Answer], StoreError | None]:
         """Renewals of a node, as its gatherer sends them."""
+        del late
         timed = [msgspec.structs.replace(plan, at_ms=self.now) for plan in plans]
         answers = await self.store.decide(timed)
         for plan, answer in zip(timed, answers, strict=True):
