@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Final, NamedTuple, TypeVar
 
 import structlog
+from msgspec import structs
 
 from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
@@ -20,11 +21,13 @@ from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_
 from app.admission.refresh import Refresher
 from app.admission.slices import Slices, Work
 from app.catalog.snapshot import Snapshot
+from app.decision_log.batch import SEEN
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import MatchingRules, Quotas
 from app.domain.quota import Quota
+from app.domain.usage import ids_of
 from app.store.port import Answer, Mark, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
@@ -39,6 +42,7 @@ class PlannedAsk(NamedTuple):
         is_held: whether a factor of 0 holds the ask.
         plan: what to ask the store; None if the store is not needed.
         alone: the verdict on its ids, if this node gives it alone; the plan then lacks their quota.
+        travels: the ask without the ids that this node knows, if it knows some; the plan is that of this one.
         turn: the turn of the node's knowledge (``LocalAnswers.turn``) when it was planned.
     """
 
@@ -47,6 +51,7 @@ class PlannedAsk(NamedTuple):
     is_held: bool
     plan: Plan | None
     alone: LocalVerdict | None = None
+    travels: Ask | None = None
     turn: int = 0
 
 
@@ -154,8 +159,9 @@ class Admission:
                 yield PlannedAsk(ask, its, is_held, plan_of(ask, (), secret, caller.key))
                 continue
             alone = self.local.verdict(ask, its)
-            plan = plan_of(ask, its if alone is None else its[1:], secret, caller.key)
-            yield PlannedAsk(ask, its, is_held, plan, alone, self.local.turn)
+            travels = self.local.unknown(ask, its) if alone is None else None
+            plan = plan_of(travels or ask, its if alone is None else its[1:], secret, caller.key)
+            yield PlannedAsk(ask, its, is_held, plan, alone, travels, self.local.turn)
 
     def _match(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
         """Return the quotas that apply to an ask, scaled by the factor, and whether the factor holds it."""
@@ -189,7 +195,7 @@ class Admission:
     ) -> Iterator[Decision]:
         """Make the decisions from the answers, as far as they came."""
         arrived = iter(answers)
-        for ask, its, holds, plan, alone, turn in planned:
+        for ask, its, holds, plan, alone, travels, turn in planned:
             answer = None if plan is None else next(arrived, None)
             missed = failure if answer is None else answer.error
             if answer is not None and missed is not None:
@@ -208,7 +214,8 @@ class Admission:
                 known = None if alone is None else alone.verdict
                 decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
                 if plan is not None and answer is not None and alone is None and answer.kept is None:
-                    self.local.learn(ask, its, plan, answer, turn)
+                    self.local.learn(travels or ask, its, plan, answer, turn)
+                    answer = answer if travels is None else _with_all_ids(answer, ask, travels)
             why = (missed.reason if missed else "store_full") if decision.source == "fallback" else None
             if why is not None:
                 self._metrics.count_fallback(why)
@@ -219,12 +226,13 @@ class Admission:
 
     def _log_late(self, asked: Sequence[PlannedAsk], place: int, answer: Answer) -> None:
         """Log what the store charged late, for an ask that was answered without it."""
-        ask, matches, holds, plan, alone, turn = asked[place]
+        ask, matches, holds, plan, alone, travels, turn = asked[place]
         if answer.error is None and answer.kept is None and not holds:
             known = None if alone is None else alone.verdict
             decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
             if plan is not None and alone is None:
-                self.local.learn(ask, matches, plan, answer, turn)
+                self.local.learn(travels or ask, matches, plan, answer, turn)
+                answer = answer if travels is None else _with_all_ids(answer, ask, travels)
             self._logs.late(ask, matches, answer, decision, verdicts)
 
     @property
@@ -271,6 +279,14 @@ class Admission:
             elif result.forgiven:
                 self._metrics.count_forgiven(result.forgiven)
         self._metrics.count_decision(ask, decision, verdicts, fills, [match.applied for match in found])
+
+
+def _with_all_ids(answer: Answer, ask: Ask, travels: Ask) -> Answer:
+    """Return an answer as if all ids had been sent: those that the node knew were seen."""
+    outcomes = dict(zip(ids_of(travels), answer.id_outcomes, strict=False))
+    if not outcomes:
+        return answer
+    return structs.replace(answer, id_outcomes=bytes(outcomes.get(each, SEEN) for each in ids_of(ask)))
 
 
 def _principal_of(ask: Ask) -> str:

@@ -11,6 +11,7 @@ import time
 from asyncio import sleep
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import structlog
@@ -146,6 +147,31 @@ class LocalAnswers:
             return None
         throttle_ms = refusal.passes_ms - now_ms if refusal.passes_ms else 0
         return LocalVerdict(local_verdict(ask, match, refusal.outcome, throttle_ms, refusal.largest), now_ms)
+
+    def unknown(self, ask: Ask, matches: Sequence[Match]) -> Ask | None:
+        """Return the ask without the ids that this node knows; None if it knows none of several.
+
+        To be called after ``verdict`` returned None. The ids that are left out are in the open layer.
+        """
+        ids, now_ms = ask.producer_ids, self._now_ms()
+        if (
+            ids is None
+            or len(ids) < 2
+            or now_ms is None
+            or ask.mode not in {"admit", "record"}
+            or ask.id is not None
+            or ask.detail
+            or ask.at_ms is not None
+            or not matches
+            or matches[0].applied.quota.key != PRODUCER_IDS_RATE
+        ):
+            return None
+        rest = self._known.unknown(matches[0].key, matches[0].applied, ids, now_ms)
+        if rest is None:
+            return None
+        bucket = matches[0].applied.bucket
+        self._metrics.count_local(PRODUCER_IDS_RATE, bucket, len(ids) - len(rest))
+        return replace(ask, producer_ids=rest)
 
     def passes(self, ask: Ask, matches: Sequence[Match]) -> Verdict | None:
         """Return the verdict of the quota of ids while the store is away, if all ids are known."""

@@ -72,7 +72,12 @@ VERDICT: Final = (
     Column("usage", "float64", "In units of the limit; for producer ids their number."),
     Column("outcome", "string", "admit, delay, throttle or reject."),
     Column("throttle_ms", "int64", "How long this quota alone makes the caller wait."),
-    Column("observed", "float64", "What the bucket observed, after the ask's effect.", True),
+    Column(
+        "observed",
+        "float64",
+        "What the bucket observed, after the ask's effect; null if the store was not asked.",
+        True,
+    ),
     Column("remaining", "float64", "What the bucket has left, after the ask's effect.", True),
     Column("reason", "string", "capacity, too_large, store_failure or store_full.", True),
     Column("correction", "int8", "1: the clock was behind the bucket; 2: the bucket was moved back to it."),
@@ -124,7 +129,8 @@ COLUMNS: Final = (
         "kind",
         "string",
         "decision; late: what the store decided of an ask that was already answered without it; ids: only"
-        " the ids charged or refreshed by a decision that is not logged itself; reset: a bucket was emptied;"
+        " the ids charged or refreshed by a decision that is not logged itself; renewal: ids that a node knew"
+        " and wrote to the store again; reset: a bucket was emptied;"
         " load: a backfill was put into a bucket; quota: an entity's quotas changed; factor: this node began"
         " to apply a throttle factor; dropped: this node dropped rows.",
     ),

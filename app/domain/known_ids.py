@@ -265,6 +265,29 @@ class KnownIds:
             self._drop_waiting()
         return True
 
+    def unknown(
+        self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int
+    ) -> tuple[Id, ...] | None:
+        """Return the ids for which the store has to be asked; None if for all of them.
+
+        The others are in the open layer, so the store would neither charge nor write them.
+        """
+        bucket = self._buckets.get(key)
+        if (
+            bucket is None
+            or bucket.applied.quota is not applied.quota
+            or (bucket.resets != self._resets and bucket.birth == self._birth)
+            or not bucket.layers
+            or now_ms >= bucket.layers[-1].closes_ms
+        ):
+            return None
+        is_open = bucket.layers[-1].ids
+        rest = tuple(each for each in ids if each not in is_open)
+        if len(rest) == len(ids) or all(each == NO_PRODUCER_ID for each in rest):
+            return None
+        self._buckets.move_to_end(key)
+        return rest
+
     def passes(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> bool:
         """Return whether ids pass while the store is away: it held all of them."""
         return self._known(key, applied, ids, now_ms) is not None

@@ -52,6 +52,7 @@ MUST_MEET = (
     "known alone",
     "known alone, rates asked",
     "known while lost",
+    "known in part",
     "refused alone",
     "renewal",
     "renewal dropped",
@@ -67,13 +68,14 @@ AT_LEAST = 20
 
 @dataclass
 class LateReply:
-    """An answer of the store that its node has not read yet."""
+    """An answer of the store that its node has not read yet, and how many events were before it."""
 
     ask: Ask
     matches: tuple[Match, ...]
     plan: Plan
     answer: Answer
     turn: int
+    events: int
 
 
 @dataclass
@@ -126,7 +128,6 @@ class Nodes(RuleBasedStateMachine):
         self.lag = lag
         self.store = RedisStore(self.url, caller_clock=True, script=self.script)
         self.loop.run_until_complete(self.store.connect())
-        self.loop.run_until_complete(self.store.examine())
         self.oracle = Oracle(SECRET)
         ids = Quota(
             "producer_ids_rate", limit, "producer_ids", "deny", window_ms=WINDOW_MS, layers=POLICIES[0]
@@ -332,6 +333,12 @@ class Nodes(RuleBasedStateMachine):
         matches = matches_of(ask, self.quotas, RULES)
         alone, turn = node.local.verdict(ask, matches), node.local.turn
         timed = replace(ask, at_ms=self.now)
+        travels = node.local.unknown(ask, matches) if alone is None else None
+        if travels is not None:
+            self.met["known in part"] += 1
+            left_out = tuple(each for each in ids_of(ask) if each not in ids_of(travels))
+            self._check_known(node, replace(ask, producer_ids=left_out))
+            ask, timed = travels, replace(travels, at_ms=self.now)
         plan = plan_of(timed, matches if alone is None else matches[1:], SECRET)
         if alone is not None:
             self._check_alone(node, ask, alone)
@@ -348,7 +355,9 @@ class Nodes(RuleBasedStateMachine):
         self._check_remembered(ask, found)
         self._note_lives(ask)
         self.gone -= {(ask.principal or "", each) for each in ids_of(ask)}
-        reply = LateReply(ask, matches, plan, msgspec.structs.replace(answer, at_ms=self.now), turn)
+        reply = LateReply(
+            ask, matches, plan, msgspec.structs.replace(answer, at_ms=self.now), turn, self.events
+        )
         node.late.append(reply)
         if not late:
             self._read(node)
@@ -359,8 +368,8 @@ class Nodes(RuleBasedStateMachine):
             self.met["nothing learned"] += reply.turn != node.local.turn
             if reply.answer.kept is None:
                 node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.turn)
-            if reply.answer.results[0].open_ms and reply.turn == node.local.turn and node.looked >= self.lost:
-                self._note_use(reply.ask, reply.answer.at_ms)
+            if reply.answer.results[0].open_ms and reply.events == node.looked == self.events:
+                self._note_use(reply.ask, ids_of(reply.ask), reply.answer.at_ms)
         node.late.clear()
 
     def _look(self, node: Node) -> None:
@@ -436,8 +445,8 @@ class Nodes(RuleBasedStateMachine):
         for each, until in self._found(ask).items():
             self.lives_until[ask.principal or "", each] = until
 
-    def _note_use(self, ask: Ask, at_ms: int) -> None:
-        for each in ids_of(ask):
+    def _note_use(self, ask: Ask, ids: Sequence[Any], at_ms: int) -> None:
+        for each in ids:
             place = ask.principal or "", each
             self.used_at[place] = max(at_ms, self.used_at.get(place, 0))
 
@@ -453,6 +462,10 @@ class Nodes(RuleBasedStateMachine):
             self._check_refusal(node, ask, alone)
             return
         self.met["known alone"] += 1
+        self._check_known(node, ask)
+
+    def _check_known(self, node: Node, ask: Ask) -> None:
+        """Ids that a node takes as known: the store had them, and has them unless it lost its state."""
         found, user = self._found(ask), ask.principal or ""
         for each in ids_of(ask):
             until, event = self.lives_until.get((user, each)), self.events
@@ -466,7 +479,8 @@ class Nodes(RuleBasedStateMachine):
                 self.met["known while lost"] += 1
                 if not self.lost and node.looked >= self.events:
                     raise Difference(f"{ask}: {each} is known, but the store does not have it")
-        self._note_use(ask, self.now)
+        still = [each for each in ids_of(ask) if (user, each) in self.lives_until]
+        self._note_use(ask, still, self.now)
 
     def _check_refusal(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:
         self.met["refused alone"] += 1

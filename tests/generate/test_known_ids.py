@@ -1,8 +1,9 @@
-"""How many look-ups of known ids nodes answer without the store, under generated traffic: counted, not timed."""
+"""How many look-ups of known ids nodes answer without the store, under generated traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -19,7 +20,7 @@ from workers.generate.quotas import quota
 from workers.generate.traffic import Event, Traffic
 
 SECRET = bytes(32)
-EVENTS = 120_000
+EVENTS = 20_000
 FIRST_MS = 1_800_000_000_000
 
 
@@ -50,11 +51,14 @@ class Deployment:
                 self._oracle.renew(Ask({}, renewal.ids, event.principal), applied, 0, now)
                 self._tell(node, key, applied, renewal.ids, event, now)
             return
+        ids = node.unknown(key, applied, event.ids, now) or event.ids
+        self.alone += len(event.ids) - len(ids)
+        ask = replace(ask, producer_ids=ids)
         bucket = self._bucket(applied)
         for spread in spreads_of(ask, SECRET):
             self.asked += bucket is not None and bucket.state.find(spread, now, layers) is not None
         self._oracle.decide(ask, self._quotas, MatchingRules(), now)
-        self._tell(node, key, applied, event.ids, event, now)
+        self._tell(node, key, applied, ids, event, now)
 
     def _tell(
         self, node: KnownIds, key: bytes, applied: AppliedQuota, ids: Sequence[Id], event: Event, now: int
@@ -81,6 +85,6 @@ def test_known_ids_are_looked_up_without_the_store(nodes: int, routing: str, at_
         deployment.ask(deployment.nodes[place], event)
     share = deployment.alone / (deployment.alone + deployment.asked)
     say(
-        f"{nodes} nodes {routing}: {deployment.alone:,} of {deployment.alone + deployment.asked:,} = {share:.4f}"
+        f"{nodes} nodes {routing}: {deployment.alone:,} alone, {deployment.asked:,} by the store, {share:.4f}"
     )
     assert share >= at_least

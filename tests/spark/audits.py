@@ -15,7 +15,7 @@ from app.domain.decision import BYTE_RATES
 from workers.spark.__main__ import command_line
 from workers.spark.audit import report as audit_report
 from workers.spark.audit.judge import AuditRules, judging
-from workers.spark.buckets import KEY_COLUMNS, BucketRow
+from workers.spark.buckets import KEY_COLUMNS, ORDERS_PER_MS, BucketRow
 from workers.spark.folder import OutputFolder
 from workers.spark.log import Period
 
@@ -58,7 +58,9 @@ def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[BucketRow]:
     """The rows that ``by_bucket`` makes, in plain Python."""
     found = []
     for row in rows:
-        if row["kind"] in {"decision", "late"} and row["order"] is not None and not row["replayed"]:
+        alone = row["order"] is None and row["source"] == "local" and len(row["verdicts"]) == 1
+        is_decided = row["kind"] in {"decision", "late", "renewal"} and row["order"] is not None
+        if (is_decided or alone) and not row["replayed"]:
             delays = [
                 said["throttle_ms"]
                 for said in row["verdicts"]
@@ -66,12 +68,16 @@ def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[BucketRow]:
             ]
             whole = {
                 **row,
+                "order": (row["at_ms"] + 1) * ORDERS_PER_MS - 1 if alone else row["order"],
                 "is_refused": row["decision"] in {"throttle", "reject"},
                 "byte_delay_ms": max(delays, default=0),
             }
             for verdict in row["verdicts"]:
                 counts_ids = verdict["algorithm"] == "producer_ids"
-                said = {**whole, **verdict, "ids": row["ids"] if counts_ids else None, "key": _key(verdict)}
+                is_alone = counts_ids and verdict["observed"] is None and row["kind"] != "renewal"
+                how = "renewal" if row["kind"] == "renewal" else "alone" if is_alone else ""
+                ids = row["ids"] if counts_ids else None
+                said = {**whole, **verdict, "ids": ids, "key": _key(verdict), "how": how}
                 found.append(BucketRow(**{name: said[name] for name in BucketRow._fields}))
     return sorted(found, key=lambda one: (one.key, one.order))
 

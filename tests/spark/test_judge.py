@@ -19,6 +19,7 @@ from tests.spark.audits import Findings, judge
 from tests.spark.logs import SECRET, START_MS, OracleLog, asks
 from workers.spark.audit.findings import improbable
 from workers.spark.audit.judge import AuditRules
+from workers.spark.buckets import ORDERS_PER_MS
 
 NAMES = ("a", "b", "c")
 QUICK = (0, 0, 1, 2, 5, 20)
@@ -543,3 +544,100 @@ def _ids_verdicts(log: OracleLog):
     return [
         verdict for row in log.rows for verdict in row["verdicts"] if verdict["quota"] == "producer_ids_rate"
     ]
+
+
+# What a node answered from what it knew
+
+
+def know(log: OracleLog, *ids: int, after_ms: int = 1, **changed: Any) -> None:
+    """A node answers alone: its row has no place in the order, and its verdict shows no counter."""
+    log.now_ms += after_ms
+    bring(log, *ids, mode="peek")  # to have a row of these ids
+    row = log.rows.pop()
+    (verdict,) = row["verdicts"]
+    verdict |= {"outcome": "admit", "throttle_ms": 0, "reason": None, "observed": None, "remaining": None}
+    verdict |= {"charged_ids": None, "refreshed_ids": None} | changed
+    alone = {"mode": "admit", "source": "local", "order": None, "charged": True, "limited_by": None}
+    log.rows.append(row | alone | {"decision": verdict["outcome"], "throttle_ms": verdict["throttle_ms"]})
+
+
+def renewal(log: OracleLog, *ids: int) -> None:
+    """A node writes ids again; the oracle does it as the store would."""
+    bring(log, *ids, mode="record")
+    row = log.rows[-1]
+    (verdict,) = row["verdicts"]
+    verdict |= {"observed": None, "remaining": None, "refreshed_ids": row["ids"], "charged_ids": []}
+    row |= {"kind": "renewal", "mode": "admit"}
+
+
+def ordered(log: OracleLog) -> OracleLog:
+    """Give the rows of the store orders of their times, as the store does."""
+    for place, row in enumerate(log.rows):
+        if row["order"] is not None:
+            row["order"] = row["at_ms"] * ORDERS_PER_MS + place
+    return log
+
+
+def test_known_ids_are_judged_by_what_was_written_last():
+    log = logged()
+    bring(log, 1, 2)
+    for _ in range(8):
+        know(log, 1, after_ms=15_000)
+        renewal(log, 1)
+    found = judge(ordered(log).rows)
+    assert clean(found), found.cases
+    assert found.total("judged") == 1 + 8
+
+
+def test_id_that_is_known_after_its_layer_died_is_found():
+    log = logged()
+    bring(log, 1)
+    know(log, 1, after_ms=79_000)
+    assert clean(judge(ordered(log).rows))
+    bring(log, 2)
+    know(log, 1, after_ms=3_000)
+    assert judge(ordered(log).rows).total("differs") == 1
+
+
+def test_id_that_nobody_brought_is_found():
+    log = logged()
+    bring(log, 1)
+    know(log, 2, after_ms=5_000)
+    assert judge(ordered(log).rows).total("differs") == 1
+
+
+def test_refusal_that_is_repeated_is_judged_at_its_time():
+    log = logged()
+    for first in range(0, 40, 20):
+        bring(log, *range(first, first + 20))
+    bring(log, 100)
+    wait = log.rows[-1]["throttle_ms"]
+    assert wait > 0
+    know(log, 100, after_ms=499, outcome="throttle", throttle_ms=wait - 500)
+    assert clean(judge(ordered(log).rows))
+    log.now_ms += 2_000
+    know(log, 100, after_ms=499, outcome="throttle", throttle_ms=wait - 500)
+    assert judge(ordered(log).rows).total("differs") == 1
+
+
+def test_answers_of_a_node_that_did_not_notice_a_reset_yet_are_not_judged():
+    log = logged()
+    bring(log, 1)
+    bring(log, 2)
+    know(log, 1)
+    rows = ordered(log).rows
+    rules = AuditRules(resets={("user=a", "producer_ids_rate"): [rows[1]["order"]]})
+    found = judge(rows, rules)
+    assert (found.total("differs"), found.total("unjudged")) == (0, 1)
+
+
+def test_verdict_given_alone_next_to_a_rate_does_not_change_what_is_known_of_the_bucket():
+    log = logged()
+    bring(log, 1, 2)
+    log.now_ms += 25_000
+    log.ask(Ask({"requests": 1}, (1,), "a", detail=True))
+    ids = next(each for each in log.rows[-1]["verdicts"] if each["quota"] == "producer_ids_rate")
+    ids |= {"observed": None, "remaining": None, "charged_ids": [], "refreshed_ids": []}
+    log.oracle.buckets.clear()
+    renewal(log, 1)
+    assert not judge(ordered(log).rows).cases

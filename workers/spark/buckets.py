@@ -15,10 +15,13 @@ from pyspark.sql import functions as f
 
 from app.decision_log import columns
 from app.domain.decision import BYTE_RATES
-from app.domain.quota import Quota
+from app.domain.quota import PRODUCER_IDS_RATE, Quota
 
 DIGEST_BYTES: Final = 8
 _LARGE: Final = 4_096
+
+ORDERS_PER_MS: Final = 128 * 1_000
+"""The order of a call is the store's time in microseconds, or later, times 128 (docs/decisions, 0033)."""
 
 Orders = dict[tuple[str, str], list[int]]
 """Places in the store's order, ascending, by bucket name and quota key."""
@@ -32,9 +35,12 @@ class BucketRow(NamedTuple):
         is_refused: the ask was refused, by this quota or another: nothing was charged.
         byte_delay_ms: the largest delay that a byte rate gave to the same ask.
         ids: the ask's producer ids as signed integers; None for other quotas.
+        how: ``alone`` if the node gave the verdict from what it knew of the ids, and ``renewal`` if it wrote
+            such ids again; else empty.
     """
 
     key: str
+    how: str
     order: int
     at_ms: int
     principal: str | None
@@ -88,7 +94,7 @@ QUOTA_COLUMNS: Final = tuple(name for name in columns.QUOTA if name not in {"ent
 _quota_values = attrgetter(*QUOTA_COLUMNS)
 VERDICT_COLUMNS: Final = tuple(column.name for column in columns.VERDICT)
 _ASK_COLUMNS: Final = tuple(
-    name for name in BucketRow._fields if name not in {*VERDICT_COLUMNS, "key", "ids"}
+    name for name in BucketRow._fields if name not in {*VERDICT_COLUMNS, "key", "ids", "how"}
 )
 
 
@@ -101,13 +107,17 @@ def by_bucket(rows: DataFrame) -> DataFrame:
     """The verdicts that the store gave, grouped by bucket and in the store's order.
 
     Rows of kind ``ids`` (charges of asks that are not logged, and ids refreshed for asks that a node refused
-    itself) and ``late`` are included. Answers repeated to a retry are left out.
+    itself), ``renewal`` and ``late`` are included, and verdicts that a node gave from what it knew of ids, at
+    the place of their time. Answers repeated to a retry are left out.
     """
     by_store = (f.col("source") == "store") | (f.col("failure") == "store_full")
     decided = f.col("order").isNotNull() & by_store & ~f.col("replayed")
+    written = f.col("kind").isin("decision", "late", "ids", "renewal") & decided
     verdict = f.col("verdict")
-    exploded = rows.where(f.col("kind").isin("decision", "late", "ids") & decided).select(
-        "order",
+    exploded = rows.where(written | answered_alone()).select(
+        "kind",
+        # of an answer without the store: after all that the node can have known then
+        f.coalesce("order", (f.col("at_ms") + 1) * ORDERS_PER_MS - 1).alias("order"),
         "at_ms",
         "principal",
         f.coalesce("mode", f.lit("admit")).alias("mode"),
@@ -117,7 +127,15 @@ def by_bucket(rows: DataFrame) -> DataFrame:
         f.col("ids").alias("all_ids"),
         f.explode("verdicts").alias("verdict"),
     )
+    is_alone = (
+        f.col("kind").isin("decision", "late")
+        & (verdict["algorithm"] == "producer_ids")
+        & verdict["observed"].isNull()
+        & ~verdict["reason"].eqNullSafe("store_full")
+    )
+    how = f.when(f.col("kind") == "renewal", "renewal").when(is_alone, "alone").otherwise("").alias("how")
     flat = exploded.select(
+        how,
         bucket_key(**{name: verdict[name] for name in KEY_COLUMNS}).alias("key"),
         *_ASK_COLUMNS,
         f.when(verdict["algorithm"] == "producer_ids", f.col("all_ids")).alias("ids"),
@@ -140,6 +158,21 @@ def bucket_events(rows: DataFrame) -> tuple[Orders, Orders]:
     for of_reset, bucket, quota, order in events.collect():
         insort((resets if of_reset else loads).setdefault((bucket, quota), []), order)
     return resets, loads
+
+
+def answered_alone() -> Column:
+    """Whether a node decided a row by what it knew of producer ids, without asking the store at all.
+
+    An ask that the throttle factor held is also decided without the store, but by no quota of ids.
+    """
+    by = f.col("limited_by")["quota"]
+    only = (f.size("verdicts") == 1) & (f.col("verdicts")[0]["algorithm"] == "producer_ids")
+    return (
+        (f.col("kind") == "decision")
+        & (f.col("source") == "local")
+        & only
+        & (by.isNull() | (by == PRODUCER_IDS_RATE))
+    )
 
 
 KEY_COLUMNS: Final = ("quota", "bucket", "algorithm", "samples", "sample_ms", "scope", "epoch")

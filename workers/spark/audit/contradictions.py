@@ -24,6 +24,7 @@ from app.domain.errors import EntityError
 from app.domain.ladder import MatchingRules, applied_quotas
 from app.domain.quota import KEYS, Quota
 from workers.spark.audit.bucket_findings import SCHEMA, case_of, verdict_text
+from workers.spark.buckets import ORDERS_PER_MS
 
 SOURCES: Final[tuple[str, ...]] = get_args(Source)
 WAITS: Final = frozenset({"delay", "throttle"})
@@ -34,9 +35,6 @@ WITHOUT_COUNTER: Final = frozenset({"store_failure", "store_full"})
 CLOSE: Final = 1e-9
 CLOCK_MS: Final = 1_000
 """How far a row's time may be from the time in its order: smaller clock corrections are normal."""
-
-ORDERS_PER_MS: Final = 128 * 1_000
-"""The order of a call is the store's time in microseconds, or later, times 128 (docs/decisions, 0033)."""
 
 SINCE_MS: Final = 1_000_000_000_000
 """Orders before 2001 are not times: generated logs just count."""

@@ -26,6 +26,8 @@ from workers.spark.buckets import BucketRow, digests_of
 
 MANY: Final = 1_024
 """Expired ids are dropped once there are this many ids, or twice as many as live ones."""
+UNNOTICED_MS: Final = 1_000
+"""How long a node may not notice what others did."""
 PLAUSIBLE: Final = 2
 """How many new ids of one refused ask may have been taken as seen by chance."""
 
@@ -46,6 +48,8 @@ class IdsJudge:
         vague_until_ms: when the last of them expires.
         wrote_ms: when an id was last written.
         lasts_ms: until when the store keeps the bucket, by the settings of its last write, ``under``.
+        is_reset: whether the bucket was reset since the last row.
+        noticed_ms: when every node has noticed the last reset.
         many: at how many ids expired ones are dropped from ``held``.
     """
 
@@ -62,11 +66,18 @@ class IdsJudge:
     under: Quota | None = None
     layers: Layers | None = None
     is_loaded: bool = False
+    is_reset: bool = False
+    noticed_ms: float = -math.inf
     many: int = MANY
     admitted: AdmittedAmounts = field(default_factory=AdmittedAmounts)
 
     def judge(self, row: BucketRow, found: BucketFindings) -> None:
         """Replay one ask, and add what is wrong to the findings."""
+        if self.is_reset:
+            self.is_reset, self.noticed_ms = False, row.at_ms + UNNOTICED_MS
+        if row.how == "alone":
+            self._judge_alone(row, found)
+            return
         tally = found.begin(row)
         newest = self.exact.newest_ms
         is_back = newest is not None and row.at_ms < newest
@@ -78,6 +89,9 @@ class IdsJudge:
         if is_back != (row.correction > 0):
             self._lose_times(charge.now_ms, charge.quota)
         self._drop_expired(row, charge)
+        if row.how == "renewal":
+            self._renew(charge)
+            return
         surplus = self._surplus(row, charge, found)
         if row.mode != "peek":
             self._check_ids(row, charge, found)
@@ -93,8 +107,50 @@ class IdsJudge:
         if row.mode == "admit" and not row.is_refused and not row.shadow:
             self.admitted.add(row.as_quota(), len(row.charged_ids or ()), charge.now_ms, tally)
 
+    def _judge_alone(self, row: BucketRow, found: BucketFindings) -> None:
+        """Judge what a node answered from what it knew: by what was written to the bucket last.
+
+        A node may not have noticed yet what others did in the last second. The answer itself wrote nothing;
+        its renewal is a row of its own.
+        """
+        tally, newest, quota = found.begin(row), self.exact.newest_ms, row.as_quota()
+        is_late = newest is not None and row.at_ms < newest - UNNOTICED_MS
+        if self.layers != quota.layers or is_late or row.at_ms < self.noticed_ms:
+            tally.unjudged += 1
+            return
+        ids = digests_of(row.ids)
+        now_ms = max(row.at_ms, newest or row.at_ms)
+        charge = BucketCharge(
+            quota, row.usage, quota.enforcement, row.mode == "record", now_ms, row.at_ms, ids
+        )
+        judgement = self._bucket().judge(charge)
+        if is_as_logged(judgement, row):
+            tally.judged += 1
+            return
+        earlier = replace(charge, now_ms=now_ms - UNNOTICED_MS)
+        if row.is_refused:
+            is_certain = row.at_ms - self.wrote_ms >= UNNOTICED_MS and self.held is None
+        else:
+            is_certain = any(self._certainty(each, earlier)[1] for each in ids)
+        if is_certain and now_ms >= self.vague_until_ms:
+            tally.judged += 1
+            found.differs(row, judgement)
+        else:
+            tally.unjudged += 1
+
+    def _renew(self, charge: BucketCharge) -> None:
+        """A node wrote ids again that it knows; the store may have lost them."""
+        self.wrote_ms = charge.now_ms
+        for each in charge.spreads:
+            self._adopt(each, charge)
+        self._bucket().touch(charge)
+        if self.held is not None:
+            self._hold(charge.spreads, charge)
+        self._note_lifetime(charge.quota)
+
     def reset(self) -> None:
         """An administrator reset the bucket."""
+        self.is_reset = True
         self._empty()
         self.layers, self.log_from_ms, self.vague_until_ms = None, -math.inf, -math.inf
         self.admitted, self.is_loaded = AdmittedAmounts(), False

@@ -67,7 +67,7 @@ def _judged(rows: Iterable[BucketRow], rules: AuditRules) -> Iterator[dict[str, 
                 events.popleft()[1]()
             if rules.judge_from_ms is None or row.at_ms >= rules.judge_from_ms:
                 judge.judge(row, found)
-                if row.order == last_order:
+                if row.order == last_order and row.how != "alone":
                     found.of(row).same_order += 1
                     found.note("same_order", row, "the only row in its place of the store's order")
             else:
