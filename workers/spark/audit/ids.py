@@ -123,20 +123,22 @@ class IdsJudge:
         charge = BucketCharge(
             quota, row.usage, quota.enforcement, row.mode == "record", now_ms, row.at_ms, ids
         )
-        judgement = self._bucket().judge(charge)
-        if is_as_logged(judgement, row):
-            tally.judged += 1
-            return
-        earlier = replace(charge, now_ms=now_ms - UNNOTICED_MS)
         if row.is_refused:
-            is_certain = row.at_ms - self.wrote_ms >= UNNOTICED_MS and self.held is None
+            judgement = self._bucket().judge(charge)
+            is_right = is_as_logged(judgement, row)
+            is_wrong = self.held is None and row.at_ms - self.wrote_ms >= UNNOTICED_MS
         else:
-            is_certain = any(self._certainty(each, earlier)[1] for each in ids)
-        if is_certain and now_ms >= self.vague_until_ms:
+            judgement = Judgement("throttle")  # whatever it would be: the store has to be asked
+            is_right = all(self._certainty(each, charge)[0] for each in ids)
+            earlier = replace(charge, now_ms=now_ms - UNNOTICED_MS)
+            is_wrong = any(self._certainty(each, earlier)[1] for each in ids)
+        is_vague = row.is_refused and now_ms < self.vague_until_ms
+        if is_right or not is_wrong or is_vague:
+            tally.judged += is_right
+            tally.unjudged += not is_right
+        else:
             tally.judged += 1
             found.differs(row, judgement)
-        else:
-            tally.unjudged += 1
 
     def _renew(self, charge: BucketCharge) -> None:
         """A node wrote ids again that it knows; the store may have lost them."""
