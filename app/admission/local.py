@@ -153,11 +153,12 @@ class LocalAnswers:
 
         To be called after ``verdict`` returned None. The ids that are left out are in the open layer.
         """
-        ids, now_ms = ask.producer_ids, self._now_ms()
+        ids = ask.producer_ids
+        if ids is None or len(ids) < 2:
+            return None
+        now_ms = self._now_ms()
         if (
-            ids is None
-            or len(ids) < 2
-            or now_ms is None
+            now_ms is None
             or ask.mode not in {"admit", "record"}
             or ask.id is not None
             or ask.detail
