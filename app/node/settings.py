@@ -27,6 +27,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from app.domain.digest import secret_of
 from app.domain.volumes import VolumeLimit, VolumeRules
 from app.kafka import configuration as kafka_configuration
+from app.node import cores
 from app.node.errors import SettingsError
 
 PREFIX: Final = "QUOTAGATE_"
@@ -35,6 +36,7 @@ ENV_FILE: Final = Path(".env")
 CLIENT_VARIABLES: Final = frozenset({f"{PREFIX}URL", f"{PREFIX}KEY"})
 """Variables that only the commands for a running node read."""
 
+MAX_PROCESSES: Final = 256
 SHORTEST_CHECK_INTERVAL: Final = timedelta(milliseconds=100)
 SHORTEST_ADMIN_KEY: Final = 16
 """In characters: anyone who can guess the admin key may do everything."""
@@ -44,6 +46,10 @@ Network = IPv4Network | IPv6Network
 
 def _empty_is_none(value: Any) -> Any:
     return None if value == "" else value
+
+
+def _auto(value: Any) -> Any:
+    return cores.api_processes(MAX_PROCESSES) if value == "auto" else value
 
 
 def _split(separator: str, read: Callable[[str], object]) -> BeforeValidator:
@@ -105,8 +111,8 @@ class Settings(BaseSettings):
     """Address to listen on."""
     port: Annotated[int, Field(ge=1, le=65_535)] = 8080
     """Port to listen on."""
-    processes: Annotated[int, Field(ge=1, le=256)] = 1
-    """Number of API processes, which share the port."""
+    processes: Annotated[int, BeforeValidator(_auto), Field(ge=1, le=MAX_PROCESSES)] = 1
+    """Number of API processes, which share the port; `auto` is one per core, less one for the store."""
     home: Path = Path(".quotagate")
     """Directory for the embedded store and catalog and the admin key; other users get no access."""
     # A URL may hold a password, so it is left out of the representation.

@@ -174,6 +174,7 @@ class InMemory:
         """Forget what was asked, and who sent wrong keys: their answers would be slow."""
         self.access._slowdown = Slowdown()
         self.admission.asked.clear()
+        self.admission.callers.clear()
 
 
 class Connection:

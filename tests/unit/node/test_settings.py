@@ -54,6 +54,8 @@ def test_defaults_are_a_loopback_node_with_embedded_state(monkeypatch):
         ("PORT", "0"),
         ("PORT", "65536"),
         ("PROCESSES", "0"),
+        ("PROCESSES", "257"),
+        ("PROCESSES", "automatic"),
         ("REDIS_URL", "localhost:6379"),
         ("REDIS_URL", "http://localhost"),
         ("DATABASE_URL", "mysql://localhost/q"),
