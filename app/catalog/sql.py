@@ -11,6 +11,7 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
+from sys import intern
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
@@ -141,13 +142,20 @@ class Sql:
             return (await connection.execute(select(*columns))).one()
 
     async def changed(self, since: int) -> Changes:
-        """The version and all rows written after ``since``; one statement, so both are from one moment."""
+        """The version and all rows written after ``since``; one statement, so both are from one moment.
+
+        The rows are read in parts: what a database driver makes of 100,000 of them at once is three times as
+        large as the quotas, and a process keeps much of the memory that it once had.
+        """
         query = select(STATE.c.version.label("now"), *ROW).select_from(
             STATE.outerjoin(QUOTAS, QUOTAS.c.version > since)
         )
-        async with self.reading() as connection:
-            rows = (await connection.execute(query)).mappings().all()
-        return Changes(rows[0]["now"], [_row(row) for row in rows if row["quota"] is not None])
+        version, changed = 0, []
+        async with self.reading() as connection, connection.stream(query) as rows:
+            async for part in rows.mappings().partitions(ROWS_AT_ONCE):
+                version = part[0]["now"]
+                changed += [_row(row) for row in part if row["quota"] is not None]
+        return Changes(version, changed)
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
         """All rows of one entity, including tombstones."""
@@ -322,7 +330,8 @@ def _hash(entity: str) -> str:
 
 def _row(row: RowMapping) -> QuotaRow:
     definition = None if row["definition"] is None else _read(row["definition"])
-    return QuotaRow(row["entity"], row["quota"], definition, row["epoch"], row["identity"], row["version"])
+    quota, identity = intern(row["quota"]), intern(row["identity"])
+    return QuotaRow(row["entity"], quota, definition, row["epoch"], identity, row["version"])
 
 
 @lru_cache(4096)

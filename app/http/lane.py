@@ -133,11 +133,11 @@ class LaneProtocol(Protocol):
         )
 
     def _remember(self, head: bytes, size: int, cycle: RequestResponseCycle) -> None:
-        """Remember the head of a request that was all that came, if its answer is not the last one."""
+        """Remember the head of a request that was all that came."""
         scope = cast("Scope", cycle.scope)
         sender = scope.get(SENDER)
-        whole = not self._in_request and size == self._announced_size
-        if sender is None or not whole or not cycle.keep_alive or head in self._heads:
+        whole = not self._in_request and size == self._announced_size and head.endswith(_HEAD_END)
+        if sender is None or not whole or head in self._heads:
             return
         cost = MIN_COST + 3 * len(head)
         if self._cost + cost > MAX_REMEMBERED:

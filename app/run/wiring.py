@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -200,6 +201,10 @@ def build(
             await admission.open()
             if (away := admission.circuit.error) and away.reason == "cluster":
                 raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
+            # What there is now stays: the collector need not look at it again and again, and it stays unwritten.
+            gc.collect()
+            gc.freeze()
+            stack.callback(gc.unfreeze)
             log.info("api started", catalog_version=catalog.snapshot.version, clock=settings.clock)
             yield
         log.info("api stopped")
