@@ -48,6 +48,9 @@ AWAY: Final = (SQLAlchemyError, OSError, TimeoutError)
 ROWS_AT_ONCE: Final = 200
 """How many rows to handle before letting decisions run."""
 
+PARTS: Final = {"yield_per": 2_000}
+"""How many rows to read at once of a result that may be large."""
+
 T = TypeVar("T")
 Rows = Mapping[str, Sequence[QuotaRow]]
 """Rows by entity."""
@@ -151,8 +154,8 @@ class Sql:
             STATE.outerjoin(QUOTAS, QUOTAS.c.version > since)
         )
         version, changed = 0, []
-        async with self.reading() as connection, connection.stream(query) as rows:
-            async for part in rows.mappings().partitions(ROWS_AT_ONCE):
+        async with self.reading() as connection, connection.stream(query, execution_options=PARTS) as rows:
+            async for part in rows.mappings().partitions():
                 version = part[0]["now"]
                 changed += [_row(row) for row in part if row["quota"] is not None]
         return Changes(version, changed)

@@ -81,7 +81,7 @@ class LaneProtocol(Protocol):
     def __init__(self, *arguments: Any, routes: Mapping[str, PlainRoute], **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         # What only uvicorn's own way through ASGI can do.
-        plain = not (self.access_log or self.root_path or self.limit_concurrency)
+        plain = not (self.config.access_log or self.root_path or self.limit_concurrency)
         self._routes: Mapping[str, PlainRoute] = routes if plain else {}
         self._heads: dict[bytes, KnownHead] = {}
         self._cost = 0

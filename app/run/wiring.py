@@ -201,7 +201,7 @@ def build(
             await admission.open()
             if (away := admission.circuit.error) and away.reason == "cluster":
                 raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
-            # What there is now stays: the collector need not look at it again and again, and it stays unwritten.
+            # What there is now stays, so the collector need not look at it again and again.
             gc.collect()
             gc.freeze()
             stack.callback(gc.unfreeze)

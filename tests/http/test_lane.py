@@ -20,7 +20,7 @@ from app.http.wire import MAX_BODY
 from tests.fuzz.cases import Request
 from tests.fuzz.generate import case
 from tests.fuzz.messages import BATCH, CHECK, ONE, in_pieces, message
-from tests.http.conftest import ADMIN
+from tests.http.conftest import ADMIN, Node
 from tests.http.ways import Both, Connection
 
 ASK: Final = {"principal": "alice", "usage": {"requests": 1}}
@@ -101,6 +101,17 @@ class Parsed:
 def nodes() -> Both:
     """Two nodes for tests that change nothing about them."""
     return Both()
+
+
+async def test_the_lane_is_used(nodes: Both, node: Node, way: str):
+    """Pytest gives handlers to loggers that have none, after these nodes were made."""
+    parsed = Parsed(connection := Connection(nodes.with_lane))
+    await connection.send(ONE_ASK, ONE_ASK)
+    assert parsed.times == 1
+    connection.end()
+    await node.ask(BODY)
+    (served,) = node.server.server_state.connections
+    assert bool(getattr(served, "_heads", None)) == (way == "lane")
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
@@ -262,7 +273,9 @@ async def test_valid_keys_make_up_for_wrong_ones_of_the_same_address():
 @pytest.fixture(params=[True, False], ids=["lane", "long way"])
 async def connection(request: pytest.FixtureRequest) -> Connection:
     """A connection by either way."""
-    return Connection(lane=request.param)
+    connection = Connection(lane=request.param)
+    assert not request.param or lane_of(connection)._routes, "or no test here would use the lane"
+    return connection
 
 
 def is_read(connection: Connection) -> bool:
