@@ -257,7 +257,7 @@ class LocalAnswers:
             return
         self._time.read(mark.now_ms, sent_ms, self._now_s() * 1000)
         self._known.look(mark.birth, mark.resets)
-        self._metrics.set_known_ids(len(self._known))
+        self._metrics.set_known_ids(self._known.ids)
         if self._known.has_renewals and self._renewing is None:
             self._renew_soon()
 
@@ -267,7 +267,8 @@ class LocalAnswers:
     async def _renew(self) -> None:
         try:
             while self._known.has_renewals:
-                await sleep(PAUSE_S if self._away() else GATHER_S)
+                gather_s = 0 if self._known.is_restoring else GATHER_S
+                await sleep(PAUSE_S if self._away() else gather_s)
                 if not self._away() and (pending := self._next()) and not await self._sent(pending):
                     await sleep(PAUSE_S)
         finally:

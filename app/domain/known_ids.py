@@ -143,6 +143,11 @@ class KnownBucket:
         ids = sum(layer.bytes for layer in self.layers)
         return BUCKET_BYTES + ids + REFUSAL_BYTES * len(self.refusals)
 
+    @property
+    def known(self) -> int:
+        """How many ids it holds."""
+        return sum(len(layer.ids) for layer in self.layers)
+
     def drop_dead(self, now_ms: int) -> None:
         """Drop the layers that the store no longer has."""
         self.layers = [layer for layer in self.layers if now_ms < layer.dies_ms]
@@ -216,7 +221,7 @@ class KnownIds:
     Attributes:
         turn: changes whenever the node forgets something: an answer to a call that was planned in an earlier
             turn teaches nothing.
-        bytes: the memory that it takes.
+        ids, bytes: how many ids it knows, and the memory that it takes.
         waiting: how many ids wait to be renewed.
     """
 
@@ -229,11 +234,9 @@ class KnownIds:
         self._birth = b""
         self._resets = 0
         self.turn = 0
+        self.ids = 0
         self.bytes = 0
         self.waiting = 0
-
-    def __len__(self) -> int:
-        return sum(len(layer.ids) for bucket in self._buckets.values() for layer in bucket.layers)
 
     # Answers
 
@@ -400,7 +403,7 @@ class KnownIds:
             return
         if self._birth:
             self.turn += 1
-            self._lost = dict.fromkeys(self._buckets)
+            self._lost = dict.fromkeys(reversed(self._buckets))  # those used lately first
         else:  # the first look; nothing that is known is older
             for bucket in self._buckets.values():
                 bucket.birth = birth
@@ -424,6 +427,11 @@ class KnownIds:
     def has_renewals(self) -> bool:
         """Whether something waits to be renewed."""
         return bool(self._waiting or self._lost)
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether what the store lost is not written again yet."""
+        return bool(self._lost)
 
     def next_renewal(
         self, most_ids: int, in_force: Callable[[AppliedQuota], AppliedQuota | None]
@@ -513,16 +521,18 @@ class KnownIds:
 
     @contextmanager
     def _changing(self, bucket: KnownBucket) -> Iterator[None]:
-        before = bucket.bytes
+        bytes_, ids = bucket.bytes, bucket.known
         try:
             yield
         finally:
-            self.bytes += bucket.bytes - before
+            self.bytes += bucket.bytes - bytes_
+            self.ids += bucket.known - ids
 
     def _forget(self, key: bytes) -> None:
         bucket = self._buckets.pop(key, None)
         if bucket is not None:
             self.bytes -= bucket.bytes
+            self.ids -= bucket.known
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             self.waiting -= len(waiting.ids)
@@ -532,6 +542,7 @@ class KnownIds:
         while self.bytes > self._most_bytes and len(self._buckets) > 1:
             _, bucket = self._buckets.popitem(last=False)
             self.bytes -= bucket.bytes
+            self.ids -= bucket.known
 
 
 def policy_of(applied: AppliedQuota) -> tuple[int, Layers]:
