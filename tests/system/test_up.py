@@ -67,7 +67,8 @@ class Running:
 
     def decide(self, *producer_ids: int) -> str:
         """The decision on these ids; an id that was seen is not charged again, so it may be asked twice."""
-        answer = self._by_the_store({"principal": "alice", "usage": {"producer_ids": producer_ids}})
+        usage = {"producer_ids": producer_ids}  # with detail, the node does not answer from what it knows
+        answer = self._by_the_store({"principal": "alice", "usage": usage, "detail": True})
         assert answer["source"] == "store"
         decision: str = answer["decision"]
         return decision
