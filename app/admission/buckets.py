@@ -12,8 +12,9 @@ from app.catalog.snapshot import Snapshot
 from app.domain.bucket import BucketName
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
+from app.store.encoding import answers_of
 from app.store.keys import bucket_key
-from app.store.port import ChargeResult, StoreCalls, StoreError, answers_of
+from app.store.port import ChargeResult, StoreCalls, StoreError
 
 SLACK_MS: Final = 60_000
 

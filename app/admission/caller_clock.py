@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from app.admission.plain import PlainAsk
 from app.admission.port import Decider
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
@@ -53,11 +54,20 @@ class CallerClock:
         """Return the newest time; 0 before the first ask."""
         return self.time.newest_ms
 
-    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
+    def plain(self, ask: Ask) -> PlainAsk | None:
+        """Return an ask made ready, which serves equal ones while it is valid; None if it is not plain."""
+        return self._admission.plain(ask)
+
+    def is_valid(self, plain: PlainAsk) -> bool:
+        """Return whether the quotas of a plain ask are still those that apply to it."""
+        return self._admission.is_valid(plain)
+
+    async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order."""
-        self.time.begin(asks[0].at_ms or 0)
+        times = [(ask.planned.ask if isinstance(ask, PlainAsk) else ask).at_ms or 0 for ask in asks]
+        self.time.begin(times[0])
         decisions = await self._admission.decide(asks, caller)
-        self.time.note(max(ask.at_ms or 0 for ask in asks))
+        self.time.note(max(times))
         return decisions
 
     async def decide_in_full(

@@ -18,7 +18,7 @@ import structlog
 
 from app.admission.ending import end
 from app.admission.metrics import Metrics
-from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, Store, StoreError
+from app.store.port import NONE_KNOWN, Came, Fault, PackedAnswer, PackedPlan, Plan, Store, StoreError
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Circuit:
         """Stop examining the store."""
         await end(self._watching)
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan | PackedPlan], done: Came) -> None:
         """Decide plans in one call; the store may answer only the first ones.
 
         Args:
@@ -78,7 +78,7 @@ class Circuit:
             return
         began = loop.time()
 
-        def came(answers: list[Answer] | Exception) -> None:
+        def came(answers: list[PackedAnswer] | Exception) -> None:
             self._metrics.observe_call(len(plans), loop.time() - began)
             if isinstance(answers, Exception):
                 done(self._failed_call(answers))

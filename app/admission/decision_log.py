@@ -101,6 +101,7 @@ class DecisionLog(Logs):
         self.log_status: LogStatus | None = None
         self._stream = stream
         self._all, self._off = which == "all", which == "off"
+        self.takes_admissions = self._all
         self._node = node
         self._secret = secret
         self._now_ms = now_ms

@@ -24,7 +24,7 @@ from app.admission.errors import AdmissionError, CallerGoneError, OverloadedErro
 from app.admission.patience import Moment, Patience
 from app.admission.queue import QUANTUM, Group, LateCallback, Queue
 from app.domain.caller import ANYONE, Caller
-from app.store.port import Answer, Plan, StoreCalls, StoreError
+from app.store.port import PackedAnswer, PackedPlan, Plan, StoreCalls, StoreError
 
 log = structlog.get_logger("quotagate.store")
 
@@ -32,8 +32,8 @@ MAX_ASKS: Final = 100
 MAX_IDS: Final = 200
 """What one call takes at most; an ask with more ids has a call of its own."""
 
-MAX_PARTS: Final = 20
-"""The most requests whose asks share one call.
+MAX_WEIGHT: Final = 100
+"""The most weight of the requests whose asks share one call: 20 requests, or 100 plain ones.
 
 All their answers are written in one turn of the event loop, which delays whatever waits for the next turn.
 """
@@ -104,13 +104,13 @@ class Gatherer:
 
     async def decide(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[Plan | PackedPlan],
         late: LateCallback | None = None,
         *,
         caller: Caller = ANYONE,
         on_behalf_of: str = "",
         within_s: float | None = None,
-    ) -> tuple[list[Answer], StoreError | None]:
+    ) -> tuple[list[PackedAnswer], StoreError | None]:
         """Return the answers in order, as far as they came before a failure, and that failure or None.
 
         Args:
@@ -194,7 +194,7 @@ class Gatherer:
 
     def _next_call(self, now: float) -> list[Part]:
         """Take the parts of the next call from the queue, by turns if they do not all fit into it."""
-        groups = self._queue.take_all(MAX_PARTS, MAX_ASKS, MAX_IDS)
+        groups = self._queue.take_all(MAX_WEIGHT, MAX_ASKS, MAX_IDS)
         if groups is None:
             return self._next_by_turns(now)
         parts = []
@@ -210,8 +210,8 @@ class Gatherer:
     def _next_by_turns(self, now: float) -> list[Part]:
         """Take the parts of the next call by turns, up to the bounds of a call."""
         parts: list[Part] = []
-        asks, ids = MAX_ASKS, MAX_IDS
-        while self._queue and asks > 0 and len(parts) < MAX_PARTS:
+        asks, ids, weight = MAX_ASKS, MAX_IDS, MAX_WEIGHT
+        while self._queue and asks > 0 and weight > 0:
             group = self._queue.first()
             if self._is_dropped(group, now):
                 self._queue.drop()
@@ -221,7 +221,7 @@ class Gatherer:
                 break
             if group.sent == 0:
                 self._queued(now - group.since, len(group.plans))
-            asks, ids = asks - taken, ids - ids_taken
+            asks, ids, weight = asks - taken, ids - ids_taken, weight - group.weight
             parts.append((group, group.sent, group.sent + taken))
             group.sent += taken
             self._queue.charge(taken, ids_taken)
@@ -250,7 +250,7 @@ class Gatherer:
         loop: asyncio.AbstractEventLoop,
         parts: list[Part],
         plans: int,
-        answers: list[Answer] | Exception,
+        answers: list[PackedAnswer] | Exception,
     ) -> None:
         """Give each group its answers, after the next call has been sent."""
         self._stop_looking()
@@ -268,7 +268,7 @@ class Gatherer:
             self._take(group, start, answers[at : at + end - start])
             at += end - start
 
-    def _take(self, group: Group, start: int, answers: Sequence[Answer]) -> None:
+    def _take(self, group: Group, start: int, answers: Sequence[PackedAnswer]) -> None:
         """Give a group the answers to its plans from ``start`` on."""
         if group.is_done:  # answered without the store
             group.report_late(start, answers)
@@ -330,7 +330,7 @@ class Gatherer:
             self._look_in(min(patience_s - silent_s, self._patience.budget_s), began, loop)
 
     def _answer_all_without_store(self) -> None:
-        """Answer all waiting asks without the store; their records and refunds are still sent."""
+        """PackedAnswer all waiting asks without the store; their records and refunds are still sent."""
         self.is_late = True
         for group, _, _ in self._in_call:
             group.finish(StoreError("budget"))

@@ -21,14 +21,15 @@ from app.admission.errors import CallerGoneError, OverloadedError
 from app.admission.gather import CLOSE_WITHIN_S, Gatherer
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
-from app.admission.plan import Match, local_verdict, renewal_plan
+from app.admission.plan import LocalVerdict, Match, local_verdict, renewal_plan
 from app.domain.ask import NO_PRODUCER_ID, Ask
 from app.domain.decision import Verdict
 from app.domain.entity import Entity
 from app.domain.known_ids import KnownIds, Renewal, StoreTime
 from app.domain.ladder import AppliedQuota, Quotas
 from app.domain.quota import PRODUCER_IDS_RATE
-from app.store.port import Answer, Mark, Plan, StoreError
+from app.store.encoding import decode_answer
+from app.store.port import Answer, Mark, PackedAnswer, Plan, StoreError
 
 LOOK_EVERY_S: Final = 0.25
 """How often the marks of the store are read."""
@@ -43,17 +44,6 @@ PAUSE_S: Final = 0.25
 """The pause after a renewal that could not be sent."""
 
 log: Final = structlog.get_logger("quotagate.store")
-
-
-class LocalVerdict(NamedTuple):
-    """A verdict of the quota of producer ids that this node gives alone.
-
-    Attributes:
-        at_ms: the store's time, as this node estimates it.
-    """
-
-    verdict: Verdict
-    at_ms: int
 
 
 class PendingRenewal(NamedTuple):
@@ -108,6 +98,11 @@ class LocalAnswers:
     def turn(self) -> int:
         """Changes whenever the node forgets something; see ``learn``."""
         return self._known.turn
+
+    @property
+    def remembers(self) -> bool:
+        """Whether this node remembers anything."""
+        return self._mark is not None
 
     @property
     def waits(self) -> bool:
@@ -290,10 +285,10 @@ class LocalAnswers:
 
     async def _sent(self, pending: Sequence[PendingRenewal]) -> bool:
         """Send renewals; return whether all were answered. The others are kept."""
-        turn, answers = self._known.turn, list[Answer]()
+        turn, answers = self._known.turn, list[PackedAnswer]()
 
-        def came(place: int, answer: Answer) -> None:
-            self._renewed(pending[place], answer, turn)
+        def came(place: int, answer: PackedAnswer) -> None:
+            self._renewed(pending[place], decode_answer(answer), turn)
 
         with suppress(OverloadedError, CallerGoneError):
             answers, _ = await self._gatherer.decide([each.plan for each in pending], came)

@@ -12,7 +12,13 @@ from app.store.port import Answer
 
 
 class Logs:
-    """Receives all decisions and records none; ``app.admission.decision_log.DecisionLog`` records them."""
+    """Receives all decisions and records none; ``app.admission.decision_log.DecisionLog`` records them.
+
+    Attributes:
+        takes_admissions: whether plain admissions are recorded too.
+    """
+
+    takes_admissions = False
 
     def decided(
         self,

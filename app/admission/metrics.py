@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from app.admission.counts import KEPT, Counts, Labels, bounded, touch
 from app.admission.decision_log import DecisionLog
 from app.admission.exposition import Exposition
+from app.admission.plain import Place
 from app.admission.throttling import ThrottlingStatus
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
@@ -29,6 +30,7 @@ from app.domain.binding import parts_of
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, AppliedQuota
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
+from app.store.encoding import FILL, OBSERVED, REMAINING, REMEMBERED, VALUES
 from app.store.port import Memory
 
 HALF_LIFE_S: Final = 30.0
@@ -138,6 +140,34 @@ class Metrics:
         if by is not None and by.quota == MAX_CONNECTION_CREATION_RATE and ask.mode != "peek":
             listener = bounded(counts.blocked, (ask.listener or "",))
             counts.blocked[listener] = counts.blocked.get(listener, 0) + decision.throttle_ms / 1000
+
+    def count_admission(self, places: Sequence[Place], values: Sequence[float]) -> None:
+        """Count a plain ask that every quota admitted, as ``count_decision`` would.
+
+        Args:
+            places: of its quotas.
+            values: what the store said of them (``app.store.encoding.admitted_values``).
+        """
+        counts = self._counts
+        admitted = ("admit", "", "store" if places else "local")
+        counts.decisions[admitted] = counts.decisions.get(admitted, 0) + 1
+        if not places:
+            counts.unmatched += 1
+            return
+        now = self._clock()
+        if now >= self._halve_at:
+            self._halve(now)
+        at = 1
+        for quota, labels in places:
+            if quota.algorithm == "token_bucket":
+                touch(counts.tokens, labels, now, values[at + REMAINING])
+            else:
+                touch(counts.rates, labels, now, values[at + OBSERVED])
+                if quota.algorithm == "producer_ids":
+                    bucket = labels[1:]
+                    touch(counts.remembered, bucket, now, values[at + REMEMBERED])
+                    touch(counts.fills, bucket, now, values[at + FILL])
+            at += VALUES
 
     def _accepted(self, ask: Ask, verdict: Verdict, now: float, throttled: float) -> None:
         broker, listener = _broker_and_listener(verdict.bucket)

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from msgspec import msgpack
 
 from app.admission.fallback import verdict_when_full
+from app.admission.generations import Generations
 from app.domain import bounds
 from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
@@ -24,8 +25,7 @@ from app.store.keys import bucket_key
 from app.store.port import Answer, Charge, ChargeResult, Plan
 
 MATCHES_BYTES: Final = 16 * 1024 * 1024
-"""The memory for remembered matches: half for recent callers, half for earlier ones. When the recent half is
-full, only the earlier half is forgotten, not all callers at once."""
+"""The memory for remembered matches."""
 
 ENTRY_BYTES: Final = 300
 """Estimated size of a caller, and of each of its matches, without their strings."""
@@ -43,41 +43,46 @@ class Match(NamedTuple):
     key: bytes
 
 
+class LocalVerdict(NamedTuple):
+    """A verdict of the quota of producer ids that this node gives alone.
+
+    Attributes:
+        at_ms: the store's time, as this node estimates it.
+    """
+
+    verdict: Verdict
+    at_ms: int
+
+
 class Matches:
     """The quotas of one snapshot that apply to each caller, cached for recent callers.
 
     Args:
-        most_bytes: the size of the cache.
+        most_bytes: the size of the cache. When it is full, only what was not asked for lately is forgotten.
     """
 
     def __init__(self, quotas: Quotas, rules: MatchingRules, most_bytes: int = MATCHES_BYTES) -> None:
         self._quotas = quotas
         self._rules = rules
-        self._most_bytes = most_bytes // 2
-        self._bytes = 0
-        self._lately: dict[tuple[object, ...], tuple[Match, ...]] = {}
-        self._before: dict[tuple[object, ...], tuple[Match, ...]] = {}
+        self._kept: Generations[tuple[object, ...], tuple[Match, ...]] = Generations(most_bytes)
 
     def __len__(self) -> int:
-        return len(self._lately) + len(self._before)
+        return len(self._kept)
 
     def of(self, ask: Ask) -> tuple[Match, ...]:
         """Return the quotas that apply to an ask."""
-        who = (ask.principal, ask.client_id, ask.ip, ask.broker, ask.listener, ask.cluster_action)
-        caller = (*who, ask.producer_ids is not None, *ask.usage)
-        found = self._lately.get(caller)
+        caller = caller_of(ask)
+        found = self._kept.get(caller)
         if found is None:
-            found = self._before.pop(caller, None)
-            if found is None:
-                found = matches_of(ask, self._quotas, self._rules)
-            self._remember(caller, found)
+            found = matches_of(ask, self._quotas, self._rules)
+            self._kept.add(caller, found, _size(caller, found))
         return found
 
-    def _remember(self, caller: tuple[object, ...], found: tuple[Match, ...]) -> None:
-        self._bytes += _size(caller, found)
-        if self._bytes > self._most_bytes:
-            self._before, self._lately, self._bytes = self._lately, {}, _size(caller, found)
-        self._lately[caller] = found
+
+def caller_of(ask: Ask) -> tuple[object, ...]:
+    """Return what the quotas that apply to an ask depend on."""
+    who = (ask.principal, ask.client_id, ask.ip, ask.broker, ask.listener, ask.cluster_action)
+    return (*who, ask.producer_ids is not None, *ask.usage)
 
 
 def _size(caller: tuple[object, ...], found: tuple[Match, ...]) -> int:
@@ -170,13 +175,13 @@ def decision_of(
     """
     if plan is None or answer is None:
         known = () if alone is None else (alone,)
-        decision = _decision(ask.mode, known, detail=ask.detail, sequential=sequential)
+        decision = combined(ask.mode, known, detail=ask.detail, sequential=sequential)
         return replace(decision, source="local") if known else decision, known
     if answer.kept is None:
-        mode, detail, named = ask.mode, ask.detail, [_named(charge) for charge in plan.charges]
+        mode, detail, all_named = ask.mode, ask.detail, [_named(charge) for charge in plan.charges]
     else:
-        mode, detail, named = msgpack.decode(answer.kept, type=tuple[Mode, bool, list[VerdictFields]])
-    verdicts = tuple(_verdict(name, result) for name, result in zip(named, answer.results, strict=True))
+        mode, detail, all_named = msgpack.decode(answer.kept, type=tuple[Mode, bool, list[VerdictFields]])
+    verdicts = tuple(_verdict(names, result) for names, result in zip(all_named, answer.results, strict=True))
     if any(result.reason == "store_full" for result in answer.results):  # such an answer is never kept
         verdicts = tuple(
             verdict_when_full(ask, charge.applied) if verdict.reason == "store_full" else verdict
@@ -184,10 +189,11 @@ def decision_of(
         )
     if alone is not None:
         verdicts = (alone, *verdicts)
-    return _decision(mode, verdicts, detail=detail, sequential=sequential), verdicts
+    return combined(mode, verdicts, detail=detail, sequential=sequential), verdicts
 
 
-def _decision(mode: Mode, verdicts: tuple[Verdict, ...], *, detail: bool, sequential: bool) -> Decision:
+def combined(mode: Mode, verdicts: tuple[Verdict, ...], *, detail: bool, sequential: bool) -> Decision:
+    """Return the decision that verdicts of the store make."""
     outcome, throttle_ms, limited_by = combine(verdicts, sequential=sequential)
     full = sum(verdict.reason == "store_full" for verdict in verdicts)
     source: Source = "fallback" if full else "store" if verdicts else "local"
@@ -214,13 +220,18 @@ def _hash(content: Content, secret: bytes) -> bytes:
 
 
 def _named(charge: Charge) -> VerdictFields:
-    found, quota = charge.applied, charge.applied.quota
-    return quota.key, found.entity, found.bucket, quota.limit, charge.enforcement, quota.shadow
+    return named(charge.applied, charge.enforcement)
 
 
-def _verdict(named: VerdictFields, result: ChargeResult) -> Verdict:
+def named(found: AppliedQuota, enforcement: Enforcement) -> VerdictFields:
+    """Return what the store does not say of a verdict."""
+    quota = found.quota
+    return quota.key, found.entity, found.bucket, quota.limit, enforcement, quota.shadow
+
+
+def _verdict(names: VerdictFields, result: ChargeResult) -> Verdict:
     return Verdict(
-        *named,
+        *names,
         result.outcome,
         result.throttle_ms,
         result.observed,

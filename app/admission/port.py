@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from app.admission.plain import PlainAsk
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
@@ -19,7 +20,13 @@ class Decider(Protocol):
     in a bucket that others share, or give back to one.
     """
 
-    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
+    def plain(self, ask: Ask) -> PlainAsk | None:
+        """Return an ask made ready, which serves equal ones while it is valid; None if it is not plain."""
+
+    def is_valid(self, plain: PlainAsk) -> bool:
+        """Return whether the quotas of a plain ask are still those that apply to it."""
+
+    async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order."""
 
     async def decide_in_full(

@@ -17,7 +17,7 @@ import structlog
 
 from app.admission.turns import FairTurns
 from app.domain.caller import ANYONE, Caller
-from app.store.port import Answer, Plan
+from app.store.port import PackedAnswer, PackedPlan, Plan
 
 log: Final = structlog.get_logger("quotagate.store")
 
@@ -27,7 +27,10 @@ QUANTUM: Final = 10
 ACCOUNTING: Final = frozenset({"record", "refund"})
 """The modes of asks for work that is done: they are sent even if nobody waits for the answer."""
 
-LateCallback = Callable[[int, Answer], None]
+WEIGHT: Final = 5
+"""The weight of a request, unless its answer is a plain admission, which takes a fifth of the time."""
+
+LateCallback = Callable[[int, PackedAnswer], None]
 """Called with the index of a plan and its answer, if the answer came after the request was finished."""
 
 DoneCallback = Callable[["Group", Exception | None], None]
@@ -50,6 +53,7 @@ class Group:
         is_done: whether it is finished, also because nobody waits for it any more.
         sent: how many plans have been put into a call.
         ids: how many producer ids its plans have.
+        weight: how long its answers take to give, in those of a plain ask.
         is_accounting: whether it has records or refunds, which are sent even if the caller has left.
     """
 
@@ -65,12 +69,13 @@ class Group:
         "plans",
         "sent",
         "since",
+        "weight",
         "within_s",
     )
 
     def __init__(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[Plan | PackedPlan],
         done: DoneCallback,
         late: LateCallback | None = None,
         caller: Caller = ANYONE,
@@ -85,9 +90,10 @@ class Group:
         self.on_behalf_of = on_behalf_of
         self.since = since
         self.within_s = within_s
-        self.answers: list[Answer] = []
+        self.answers: list[PackedAnswer] = []
         self.is_done = False
         self.sent = 0
+        self.weight = WEIGHT
         self.is_accounting = False
         self.ids = 0
         for plan in plans:
@@ -105,7 +111,7 @@ class Group:
         except Exception:
             log.exception("an answer could not be given")  # and the other requests of the call get theirs
 
-    def report_late(self, start: int, answers: Sequence[Answer]) -> None:
+    def report_late(self, start: int, answers: Sequence[PackedAnswer]) -> None:
         """Report the answers to its plans from ``start`` on, which came after it was finished."""
         try:
             for place, answer in enumerate(answers, start):
@@ -125,7 +131,7 @@ class Group:
             if plan.mode in ACCOUNTING
         ]
 
-    def _account(self, place: int, plan: Plan) -> Group:
+    def _account(self, place: int, plan: Plan | PackedPlan) -> Group:
         late = None if self.late is None else partial(_at_place, self.late, place)
         account = Group((plan,), self.done, late, self.caller, self.on_behalf_of, self.since)
         account.is_done = True
@@ -144,7 +150,7 @@ class Queue:
         self._untaken: list[Group] = []
         """Groups whose turns are not taken up, in the order of their arrival."""
         self._untaken_since = math.inf
-        self._ids = 0
+        self._ids = self._weight = 0
         self.asks = 0
         """How many asks are waiting."""
 
@@ -156,18 +162,20 @@ class Queue:
         self._untaken.append(group)
         self._untaken_since = min(self._untaken_since, group.since)
         self._ids += group.ids
+        self._weight += group.weight
         self.asks += len(group.plans) - group.sent
 
-    def take_all(self, groups: int, asks: int, ids: int) -> list[Group] | None:
+    def take_all(self, weight: int, asks: int, ids: int) -> list[Group] | None:
         """Remove and return all groups in the order of their arrival; None if there are more than these."""
-        if self._turns or len(self._untaken) > groups or self.asks > asks or self._ids > ids:
+        if self._turns or self._weight > weight or self.asks > asks or self._ids > ids:
             return None
         self.asks = 0
         return self._clear()
 
     def _clear(self) -> list[Group]:
         groups, self._untaken = self._untaken, []
-        self._untaken_since, self._ids = math.inf, 0
+        self._untaken_since = math.inf
+        self._ids = self._weight = 0
         return groups
 
     def _take_turns(self) -> None:
@@ -228,5 +236,5 @@ class Queue:
         return groups
 
 
-def _at_place(late: LateCallback, place: int, _own: int, answer: Answer) -> None:
+def _at_place(late: LateCallback, place: int, _own: int, answer: PackedAnswer) -> None:
     late(place, answer)

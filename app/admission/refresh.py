@@ -17,7 +17,8 @@ from app.admission.gather import CLOSE_WITHIN_S, MAX_ASKS, Gatherer
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.plan import Match, plan_of
 from app.domain.ask import Ask
-from app.store.port import Answer, Plan
+from app.store.encoding import decode_answer
+from app.store.port import PackedAnswer, Plan
 
 MAX_WAITING: Final = 10_000
 MAX_WAITING_IDS: Final = 200_000
@@ -86,6 +87,7 @@ class Refresher:
         self._ids -= first.plan.ids
         return first
 
-    def _came(self, asked: Sequence[RefreshRequest], place: int, answer: Answer) -> None:
+    def _came(self, asked: Sequence[RefreshRequest], place: int, packed: PackedAnswer) -> None:
+        answer = decode_answer(packed)
         if answer.error is None:
             self._logs.refreshed(asked[place].ask, asked[place].matches, answer)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 from app.domain.ask import Ask
-from app.domain.entity import ANY, Entity, Name, network_of
+from app.domain.entity import ANY, TYPES, Entity, Name, network_of
 from app.domain.quota import (
     KEYS,
     MAX_CONNECTION_CREATION_RATE,
@@ -64,14 +64,26 @@ def applied_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[Appli
     """The quotas that apply to an ask, in the order that breaks ties.
 
     A quota applies if the ask has its usage field and names the quota's entity.
+
+    This is what ``explained_quotas`` finds, by templates of the same ladders: a name is at most looked up.
     """
     applied = []
-    for entities, rungs in _asked(ask, quotas, rules):
-        for entity, bucket in rungs:
-            quota = entities.get(entity)
-            if quota is not None:
-                applied.append(_applied(quota, entity, bucket, ask))
-                break
+    parts: Parts | None = None
+    for key in KEYS.values():
+        entities = quotas.get(key.name)
+        if not entities or not _asks_for(key, ask):
+            continue
+        if parts is None:
+            parts = _parts(ask, rules)
+            shape = (ask.principal is None, ask.client_id is None, ask.ip is None, ask.broker is None)
+            listens = ask.listener is not None, _between_brokers(ask, rules)
+        for ladder in _templates(key.name, shape, listens):
+            for entity, bucket in ladder:
+                named: Any = (_chosen(parts, entity),)  # equal to the Entity of these parts
+                quota = entities.get(named)
+                if quota is not None:
+                    applied.append(_applied(quota, Entity(*named), Entity(_chosen(parts, bucket)), ask))
+                    break
     return applied
 
 
@@ -147,6 +159,64 @@ def listener_rungs(broker: str | None, listener: str) -> Iterator[tuple[Entity, 
     yield from own_rungs("listener", listener)
 
 
+Parts = tuple[tuple[str, Name], ...]
+"""The pairs of a type and a name of which an ask's entities are made; a template has indexes of these."""
+
+Template = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""A ladder by indexes of parts: pairs of the quota's entity and the bucket's."""
+
+_NETWORK: Final = 2 * len(TYPES)
+_DEFAULTS: Final[Parts] = tuple((type_, ANY) for type_ in TYPES)
+
+
+def _parts(ask: Ask, rules: MatchingRules) -> Parts:
+    """The pairs by index: the names of an ask, in the order of ``TYPES``, the defaults, and a network."""
+    return (
+        ("user", ask.principal or ""),
+        ("client-id", ask.client_id or ""),
+        ("ip", ask.ip or ""),
+        ("broker", ask.broker or ""),
+        ("listener", ask.listener or ""),
+        *_DEFAULTS,
+        ("ip", "" if ask.ip is None else network_of(ask.ip, rules.ipv6_prefix)),
+    )
+
+
+def _chosen(parts: Parts, indexes: tuple[int, ...]) -> Parts:
+    if len(indexes) == 1:
+        return (parts[indexes[0]],)
+    return tuple([parts[index] for index in indexes])
+
+
+@cache
+def _templates(
+    key: str, lacks: tuple[bool, bool, bool, bool], listens: tuple[bool, bool]
+) -> tuple[Template, ...]:
+    """The templates of a key's ladders, for an ask that has these names: the ladders of a made-up ask.
+
+    Args:
+        lacks: whether the ask has no principal, client-id, ip and broker.
+        listens: whether it has a listener, and whether that is the one between brokers.
+    """
+    principal, client_id, ip, broker = (
+        None if lacking else type_ for type_, lacking in zip(TYPES, lacks, strict=False)
+    )
+    listener = "listener" if listens[0] else None
+    made_up = Ask(principal=principal, client_id=client_id, ip=ip, broker=broker, listener=listener)
+    rules = MatchingRules(listener if listens[1] else None)
+    return tuple(
+        tuple((_indexes(entity), _indexes(bucket, in_bucket=True, of=entity)) for entity, bucket in rungs)
+        for rungs in _ladders(key, made_up, rules)
+    )
+
+
+def _indexes(entity: Entity, *, in_bucket: bool = False, of: Entity | None = None) -> tuple[int, ...]:
+    """The indexes of an entity's parts; an address in the bucket of a default is its network's."""
+    if in_bucket and entity.types == ("ip",) and entity != of:
+        return (_NETWORK,)
+    return tuple(TYPES.index(type_) + len(TYPES) * (name is ANY) for type_, name in entity.parts)
+
+
 def _asked(
     ask: Ask, quotas: Quotas, rules: MatchingRules
 ) -> Iterator[tuple[Mapping[Entity, Quota], Iterator[tuple[Entity, Entity]]]]:
@@ -186,9 +256,8 @@ def _asks_for(key: QuotaKey, ask: Ask) -> bool:
 
 
 def _applied(quota: Quota, entity: Entity, bucket: Entity, ask: Ask) -> AppliedQuota:
-    name = str(bucket)
-    type_, first = bucket.parts[0]
-    owner = str(Entity(((type_, first),))) if type_ == "user" else name
+    name = spelled = str(bucket)
+    owner = str(Entity(bucket.parts[:1])) if len(bucket.parts) > 1 and bucket.parts[0][0] == "user" else name
     if quota.scope == "broker" and "broker" not in bucket.types and ask.broker is not None:
         name = f"{name};{Entity.of(broker=ask.broker)}"
-    return AppliedQuota(quota, str(entity), name, owner)
+    return AppliedQuota(quota, spelled if entity == bucket else str(entity), name, owner)

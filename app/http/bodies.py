@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason, Source
@@ -63,6 +63,12 @@ class BatchBody(Struct, forbid_unknown_fields=True, gc=False):
     """Asks, which are decided in this order, each by itself."""
 
     asks: Annotated[list[AskBody], Meta(min_length=1, max_length=MAX_ASKS)]
+
+
+class RawBatchBody(Struct, forbid_unknown_fields=True, gc=False):
+    """A batch whose asks are not read yet."""
+
+    asks: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_ASKS)]
 
 
 class LimitedByBody(Struct, gc=False):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+from app.admission.plain import PlainAsk
 from app.admission.port import Decider
 from app.admission.slices import Slices, Work, step
 from app.domain.ask import Ask
@@ -11,7 +13,19 @@ from app.domain.caller import Caller
 from app.domain.errors import OutOfBoundsError
 from app.domain.grant import Grant
 from app.http.access import Access
-from app.http.wire import Clock, decode_ask, decode_batch, encode_decision, encode_decisions
+from app.http.bodies import MAX_IDS_IN_BATCH
+from app.http.known_bodies import KnownBodies
+from app.http.wire import (
+    STRIDE,
+    Clock,
+    SentAsk,
+    decode_ask,
+    decode_batch,
+    encode_decision,
+    encode_decisions,
+    read_ask,
+    split_batch,
+)
 
 ONE: Final = "/v1/decisions"
 BATCH: Final = "/v1/decisions:batch"
@@ -29,28 +43,75 @@ class DecisionRoutes:
         self._access = access
         self._clock = clock
         self._slices = slices
+        self._known = KnownBodies(admission)
 
     async def one(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide one ask."""
-        ask = await self._slices.run(caller.turn, step(lambda: decode_ask(body, self._clock)))
+        ask: Ask | PlainAsk
+        known = self._known.get(body) if grant.is_unrestricted else None
+        if known is not None:
+            self._access.demand(grant, "decide")
+            ask = known.ask
+        else:
+            ask = await self._slices.run(caller.turn, step(lambda: self._read(body, grant)))
         try:
-            (decision,) = await self._admission.decide((self._allowed(ask, grant, ""),), caller)
+            (decision,) = await self._admission.decide((ask,), caller)
         except OutOfBoundsError as outside:
             raise self._access.shared(grant, outside) from None
         return encode_decision(decision)
 
     async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide a batch of asks, in order, if all of them are allowed."""
-        asks = await self._slices.run(caller.turn, self._allowed_batch(body, grant))
+        asks = await self._slices.run(caller.turn, self._read_batch(body, grant))
         try:
             decisions = await self._admission.decide(asks, caller)
         except OutOfBoundsError as outside:
             raise self._access.shared(grant, outside, f"/asks/{outside.place}") from None
         return await self._slices.run(caller.turn, encode_decisions(decisions))
 
-    def _allowed_batch(self, body: bytes, grant: Grant) -> Work[list[Ask]]:
-        asks = yield from decode_batch(body, self._clock)
-        return [self._allowed(ask, grant, f"/asks/{place}") for place, ask in enumerate(asks)]
+    def _read(self, body: bytes, grant: Grant) -> Ask | PlainAsk:
+        """Return the ask in a body that is not known; remember the body if the ask is plain."""
+        sent = read_ask(body, self._clock)
+        ask = self._allowed(decode_ask(body, self._clock) if sent is None else sent.ask, grant, "")
+        return ask if sent is None or not grant.is_unrestricted else self._remembered(body, sent)
+
+    def _remembered(self, body: bytes, sent: SentAsk) -> Ask | PlainAsk:
+        plain = self._admission.plain(sent.ask)
+        if plain is None:
+            return sent.ask
+        if sent.ask.at_ms is None:  # no time comes again
+            self._known.add(body, plain, sent.ids)
+        return plain
+
+    def _read_batch(self, body: bytes, grant: Grant) -> Work[Sequence[Ask | PlainAsk]]:
+        """Return the asks of a batch."""
+        if grant.is_unrestricted and (asks := (yield from self._read_quickly(body, grant))):
+            return asks
+        sent = yield from decode_batch(body, self._clock)
+        return [self._allowed(ask, grant, f"/asks/{place}") for place, ask in enumerate(sent)]
+
+    def _read_quickly(self, body: bytes, grant: Grant) -> Work[list[Ask | PlainAsk] | None]:
+        """Return the asks of a batch, those that are known unread; None if anything is wrong."""
+        asks: list[Ask | PlainAsk] = []
+        ids = 0
+        for part in split_batch(body) or ():
+            known = self._known.get(part)
+            if known is not None:
+                asks.append(known.ask)
+                ids += known.ids
+            else:
+                sent = read_ask(part, self._clock)
+                if sent is None:
+                    return None
+                asks.append(self._remembered(part, sent))
+                ids += sent.ids
+            if not len(asks) % STRIDE:
+                yield
+        if ids > MAX_IDS_IN_BATCH:
+            return None
+        for place, ask in enumerate(asks):
+            self._allowed(ask.planned.ask if isinstance(ask, PlainAsk) else ask, grant, f"/asks/{place}")
+        return asks
 
     def _allowed(self, ask: Ask, grant: Grant, field: str) -> Ask:
         accounts = ask.cluster_action or ask.mode in ("record", "refund")

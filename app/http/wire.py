@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
-from typing import Final, Literal, NoReturn, TypeVar
+from typing import Final, Literal, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct
 
+from app.admission.plain import ADMITTED
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.digest import as_id
@@ -30,6 +31,7 @@ MAX_BODY: Final = 1024 * 1024
 NAMES: Final = ("principal", "client_id", "broker", "listener")
 _ASK: Final = msgspec.json.Decoder(bodies.AskBody)
 _BATCH: Final = msgspec.json.Decoder(bodies.BatchBody)
+_RAW_BATCH: Final = msgspec.json.Decoder(bodies.RawBatchBody)
 _ENCODER: Final = msgspec.json.Encoder()
 _ESCAPES: Final = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)")
 _NAMED: Final = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
@@ -44,9 +46,18 @@ _TYPES: Final = {
     "array": "a list",
     "object": "an object",
 }
+STRIDE: Final = 8
+"""How many asks of a batch are read or written in one step."""
 _LENGTHS: Final = {"str": "characters", "array": "entries"}
 read_address: Final = lru_cache(4096)(normalise_ip)
 """Cached: returns an address as RFC 5952 spells it; raises ``EntityError`` for anything else."""
+
+
+class SentAsk(NamedTuple):
+    """An ask, and how many producer ids were sent with it, counted as often as they came."""
+
+    ask: Ask
+    ids: int
 
 
 def wrong_name(name: str) -> str | None:
@@ -94,18 +105,44 @@ def decode_batch(body: bytes, clock: Clock) -> Generator[None, None, list[Ask]]:
     return asks
 
 
+def split_batch(body: bytes) -> list[bytes] | None:
+    """Return the asks of a batch, each as it was sent; None if the body is no batch.
+
+    The asks themselves are not read: ``decode_batch`` says what is wrong with any of them.
+    """
+    try:
+        return [bytes(ask) for ask in _RAW_BATCH.decode(body).asks]
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_ask(body: bytes, clock: Clock) -> SentAsk | None:
+    """Read one ask that is valid; None if anything is wrong: ``decode_ask`` says what."""
+    try:
+        sent = _ASK.decode(body)
+    except (ValueError, RecursionError):
+        return None
+    errors: list[FieldError] = []
+    ask = _ask(sent, clock, (), errors)
+    return None if errors else SentAsk(ask, len(sent.usage.producer_ids or ()))
+
+
 def encode_decision(decision: Decision) -> bytes:
     """Encode one decision."""
+    applied = decision.applied
+    if applied < len(ADMITTED) and decision is ADMITTED[applied]:
+        return _ADMITTED[applied]
     return _ENCODER.encode(_decision(decision))
 
 
 def encode_decisions(decisions: Iterable[Decision]) -> Generator[None, None, bytes]:
-    """Encode the decisions of a batch, one per step."""
+    """Encode the decisions of a batch, some per step."""
     written = []
     for decision in decisions:
-        written.append(_decision(decision))
-        yield
-    return _ENCODER.encode(bodies.DecisionsBody(written))
+        written.append(encode_decision(decision))
+        if not len(written) % STRIDE:
+            yield
+    return b'{"decisions":[' + b",".join(written) + b"]}"
 
 
 def _ask(sent: bodies.AskBody, clock: Clock, at: tuple[str | int, ...], errors: list[FieldError]) -> Ask:
@@ -285,3 +322,6 @@ def _field_error(fault: str) -> FieldError:
         return FieldError(pointer(*at), f"must {verb} at {most} {limit.removesuffix('.0')}{unit}")
     choices = f"one of {', '.join(MODES)}" if at[-1:] == ["mode"] else "deny"
     return FieldError(pointer(*at), f"must be {choices}")
+
+
+_ADMITTED: Final = [_ENCODER.encode(_decision(decision)) for decision in ADMITTED]

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
 from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
-from app.domain.quota import CONNECTION_CREATION_RATE, Quota
+from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, Quota
 from app.store.keys import reset_key, retry_key
-from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
+from app.store.port import (
+    Answer,
+    Charge,
+    ChargeResult,
+    PackedAnswer,
+    PackedPlan,
+    Plan,
+    StoreCalls,
+    StoreError,
+)
 
 _CALL: Final = struct.Struct("<BBd")
 _ASK: Final = struct.Struct("<BBdH")
 QUOTA: Final = struct.Struct("<BBHdddddd")
 _RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
+
+NUMBER: Final = struct.Struct("<d")
+_TIME_AT: Final = 2
+_USAGE_AT: Final = 12
+"""Where the caller's time lies in the bytes of an ask, and the usage in those of a charge."""
+
+OBSERVED, REMAINING, REMEMBERED, FILL = 3, 4, 5, 6
+VALUES: Final = 7
+"""What ``admitted_values`` reads of each quota: outcome, reason, clock and layers, and the numbers above."""
+VALUES_OF: Final = [struct.Struct("<B" + "BBB8xdd8xdd" * quotas) for quotas in range(len(KEYS) + 3)]
+"""How these are read, by the number of quotas; two keys may match twice."""
+
 ORDER_STEP: Final = 128
 """How far the order advances from call to call: by more than the asks of any call."""
 _LAYER: Final = 4
@@ -32,15 +54,15 @@ def encode_call(*, caller_clock: bool, sequential: bool, logged: bool, max_ids: 
     return _CALL.pack(caller_clock, sequential + 2 * logged, max_ids)
 
 
-def decode_reply(reply: Sequence[Any], *, logged: bool) -> list[Answer]:
+def read_reply(reply: Sequence[Any], *, logged: bool) -> list[PackedAnswer]:
     """The answers of a call; in a logged call each has its place in the store's order."""
     at_ms = reply[0]
     if not logged:
-        return [decode_answer(packed, at_ms) for packed in reply[1:]]
+        return [PackedAnswer(packed, at_ms) for packed in reply[1:]]
     answers = len(reply) // 2 - 1
     first = reply[answers + 1] * ORDER_STEP
     return [
-        decode_answer(packed, at_ms, first + place if first else None, id_outcomes)
+        PackedAnswer(packed, at_ms, first + place if first else None, id_outcomes)
         for place, (packed, id_outcomes) in enumerate(
             zip(reply[1 : answers + 1], reply[answers + 2 :], strict=True)
         )
@@ -62,12 +84,11 @@ def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
     return keys, b"".join(packed)
 
 
-def decode_answer(
-    packed: bytes, at_ms: int = 0, order: int | None = None, id_outcomes: bytes = b""
-) -> Answer:
+def decode_answer(answer: PackedAnswer) -> Answer:
     """One answer of the script."""
+    packed, at_ms, order = answer.packed, answer.at_ms, answer.order
     if packed[0] == 0:
-        return Answer(_decode_results(packed[1:]), None, None, at_ms, order, id_outcomes)
+        return Answer(_decode_results(packed[1:]), None, None, at_ms, order, answer.id_outcomes)
     if packed[0] == 2:
         return Answer((), error=StoreError("response", packed[1:].decode(errors="replace")))
     (length,) = _CONTEXT.unpack_from(packed, 1)
@@ -75,7 +96,49 @@ def decode_answer(
     return Answer(_decode_results(packed[3 + length :]), context, None, at_ms, order)
 
 
+async def packed_answers_of(store: StoreCalls, plans: Sequence[Plan | PackedPlan]) -> list[PackedAnswer]:
+    """The answers of a call, for who can wait for them.
+
+    Raises:
+        StoreError: no answer, or an error for one; a late call may still be counted.
+    """
+    came: asyncio.Future[list[PackedAnswer] | Exception] = asyncio.get_running_loop().create_future()
+    store.ask(plans, lambda answers: None if came.done() else came.set_result(answers))
+    answers = await came
+    if isinstance(answers, Exception):
+        raise answers
+    return answers
+
+
+async def answers_of(store: StoreCalls, plans: Sequence[Plan | PackedPlan]) -> list[Answer]:
+    """The answers of a call as ``packed_answers_of`` gets them, unpacked."""
+    return [decode_answer(answer) for answer in await packed_answers_of(store, plans)]
+
+
+def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Sequence[float] | None:
+    """The numbers of an answer in which every quota admits; None of any other.
+
+    None too, if there is more to say: the answer was kept, a clock was corrected, debt was forgiven.
+
+    Args:
+        forgiving: for each quota of the ask, whether it is a token bucket, whose debt can be forgiven.
+
+    Returns:
+        seven for each quota, ``VALUES`` says which, after the first.
+    """
+    if packed[0]:
+        return None
+    values: Sequence[float] = VALUES_OF[len(forgiving)].unpack(packed)
+    at = 1
+    for forgives in forgiving:
+        if values[at] or values[at + 1] or values[at + 2] % _LAYER or (forgives and values[at + FILL]):
+            return None
+        at += VALUES
+    return values
+
+
 def _encode_charge(plan: Plan, charge: Charge) -> bytes:
+    """What the argument of a plan says of a charge, without its ids."""
     quota = charge.applied.quota
     flags = (
         _DENY * (charge.enforcement == "deny")
@@ -138,12 +201,26 @@ def _result(
     )
 
 
-def encode_plans(plans: Sequence[Plan]) -> tuple[list[bytes], list[bytes]]:
+def pieces_of(argument: bytes, charges: int) -> tuple[bytes, ...]:
+    """Cut the argument of a plan without ids at the numbers that differ between the asks of a caller.
+
+    The caller's time, then the usage of each charge, belong between the pieces, each packed as a ``NUMBER``.
+    """
+    cuts = [_TIME_AT, *(_ASK.size + at * QUOTA.size + _USAGE_AT for at in range(charges))]
+    begins = [0, *(cut + NUMBER.size for cut in cuts)]
+    return tuple(argument[begin:end] for begin, end in zip(begins, [*cuts, None], strict=True))
+
+
+def encode_plans(plans: Sequence[Plan | PackedPlan]) -> tuple[list[bytes], list[bytes]]:
     """The keys and the arguments of a call, in order."""
     keys: list[bytes] = []
     arguments = []
     for plan in plans:
-        plan_keys, argument = encode_plan(plan)
-        keys += plan_keys
-        arguments.append(argument)
+        if isinstance(plan, PackedPlan):
+            keys += plan.keys
+            arguments.append(plan.argument)
+        else:
+            plan_keys, argument = encode_plan(plan)
+            keys += plan_keys
+            arguments.append(argument)
     return keys, arguments

@@ -46,7 +46,7 @@ def bucket_key(applied: AppliedQuota) -> bytes:
     It has the fields whose change resets the bucket, and the epoch of the last such change.
     """
     quota = applied.quota
-    identity = ".".join(str(part) for part in (*quota.identity, quota.epoch))
+    identity = ".".join(map(str, (*quota.identity, quota.epoch)))
     return f"{PREFIX}:{{{short(applied.owner)}}}:{quota.key}:{short(applied.bucket)}:{identity}".encode()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
@@ -78,6 +77,15 @@ class Plan(Struct, frozen=True):
             force_setattr(self, "ids", ids // 32)
 
 
+class PackedPlan(Struct, frozen=True):
+    """A plan in the bytes that the store takes (``app.store.encoding``), kept for asks that are equal."""
+
+    keys: tuple[bytes, ...]
+    argument: bytes
+    ids: int = 0
+    mode: Mode = "admit"
+
+
 class ChargeResult(Struct, frozen=True):
     """What the store answers to one charge.
 
@@ -130,6 +138,15 @@ class Answer(Struct, frozen=True):
     id_outcomes: bytes = b""
 
 
+class PackedAnswer(Struct, frozen=True):
+    """What the store answers to one plan, in its bytes; ``app.store.encoding`` makes an ``Answer`` of it."""
+
+    packed: bytes
+    at_ms: int = 0
+    order: int | None = None
+    id_outcomes: bytes = b""
+
+
 class Memory(NamedTuple):
     """The memory that a store uses, and the most that it may use, in bytes; 0 if that has no bound."""
 
@@ -163,7 +180,7 @@ class Fault(NamedTuple):
     detail: str
 
 
-Came = Callable[[list[Answer] | Exception], None]
+Came = Callable[[list[PackedAnswer] | Exception], None]
 """Called with the answers of a call, or with the error in their place: mostly a ``StoreError``."""
 
 
@@ -173,7 +190,7 @@ class StoreCalls(Protocol):
     The store itself offers them, and so does the circuit in front of it (``app.admission.circuit``).
     """
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan | PackedPlan], done: Came) -> None:
         """Decide plans in order, each atomically, in one round trip on the open connection.
 
         Args:
@@ -228,17 +245,3 @@ class Store(StoreCalls, Protocol):
 
     async def close(self) -> None:
         """Close the connections."""
-
-
-async def answers_of(store: StoreCalls, plans: Sequence[Plan]) -> list[Answer]:
-    """The answers of a call, for who can wait for them.
-
-    Raises:
-        StoreError: no answer, or an error for one; a late call may still be counted.
-    """
-    came: asyncio.Future[list[Answer] | Exception] = asyncio.get_running_loop().create_future()
-    store.ask(plans, lambda answers: None if came.done() else came.set_result(answers))
-    answers = await came
-    if isinstance(answers, Exception):
-        raise answers
-    return answers

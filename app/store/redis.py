@@ -29,10 +29,21 @@ from redis.exceptions import (
 )
 
 from app.store.connection import GREET_WITHIN_S, Command, Connection, Done
-from app.store.encoding import ORDER_STEP, decode_reply, encode_call, encode_plans
+from app.store.encoding import ORDER_STEP, answers_of, encode_call, encode_plans, read_reply
 from app.store.keys import BIRTH_KEY, ORDER_KEY, PROBE_KEY, RESETS_KEY, reset_key
 from app.store.library import Library, MissingFunctionError, call_function, keep_only_used
-from app.store.port import NONE_KNOWN, Answer, Came, Fault, Mark, Memory, Plan, StoreError, answers_of
+from app.store.port import (
+    NONE_KNOWN,
+    Answer,
+    Came,
+    Fault,
+    Mark,
+    Memory,
+    PackedAnswer,
+    PackedPlan,
+    Plan,
+    StoreError,
+)
 from app.store.script import FORGET, MARK, SCRIPT, text
 
 OLDEST: Final = (7, 0)
@@ -115,7 +126,7 @@ class RedisStore:
         self.memory: Memory | None = None
         """The memory that the last examination found in use; None if that is unknown."""
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan | PackedPlan], done: Came) -> None:
         """Decide plans in order, each atomically, in one round trip on the open connection.
 
         Args:
@@ -143,11 +154,11 @@ class RedisStore:
 
         self._send(call, came)
 
-    def _answers(self, reply: Any) -> list[Answer] | Exception:
+    def _answers(self, reply: Any) -> list[PackedAnswer] | Exception:
         if isinstance(reply, Exception):
             return reply
         try:
-            answers = decode_reply(reply, logged=self._logged)
+            answers = read_reply(reply, logged=self._logged)
         except Exception as error:  # noqa: BLE001  a reply of another script; the caller names it
             return error
         self.now_ms = reply[0]

@@ -23,11 +23,13 @@ from app.http.access import Access
 from app.http.decisions import DecisionRoutes
 from app.http.hot import HotRoute
 from app.http.intake import Intake
-from app.store.port import NONE_KNOWN, Answer, Came, ChargeResult, Fault, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Came, ChargeResult, Fault, StoreError
+from tests.packed import packed
 
 BODY = b'{"principal": "alice", "client_id": "etl", "usage": {"requests": 1}}'
 ROUNDS, REQUESTS = 7, 2_000
 ADMIT = ChargeResult("admit", 0, None, 0, 0.1, 99.0, None, 0, 0.0)
+ADMITTED = packed(Answer((ADMIT,)))
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
 
@@ -36,8 +38,8 @@ class InstantStore:
 
     lost: Callable[[StoreError], None]
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
-        asyncio.get_running_loop().call_soon(done, [Answer((ADMIT,)) for _ in plans])
+    def ask(self, plans: Sequence[Any], done: Came) -> None:
+        asyncio.get_running_loop().call_soon(done, [ADMITTED] * len(plans))
 
     def silent_since(self) -> None: ...
 

@@ -21,8 +21,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from app.admission import metrics, plain
+from app.admission.admission import count_answer
 from app.admission.fallback import verdict_when_full
-from app.admission.plan import Match, decision_of, matches_of, plan_of, renewal_plan, restricted_matches
+from app.admission.plain import PlainAsk
+from app.admission.plan import (
+    Match,
+    Matches,
+    decision_of,
+    matches_of,
+    plan_of,
+    renewal_plan,
+    restricted_matches,
+)
 from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
 from app.domain.caller import ANYONE, Caller
@@ -33,8 +44,10 @@ from app.domain.ladder import MatchingRules
 from app.domain.oracle import Bucket, IdsBucket, Oracle, TokensBucket
 from app.domain.producer_ids import ProducerIds
 from app.domain.quota import KEYS, MAX_THROTTLE_MS, Quota
+from app.store import encoding
+from app.store.encoding import decode_answer, encode_plan, packed_answers_of
 from app.store.keys import RESETS_KEY
-from app.store.port import Answer, Charge, ChargeResult, Plan
+from app.store.port import Answer, Charge, ChargeResult, PackedAnswer, PackedPlan, Plan
 from app.store.redis import RedisStore
 from app.store.script import LOOK_EVERY_MS, SCRIPT
 from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
@@ -65,6 +78,7 @@ MUST_MEET = (
     "deny in a shared bucket",
     "refund",
     "shadow",
+    "short way",
     *(f"full: {what}" for what in ("admitted", "throttled", "recorded", "an old bucket", "no new segment")),
     "forgiven by a charge",
     "forgiven by a refund",
@@ -122,6 +136,7 @@ class Machine(RuleBasedStateMachine):
         for store in (self.store, self.timed):
             self.loop.run_until_complete(store.connect())
         self.loop.run_until_complete(self.timed.examine())  # a full store takes no library
+        self.short_quotas: dict[str, dict[Entity, Quota]] | None = None
         self.quotas: dict[str, dict[Entity, Quota]] = {}
         for key in KEYS:
             places = entities_of(key)
@@ -417,17 +432,27 @@ class Machine(RuleBasedStateMachine):
             return
         store = self.timed if timed else self.store
         before = self._server_time()
-        decided_by_store: list[Answer] = []
-        while len(decided_by_store) < len(wanted):
-            came = self.loop.run_until_complete(store.decide(wanted[len(decided_by_store) :]))
-            self.met["in pieces"] += len(came) < len(wanted)
+        short = [self._short(ask, caller, plan) for ask, plan in zip(asks, plans, strict=True)]
+        sent: list[Plan | PackedPlan] = [
+            its.planned.plan if its and its.planned.plan else plan
+            for its, plan in zip(short, plans, strict=True)
+            if plan is not None
+        ]
+        decided_by_store: list[PackedAnswer] = []
+        while len(decided_by_store) < len(sent):
+            came = self.loop.run_until_complete(packed_answers_of(store, sent[len(decided_by_store) :]))
+            self.met["in pieces"] += len(came) < len(sent)
             decided_by_store += came
         answers = iter(decided_by_store)
         now = store.now_ms if timed else self.now
         if timed and not before <= now <= self._server_time():
             raise Difference(f"decided at {now}, not by the store's clock")
-        for ask, plan in zip(asks, plans, strict=True):
-            self._compare(ask, caller, plan, None if plan is None else next(answers), now)
+        for ask, plan, its in zip(asks, plans, short, strict=True):
+            packed = None if plan is None else next(answers)
+            answer = None if packed is None else decode_answer(packed)
+            decision = self._compare(ask, caller, plan, answer, now)
+            if its is not None and plan is not None and packed is not None and answer is not None:
+                self._compare_short(ask, its, plan, packed, decision)
         for charge in itertools.chain.from_iterable(plan.charges for plan in wanted):
             if self.redis.pttl(charge.key) == -1:
                 raise Difference(f"no expiry on {charge.key!r}")
@@ -435,6 +460,51 @@ class Machine(RuleBasedStateMachine):
     def _plan(self, ask: Ask, caller: Caller, place: int) -> Plan | None:
         matches = restricted_matches(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, place)
         return plan_of(ask, matches, SECRET, caller.key)
+
+    def _short(self, ask: Ask, caller: Caller, plan: Plan | None) -> PlainAsk | None:
+        """Make an ask ready for the short way, if it is plain; its bytes are the same."""
+        if self.quotas != self.short_quotas:
+            self.short_quotas = {key: dict(its) for key, its in self.quotas.items()}
+            self.short = plain.PlainAsks(Matches(self.short_quotas, RULES), SECRET)
+        for its in (replace(ask, deny=not ask.deny), ask):
+            ready = None if caller.bound_to else self.short.of(its)  # the second shares nothing of the first
+        if ready is None:
+            return None
+        sent = ready.planned.plan
+        if plan is None or sent is None:
+            same = plan is None and sent is None
+        else:
+            assert isinstance(sent, PackedPlan)
+            same = ([*sent.keys], sent.argument) == encode_plan(plan) and sent.ids == plan.ids
+        if not same:
+            raise Difference(f"{ask}\nthe short way sends {sent}\nthe readable way {plan}")
+        return ready
+
+    def _compare_short(
+        self, ask: Ask, its: PlainAsk, plan: Plan, packed: PackedAnswer, decision: Decision
+    ) -> None:
+        """The short way takes an answer for an admission if it is one and there is no more to it."""
+        answer, quotas = decode_answer(packed), its.quotas
+        values = encoding.admitted_values(packed.packed, quotas.forgiving)
+        has_more = any(
+            result.correction or (charge.applied.quota.algorithm == "token_bucket" and result.forgiven)
+            for charge, result in zip(plan.charges, answer.results, strict=True)
+        )
+        admitted = decision.decision == "admit" and decision.source == "store" and not has_more
+        if admitted is (values is None):
+            raise Difference(f"{ask}\nshort way: {values}\noracle:    {decision}")
+        if values is None:
+            return
+        self.met["short way"] += 1
+        got = plain.admission_of(its.planned, values)
+        if got != decision:
+            raise Difference(f"{ask}\nshort way: {got}\noracle:    {decision}")
+        short, readable = metrics.Metrics(clock=lambda: 0.0), metrics.Metrics(clock=lambda: 0.0)
+        short.count_admission(quotas.places, values)
+        _, verdicts = decision_of(ask, plan, answer, sequential=self.sequential)
+        count_answer(readable, ask, its.planned.matches, plan, answer, decision, verdicts)
+        if short._counts != readable._counts:
+            raise Difference(f"{ask}\nshort way: {short._counts}\nreadable:  {readable._counts}")
 
     def _compare_refusal(self, ask: Ask, caller: Caller, refused: OutOfBoundsError) -> None:
         try:
@@ -446,7 +516,9 @@ class Machine(RuleBasedStateMachine):
             raise Difference(f"{ask}\nrefused: {refused}\noracle:  {expected}") from None
         raise Difference(f"{ask}\nrefused: {refused}\noracle:  {decision}")
 
-    def _compare(self, ask: Ask, caller: Caller, plan: Plan | None, answer: Answer | None, now: int) -> None:
+    def _compare(
+        self, ask: Ask, caller: Caller, plan: Plan | None, answer: Answer | None, now: int
+    ) -> Decision:
         kept = answer is not None and answer.kept is not None
         segments, live = self._segments(), sum(len(live) for _, live in self._filters(plan, now))
         expected = self.oracle.decide(ask, self.quotas, RULES, now, caller)
@@ -465,6 +537,7 @@ class Machine(RuleBasedStateMachine):
         self.met["deny in a shared bucket"] += not kept and any(strict)
         if plan is not None and answer is not None and not kept:
             self._look_inside(ask, plan, answer, expected, now)
+        return expected
 
     def _look_inside(self, ask: Ask, plan: Plan, answer: Answer, expected: Decision, now: int) -> None:
         """Compare what decisions do not show: forgiven debts, remembered ids, live layers, clocks."""

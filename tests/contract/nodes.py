@@ -18,9 +18,9 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from app.admission.local import LocalAnswers, LocalVerdict
+from app.admission.local import LocalAnswers
 from app.admission.metrics import Metrics
-from app.admission.plan import Match, decision_of, matches_of, plan_of
+from app.admission.plan import LocalVerdict, Match, decision_of, matches_of, plan_of
 from app.admission.queue import LateCallback
 from app.domain import known_ids
 from app.domain.ask import Ask, Mode
@@ -31,8 +31,9 @@ from app.domain.ladder import MatchingRules, Quotas
 from app.domain.oracle import IdsBucket, Oracle, key_of
 from app.domain.quota import Layers, Quota
 from app.domain.usage import ids_of, spreads_of
+from app.store.encoding import decode_answer, packed_answers_of
 from app.store.keys import RESETS_KEY
-from app.store.port import Answer, Mark, Plan, StoreError
+from app.store.port import Answer, Mark, PackedAnswer, Plan, StoreError
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
 from tests.contract.machine import Difference
@@ -383,13 +384,13 @@ class Nodes(RuleBasedStateMachine):
 
     async def decide(
         self, plans: Sequence[Plan], late: LateCallback
-    ) -> tuple[list[Answer], StoreError | None]:
+    ) -> tuple[list[PackedAnswer], StoreError | None]:
         """Renewals of a node, as its gatherer sends them."""
         del late
         timed = [msgspec.structs.replace(plan, at_ms=self.now) for plan in plans]
-        answers = await self.store.decide(timed)
+        answers = await packed_answers_of(self.store, timed)
         for plan, answer in zip(timed, answers, strict=True):
-            self._compare_renewal(plan, answer)
+            self._compare_renewal(plan, decode_answer(answer))
         return [msgspec.structs.replace(answer, at_ms=self.now) for answer in answers], None
 
     def _decide(self, plans: Sequence[Plan]) -> list[Answer]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
+from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
+from app.admission import metrics, plain
+from app.store import encoding
 from app.store.script import SCRIPT
 from tests.contract.machine import AT_LEAST, MUST_MEET, Difference, run
 from tests.report import say
@@ -108,6 +113,29 @@ FAULTS = {
 }
 
 
+SHORT_WAY_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
+    "a shadow quota on the short way": (plain, "if any(quota.shadow or quota.key ==", "if any(quota.key =="),
+    "deny left out of what asks share": (plain, "(ask.deny, *[id", "(*[id"),
+    "a recheck on the short way": (plain, "(ask.recheck or ask.cluster_action)", "ask.cluster_action"),
+    "remaining for observed in the detail": (plain, "* place + OBSERVED]", "* place + REMAINING]"),
+    "a record on the short way": (plain, 'ask.mode == "admit"', 'ask.mode in ("admit", "record")'),
+    "a cluster action with everybody's quotas": (
+        plain,
+        "matches = self._matches.of(ask)",
+        "matches = self._matches.of(replace(ask, cluster_action=True))",
+    ),
+    "the caller's time left out": (plain, "NUMBER.pack(ask.at_ms or 0)", "NUMBER.pack(0)"),
+    "usage in the place of the limit": (encoding, "_USAGE_AT: Final = 12", "_USAGE_AT: Final = 4"),
+    "a wait taken for an admission": (encoding, "if values[at] or values", "if values"),
+    "a policy's answer taken for the store's": (encoding, "or values[at + 1] or", "or"),
+    "a corrected clock overlooked": (encoding, "values[at + 2] % _LAYER or ", ""),
+    "forgiven debt overlooked": (encoding, "(forgives and values[at + FILL])", "False"),
+    "a metric of another number": (metrics, "now, values[at + OBSERVED])", "now, values[at + REMAINING])"),
+    "a metric left out": (metrics, "touch(counts.fills, bucket, now, values[at + FILL])", "pass"),
+}
+"""Faults of the short way of plain asks: in which module, what is right, and what is wrong."""
+
+
 def test_store_and_oracle_agree_in_3000_steps() -> None:
     """The short run of `make test`, which meets rare cases too seldom to require them."""
     met: Counter[str] = Counter()
@@ -148,6 +176,23 @@ def test_planted_fault_is_found(fault: str) -> None:
     assert SCRIPT.count(right) == 1, "the fault must be planted in one place"
     with running("valkey") as url, pytest.raises(Difference):
         run(url, examples=400, steps=50, script=SCRIPT.replace(right, wrong), shrink=False)
+
+
+@pytest.mark.timeout(3600)  # some seconds on an idle machine
+@pytest.mark.parametrize("fault", SHORT_WAY_FAULTS)
+def test_planted_fault_in_the_short_way_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that finds the short way equal to the readable one finds each difference."""
+    module, right, wrong = SHORT_WAY_FAULTS[fault]
+    source = inspect.getsource(module)
+    assert source.count(right) == 1, "the fault must be planted in one place"
+    faulty = {**vars(module), "replace": replace}
+    exec(compile(source.replace(right, wrong), str(module.__file__), "exec"), faulty)
+    for user in (encoding, plain, metrics):
+        for name, value in vars(user).items():
+            if getattr(value, "__module__", None) == module.__name__ and name in faulty:
+                monkeypatch.setattr(user, name, faulty[name])
+    with running("valkey") as url, pytest.raises(Difference):
+        run(url, examples=400, steps=50, shrink=False)
 
 
 def rare(met: Counter[str]) -> dict[str, int]:

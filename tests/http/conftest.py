@@ -21,6 +21,7 @@ from httpx import ASGITransport, AsyncClient
 from app.admission.caller_clock import CallerClock
 from app.admission.errors import OverloadedError
 from app.admission.metrics import Metrics
+from app.admission.plain import PlainAsk
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
@@ -66,7 +67,12 @@ class Admission:
     held: asyncio.Event | None = None
     full: tuple[Decision, tuple[Quota, ...]] | None = None
 
-    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
+    def plain(self, ask: Ask) -> PlainAsk | None: ...
+
+    def is_valid(self, plain: PlainAsk) -> bool:
+        raise AssertionError(f"no ask was plain, but {plain}")
+
+    async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         if self.broken:
             raise RuntimeError("a secret of the machine room")
         if self.overloaded is not None:
@@ -77,7 +83,7 @@ class Admission:
             await self.held.wait()
             self.waiting -= 1
         self.calls += 1
-        self.asked += asks
+        self.asked += [ask for ask in asks if isinstance(ask, Ask)]
         return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
 
     async def decide_in_full(

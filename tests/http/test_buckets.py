@@ -20,6 +20,7 @@ from app.http.access import Access
 from app.http.buckets import router
 from app.store.port import NONE_KNOWN, Answer, Came, ChargeResult, Plan, StoreError
 from tests.http.application import KEY, app_with, fields
+from tests.packed import packed
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
 QUOTAS = {
@@ -37,10 +38,10 @@ class Counters:
         self.error: StoreError | None = None
         self.unreadable: StoreError | None = None
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Any], done: Came) -> None:
         self.plans += plans
         said = ChargeResult("admit", 0, None, 0, 2.0, 3.0, None, 4, 0.5, 1)
-        answers = [Answer((said,) * len(plan.charges), error=self.unreadable) for plan in plans]
+        answers = [packed(Answer((said,) * len(plan.charges), error=self.unreadable)) for plan in plans]
         asyncio.get_running_loop().call_soon(done, self.error or answers)
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:

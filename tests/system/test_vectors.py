@@ -25,7 +25,7 @@ from app.domain.quota_value import resolve
 from app.domain.shape import Shape
 from app.domain.usage import usage_of
 from tests import service
-from tests.drivers import Driver, HttpDriver, OracleDriver
+from tests.drivers import Driver, HttpDriver, OracleDriver, PlainDriver
 from tests.false_seen import false_seen
 from tests.pushing import pushed
 from tests.report import say
@@ -34,7 +34,7 @@ from tests.volume_vectors import VOLUMES
 FILE: Final = Path(__file__).parents[1] / "vectors" / "kafka.yaml"
 GIVEN: Final = Path(__file__).parents[3] / "shared" / "vectors" / "kafka.yaml"
 INTER_BROKER: Final = "REPLICATION"
-DRIVERS: Final = ("oracle", "http")
+DRIVERS: Final = ("oracle", "http", "plain")
 
 
 class Vector(dict[str, Any]):
@@ -577,7 +577,7 @@ def quotagates() -> Iterator[Callable[[str], Quotagate]]:
         rules = MatchingRules(inter_broker_listener=INTER_BROKER)
 
         @cache
-        def node(combine: str) -> Driver:
+        def node(combine: str, _of: str) -> Driver:
             settings = {
                 "QUOTAGATE_CLOCK": "caller",
                 "QUOTAGATE_COMBINE_DELAYS": combine,
@@ -588,7 +588,14 @@ def quotagates() -> Iterator[Callable[[str], Quotagate]]:
         def quotagate(name: str) -> Quotagate:
             if name == "oracle":
                 return Quotagate(OracleDriver(rules), lambda: OracleDriver(rules, sequential=True))
-            return Quotagate(node("max"), lambda: node("sequential"))
+            if name == "http":
+                return Quotagate(node("max", name), lambda: node("sequential", name))
+            return Quotagate(plain("max"), lambda: plain("sequential"))
+
+        @cache
+        def plain(combine: str) -> Driver:
+            oracle = OracleDriver(rules, sequential=combine == "sequential")
+            return PlainDriver(node(combine, "plain"), oracle)
 
         yield quotagate
 

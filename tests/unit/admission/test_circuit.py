@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from app.admission import circuit
 from app.admission.circuit import SETTLED_S, Circuit
 from app.admission.metrics import Metrics
-from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, StoreError, answers_of
+from app.store.encoding import answers_of
+from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, StoreError
+from tests.packed import packed
 
 PLAN = Plan("admit", ())
 
@@ -38,10 +41,10 @@ class Store:
     def give_up(self, error: StoreError) -> None:
         self.given_up.append(error.reason)
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Any], done: Came) -> None:
         self.calls += 1
         self._fail()
-        asyncio.get_running_loop().call_soon(done, self.call_error or [Answer(()) for _ in plans])
+        asyncio.get_running_loop().call_soon(done, self.call_error or [packed(Answer(())) for _ in plans])
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> None:
         self.forgotten += keys

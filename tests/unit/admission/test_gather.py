@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from app.admission.errors import CallerGoneError, OverloadedError
-from app.admission.gather import MAX_ASKS, MAX_IDS, MAX_PARTS, Gatherer
+from app.admission.gather import MAX_ASKS, MAX_IDS, MAX_WEIGHT, Gatherer
 from app.admission.patience import BUSY_PATIENCE_S, Moment
-from app.admission.queue import DoneCallback, Group
+from app.admission.queue import WEIGHT, DoneCallback, Group
 from app.domain.ask import Mode
 from app.domain.caller import Caller
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Quota
-from app.store.port import NONE_KNOWN, Answer, Came, Charge, Plan, StoreError
+from app.store.port import NONE_KNOWN, Came, Charge, PackedAnswer, Plan, StoreError
 
 QUOTA = Quota("producer_ids_rate", 5, "producer_ids", "deny")
 
@@ -45,7 +45,7 @@ class SlowStore:
         self.called_at = 0.0
         self.looks = 0
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Any], done: Came) -> None:
         self.calls.append([p.context.decode() for p in plans])
         loop = asyncio.get_running_loop()
         gate: asyncio.Future[None] = loop.create_future()
@@ -54,7 +54,7 @@ class SlowStore:
         self.news.put_nowait(None)
 
         def opened(gate: asyncio.Future[None]) -> None:
-            done(gate.exception() or [Answer((), kept=p.context) for p in plans[: self.most]])  # type: ignore[arg-type]
+            done(gate.exception() or [PackedAnswer(p.context) for p in plans[: self.most]])  # type: ignore[arg-type]
 
         gate.add_done_callback(opened)
 
@@ -100,8 +100,8 @@ async def test_asks_that_wait_during_a_call_share_the_next_one() -> None:
     store.gates[0].set_result(None)
     await store.until_called(2)
     store.gates[1].set_result(None)
-    assert (await first)[0] == [Answer((), kept=b"a")]
-    assert [(await other)[0] for other in others] == [[Answer((), kept=n)] for n in (b"b", b"c", b"d")]
+    assert (await first)[0] == [PackedAnswer(b"a")]
+    assert [(await other)[0] for other in others] == [[PackedAnswer(n)] for n in (b"b", b"c", b"d")]
     assert store.calls == [["a"], ["b", "c", "d"]]
 
 
@@ -115,7 +115,7 @@ async def test_large_batch_keeps_its_order_and_lets_others_pass() -> None:
     for call in range(3):
         await store.until_called(call + 1)
         store.gates[call].set_result(None)
-    assert [answer.kept for answer in (await batch)[0]] == [str(n).encode() for n in range(250)]
+    assert [answer.packed for answer in (await batch)[0]] == [str(n).encode() for n in range(250)]
     assert (await single)[1] is None
     assert [len(call) for call in store.calls] == [MAX_ASKS, MAX_ASKS, 51]
     assert "single" in store.calls[1] + store.calls[2][:1]
@@ -153,7 +153,7 @@ async def test_call_ends_at_the_first_ask_that_does_not_fit_so_that_no_caller_ov
 async def test_answers_after_the_budget_are_reported_late_and_not_returned() -> None:
     store = SlowStore()
     gathering = gatherer(store, budget_s=0.001)
-    reported: list[tuple[int, Answer]] = []
+    reported: list[tuple[int, PackedAnswer]] = []
     answers, failure = await gathering.decide(
         [plan("a"), plan("b")], lambda place, answer: reported.append((place, answer))
     )
@@ -162,7 +162,7 @@ async def test_answers_after_the_budget_are_reported_late_and_not_returned() -> 
     store.gates[0].set_result(None)
     await gathering.close()
     assert answers == []
-    assert reported == [(0, Answer((), kept=b"a")), (1, Answer((), kept=b"b"))]
+    assert reported == [(0, PackedAnswer(b"a")), (1, PackedAnswer(b"b"))]
 
 
 async def test_late_answers_of_a_large_batch_are_reported_by_index() -> None:
@@ -196,7 +196,7 @@ async def test_asks_during_an_overdue_call_are_answered_and_never_sent() -> None
     again = asyncio.create_task(gathering.decide([plan("d")]))
     await store.until_called(2)
     store.gates[1].set_result(None)
-    assert await again == ([Answer((), kept=b"d")], None)
+    assert await again == ([PackedAnswer(b"d")], None)
     assert [name for call in store.calls for name in call] in (["a", "b", "d"], ["a", "d"])
 
 
@@ -229,7 +229,7 @@ async def test_unread_reply_is_no_silence() -> None:
     await until(lambda: store.looks > 3)
     assert not gathering.is_late
     store.gates[0].set_result(None)
-    assert await deciding == ([Answer((), kept=b"a")], None)
+    assert await deciding == ([PackedAnswer(b"a")], None)
 
 
 async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
@@ -247,7 +247,7 @@ async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
 
 
 async def paused_during_a_call() -> tuple[
-    SlowStore, Gatherer, asyncio.Task[tuple[list[Answer], StoreError | None]]
+    SlowStore, Gatherer, asyncio.Task[tuple[list[PackedAnswer], StoreError | None]]
 ]:
     """A call during which the machine paused, after the first look."""
     store = SlowStore()
@@ -263,7 +263,7 @@ async def test_pause_of_the_machine_says_nothing_about_the_store() -> None:
     store, gathering, deciding = await paused_during_a_call()
     assert not gathering.is_late
     store.gates[0].set_result(None)
-    assert await deciding == ([Answer((), kept=b"a")], None)
+    assert await deciding == ([PackedAnswer(b"a")], None)
 
 
 async def test_silent_store_is_noticed_on_a_machine_that_pauses_again_and_again() -> None:
@@ -328,7 +328,7 @@ async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
     def fails(_: Group, __: Exception | None) -> None:
         raise ZeroDivisionError
 
-    def late(_: int, __: Answer) -> None:
+    def late(_: int, __: PackedAnswer) -> None:
         raise ZeroDivisionError
 
     unwanted = Group([plan("b")], fails, late)
@@ -336,7 +336,7 @@ async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
     gathering.submit(group("a", fails))
     gathering.submit(group("c", lambda _, error: finished.append(error)))
     await store.until_called(1)
-    gathering._take(unwanted, 0, [Answer(())])
+    gathering._take(unwanted, 0, [PackedAnswer(b"")])
     store.gates[0].set_result(None)
     await gathering.close()
     assert finished == [None]
@@ -381,7 +381,7 @@ async def test_other_callers_are_in_the_next_call_during_a_flood() -> None:
         await store.until_called(call + 1)
         store.gates[call].set_result(None)
     await asyncio.gather(*flood, *others)
-    assert [len(call) for call in store.calls] == [*[MAX_PARTS] * 4, 12]
+    assert [len(call) for call in store.calls] == [*[MAX_WEIGHT // WEIGHT] * 4, 12]
 
 
 async def test_principals_of_one_caller_take_turns() -> None:
@@ -516,8 +516,8 @@ async def test_undecided_asks_of_a_call_go_with_the_next_in_order() -> None:
     for call in range(9):
         await store.until_called(call + 1)
         store.gates[call].set_result(None)
-    assert [answer.kept for answer in (await batch)[0]] == [str(n).encode() for n in range(250)]
-    assert (await single)[0] == [Answer((), kept=b"single")]
+    assert [answer.packed for answer in (await batch)[0]] == [str(n).encode() for n in range(250)]
+    assert (await single)[0] == [PackedAnswer(b"single")]
     assert gathering.waiting == 0
 
 

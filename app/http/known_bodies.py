@@ -1,0 +1,49 @@
+"""Bodies of plain asks that came before, byte for byte, and what was made of them."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from app.admission.generations import Generations
+from app.admission.plain import PlainAsk
+from app.admission.port import Decider
+
+MAX_KNOWN: Final = 1_024
+"""The longest body that is kept, in bytes; a plain ask without many ids has about a hundred."""
+
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""The memory for all bodies and what was made of them."""
+
+
+class KnownBody(NamedTuple):
+    """What was made of a body; ``ids`` is how many producer ids it has, each as often as it has it."""
+
+    ask: PlainAsk
+    ids: int
+
+
+class KnownBodies:
+    """Remembers the bodies of plain asks: equal bodies are equal asks.
+
+    Whoever sends a new body each time gains nothing, and pushes out only bodies that do not come again.
+    """
+
+    def __init__(self, admission: Decider, most_bytes: int = MOST_BYTES) -> None:
+        self._admission = admission
+        self._kept: Generations[bytes, KnownBody] = Generations(most_bytes)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, body: bytes) -> KnownBody | None:
+        """Return what was made of a body, if it is still valid."""
+        known = self._kept.get(body)
+        if known is None or self._admission.is_valid(known.ask):
+            return known
+        self._kept.remove(body)
+        return None
+
+    def add(self, body: bytes, ask: PlainAsk, ids: int) -> None:
+        """Remember a body that is not known."""
+        if len(body) <= MAX_KNOWN:
+            self._kept.add(body, KnownBody(ask, ids), 2 * len(body) + ask.size)

@@ -1,0 +1,32 @@
+"""Answers in the bytes of the script, for fake stores."""
+
+from __future__ import annotations
+
+import struct
+
+from app.domain.decision import OUTCOMES, REASONS
+from app.store.port import Answer, ChargeResult, PackedAnswer
+
+
+def packed(answer: Answer) -> PackedAnswer:
+    """Return an answer as the script would pack it."""
+    if answer.error is not None:
+        return PackedAnswer(b"\2" + str(answer.error).encode())
+    kept = b"\0" if answer.kept is None else b"\1" + struct.pack("<H", len(answer.kept)) + answer.kept
+    content = kept + b"".join(map(_packed_result, answer.results))
+    return PackedAnswer(content, answer.at_ms, answer.order, answer.id_outcomes)
+
+
+def _packed_result(result: ChargeResult) -> bytes:
+    return struct.pack(
+        "<BBBdddddd",
+        OUTCOMES.index(result.outcome),
+        REASONS.index(result.reason),
+        result.correction + 4 * result.layers,
+        result.throttle_ms,
+        result.observed,
+        result.remaining,
+        result.open_ms if result.largest is None else result.largest,
+        result.remembered,
+        result.fill,
+    )

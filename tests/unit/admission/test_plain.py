@@ -1,0 +1,288 @@
+"""The short way of plain asks: who takes it; it decides, counts and logs as the readable way does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.admission.admission import Admission
+from app.admission.errors import CallerGoneError
+from app.admission.hold import UNTHROTTLED, FactorSource
+from app.admission.logs import UNLOGGED, Logs
+from app.admission.metrics import Metrics
+from app.admission.plain import ADMITTED, PlainAsk, PlainAsks
+from app.admission.plan import Matches
+from app.catalog.snapshot import Snapshot
+from app.domain.ask import Ask
+from app.domain.binding import Binding
+from app.domain.caller import ANYONE, Caller
+from app.domain.decision import Decision
+from app.domain.entity import ANY, Entity
+from app.domain.ladder import MatchingRules
+from app.domain.quota import Quota
+from app.store.port import Answer, Came, ChargeResult, Fault, PackedPlan, StoreError
+from tests.packed import packed
+
+EVERYONE = Entity.of(user=ANY)
+RATE = Quota("request_rate", 5, "sampled_rate", "delay")
+TOKENS = Quota("controller_mutation_rate", 5, "token_bucket", "deny", burst=55)
+IDS = Quota("producer_ids_rate", 5, "producer_ids", "deny", on_store_failure="throttle")
+SNAPSHOT = Snapshot().apply(1, [(quota.key, EVERYONE, quota) for quota in (RATE, TOKENS, IDS)])
+ASK = Ask({"requests": 1}, principal="alice")
+ALL = Ask({"requests": 2, "mutations": 1}, (1, "a"), principal="alice")
+
+ADMIT = ChargeResult("admit", 0, None, 0, 0.25, 40.0, None, 0, 0.0)
+SEEN = ChargeResult("admit", 0, None, 0, 1.0, 4.0, None, 2, 0.01, 1)
+
+
+def but(result: ChargeResult, **fields: Any) -> ChargeResult:
+    return msgspec.structs.replace(result, **fields)
+
+
+OF_ALL = {
+    "admitted": Answer((SEEN, ADMIT, ADMIT)),
+    "delayed": Answer((SEEN, but(ADMIT, outcome="delay", throttle_ms=7), ADMIT)),
+    "throttled": Answer((but(SEEN, outcome="throttle", throttle_ms=9), ADMIT, ADMIT)),
+    "rejected": Answer((SEEN, ADMIT, but(ADMIT, outcome="reject", reason="too_large", largest=3.0))),
+    "no room": Answer((but(SEEN, reason="store_full"), ADMIT, ADMIT)),
+    "clock behind": Answer((SEEN, but(ADMIT, correction=1), ADMIT)),
+    "debt forgiven": Answer((SEEN, ADMIT, but(ADMIT, fill=2.5))),
+    "ids charged": Answer((SEEN, ADMIT, ADMIT), id_outcomes=b"\0\1"),
+    "ids seen": Answer((SEEN, ADMIT, ADMIT), id_outcomes=b"\0\0"),
+    "unreadable": Answer((), error=StoreError("response", "WRONGTYPE")),
+}
+SHORT = {"admitted", "ids seen"}
+
+
+class Store:
+    """A fake store that gives one answer to all asks, or fails."""
+
+    lost: Callable[[StoreError], None]
+
+    def __init__(self, answer: Answer, error: StoreError | None = None) -> None:
+        self.answer = packed(answer)
+        self.error = error
+        self.sent: list[object] = []
+
+    def ask(self, plans: Sequence[Any], done: Came) -> None:
+        self.sent += plans
+        asyncio.get_running_loop().call_soon(done, self.error or [self.answer] * len(plans))
+
+    def silent_since(self) -> None: ...
+
+    def give_up(self, error: StoreError) -> None: ...
+
+    async def forget(self, keys: Sequence[bytes], _known_ms: object = None) -> None:
+        raise AssertionError(keys)
+
+    async def examine(self) -> tuple[Fault, ...]:
+        return ()
+
+    async def close(self) -> None: ...
+
+
+class Recorded(Logs):
+    """Remembers what it hears."""
+
+    def __init__(self, *, takes_admissions: bool = False) -> None:
+        self.takes_admissions = takes_admissions
+        self.heard: list[tuple[object, ...]] = []
+
+    def decided(self, *heard: object) -> None:
+        self.heard.append(heard)
+
+    def late(self, *heard: object) -> None:
+        self.heard.append(heard)
+
+
+def admission(
+    store: Store, logs: Logs = UNLOGGED, factor: FactorSource = UNTHROTTLED, snapshot: Snapshot = SNAPSHOT
+) -> Admission:
+    made = Admission(
+        store,
+        lambda: snapshot,
+        rules=MatchingRules(),
+        secret=lambda: b"s" * 32,
+        sequential=False,
+        budget_s=1.0,
+        metrics=Metrics(clock=lambda: 0.0),
+        factor=factor,
+        logs=logs,
+    )
+    made.circuit._working_since = -1e9
+    return made
+
+
+def ready(of: Admission, ask: Ask) -> PlainAsk:
+    plain = of.plain(ask)
+    assert plain is not None
+    return plain
+
+
+def counted(of: Admission) -> object:
+    """What was counted, without times."""
+    counts = of._metrics._counts
+    names = ("decisions", "shadows", "fallbacks", "unmatched", "corrections", "forgiven")
+    return [getattr(counts, name) for name in names], counts.gauges
+
+
+@pytest.mark.parametrize("answer", OF_ALL)
+@pytest.mark.parametrize("takes_admissions", [False, True])
+@pytest.mark.parametrize("detail", [False, True])
+async def test_both_ways_decide_count_and_log_the_same(
+    answer: str, takes_admissions: bool, detail: bool
+) -> None:
+    ask = replace(ALL, detail=detail)
+    logs = [Recorded(takes_admissions=takes_admissions) for _ in range(2)]
+    short, readable = (admission(Store(OF_ALL[answer]), log) for log in logs)
+    got = await short.decide([ready(short, ask)])
+    expected = await readable.decide([ask])
+    assert got == expected
+    assert (got[0] is ADMITTED[3]) is (answer in SHORT and not takes_admissions and not detail)
+    assert counted(short) == counted(readable)
+    # The log may leave a plain admission out, unless it takes them.
+    assert logs[0].heard == (logs[1].heard if answer not in SHORT or takes_admissions else [])
+
+
+@pytest.mark.parametrize("ask", [ASK, ALL, Ask({"fetch_bytes": 1}, principal="alice")])
+async def test_both_ways_follow_the_policies_of_a_failed_store(ask: Ask) -> None:
+    short, readable = (admission(Store(Answer(()), StoreError("timeout"))) for _ in range(2))
+    for _ in range(2):  # the failed call, then the open circuit
+        assert await short.decide([ready(short, ask)]) == await readable.decide([ask])
+    assert counted(short) == counted(readable)
+
+
+async def test_batch_may_mix_asks_of_both_ways() -> None:
+    store = Store(Answer((ADMIT,)))
+    node = admission(store)
+    peek = replace(ASK, mode="peek")
+    asks: list[Ask | PlainAsk] = [ready(node, ASK), peek, ready(node, Ask({"fetch_bytes": 1}))]
+    decisions = await node.decide([*asks, ASK])
+    assert [decision.applied for decision in decisions] == [1, 1, 0, 1]
+    assert [isinstance(plan, PackedPlan) for plan in store.sent] == [True, False, False]
+
+
+async def test_ask_that_no_quota_limits_needs_no_store() -> None:
+    store = Store(Answer(()))
+    node = admission(store)
+    (decision,) = await node.decide([ready(node, Ask({"fetch_bytes": 1}, principal="alice"))])
+    assert decision is ADMITTED[0]
+    assert decision == Decision("admit", 0, True, 0, "local", None)
+    assert not store.sent
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        replace(ASK, mode="record"),
+        replace(ASK, mode="peek"),
+        replace(ASK, mode="refund"),
+        replace(ASK, id="x"),
+        replace(ASK, recheck=True),
+        replace(ASK, cluster_action=True),
+    ],
+)
+async def test_any_other_ask_goes_the_readable_way(ask: Ask) -> None:
+    assert admission(Store(Answer(()))).plain(ask) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "entity", "quota"),
+    [
+        ("request_rate", EVERYONE, replace(RATE, shadow=True)),
+        (
+            "max_connection_creation_rate",
+            Entity.of(listener=ANY),
+            Quota("max_connection_creation_rate", 5, "sampled_rate", "delay"),
+        ),
+    ],
+)
+async def test_quotas_with_more_to_an_admission_go_the_readable_way(
+    key: str, entity: Entity, quota: Quota
+) -> None:
+    node = admission(Store(Answer(())), snapshot=Snapshot().apply(1, [(key, entity, quota)]))
+    assert node.plain(Ask({"requests": 1, "connections": 1}, principal="alice", listener="L")) is None
+    assert node.plain(Ask({"mutations": 1}, principal="alice", listener="L")) is not None
+
+
+class Halved(FactorSource):
+    """A throttle factor of one half."""
+
+    def on(self, _ask: Ask) -> float:
+        return 0.5
+
+
+async def test_throttle_factor_sends_asks_to_produce_the_readable_way() -> None:
+    store = Store(Answer((ADMIT,)))
+    produce = Quota("producer_byte_rate", 100, "sampled_rate", "delay")
+    snapshot = Snapshot().apply(
+        1, [("producer_byte_rate", EVERYONE, produce), ("request_rate", EVERYONE, RATE)]
+    )
+    node = admission(store, factor=Halved(), snapshot=snapshot)
+    await node.decide([ready(node, Ask({"produce_bytes": 1}, principal="alice"))])
+    await node.decide([ready(node, ASK)])
+    scaled, plain = store.sent
+    assert not isinstance(scaled, PackedPlan)
+    assert scaled.charges[0].applied.quota.limit == 50  # type: ignore[attr-defined]
+    assert isinstance(plain, PackedPlan)
+
+
+async def test_bound_caller_goes_the_readable_way() -> None:
+    store = Store(Answer((ADMIT,)))
+    node = admission(store)
+    await node.decide([ready(node, ASK)], Caller("key", bound_to=(Binding.parse("client-id=etl"),)))
+    (plan,) = store.sent
+    assert plan.charges[0].enforcement == "deny"  # type: ignore[attr-defined]
+
+
+async def test_changed_quotas_make_plain_asks_invalid_and_are_in_force_all_the_same() -> None:
+    store = Store(Answer((ADMIT,)))
+    snapshots = [SNAPSHOT, SNAPSHOT.apply(2, [("request_rate", EVERYONE, replace(RATE, limit=7))])]
+    node = admission(store)
+    node._snapshot = lambda: snapshots[0]
+    plain = ready(node, ASK)
+    assert node.is_valid(plain)
+    del snapshots[0]
+    assert not node.is_valid(plain)
+    await node.decide([plain])
+    (plan,) = store.sent
+    assert plan.charges[0].applied.quota.limit == 7  # type: ignore[attr-defined]
+
+
+async def test_single_ask_can_be_decided_by_callback() -> None:
+    node = admission(Store(Answer((ADMIT,))))
+    made: asyncio.Future[Decision | Exception] = asyncio.get_running_loop().create_future()
+    node.begin(ready(node, ASK), ANYONE, made.set_result)
+    assert await made is ADMITTED[1]
+    gone: asyncio.Future[Decision | Exception] = asyncio.get_running_loop().create_future()
+    node.begin(ASK, Caller(is_gone=lambda: True), gone.set_result)
+    assert isinstance(await gone, CallerGoneError)
+
+
+async def test_late_answer_of_a_plain_ask_is_logged_in_full() -> None:
+    logs = Recorded()
+    node = admission(Store(OF_ALL["admitted"]), logs)
+    node._log_late((ready(node, ALL).planned,), 0, packed(OF_ALL["admitted"]))
+    ((ask, _, answer, decision, verdicts),) = logs.heard
+    assert ask is ALL
+    assert answer == OF_ALL["admitted"]
+    assert decision == ADMITTED[3]
+    assert isinstance(verdicts, tuple)
+    assert [verdict.outcome for verdict in verdicts] == ["admit"] * 3
+
+
+def test_asks_with_the_same_quotas_share_their_bytes_and_the_cache_is_bounded() -> None:
+    quotas = {Entity.of(user=f"{n}"): replace(RATE, limit=n) for n in range(1_000)}
+    matches = Matches({"request_rate": {EVERYONE: RATE, **quotas}}, MatchingRules())
+    plain = PlainAsks(matches, b"s" * 32, 100_000)
+    asks = [plain.of(replace(ASK, principal=name)) for name in ("alice", "bob")]
+    assert len(plain._shared) == 1
+    assert len({id(ask.quotas.forgiving) for ask in asks if ask is not None}) == 1
+    for n in range(1_000):
+        plain.of(replace(ASK, principal=f"{n}"))
+    assert 20 < len(plain._shared) < 200
