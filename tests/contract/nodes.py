@@ -224,11 +224,12 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(data=st.data(), user=st.sampled_from(USERS), ms=st.sampled_from((100, 998, 1_002, 1_400)))
     def overtake(self, data: Any, user: str, ms: int) -> None:
-        """A node refuses an id, another one records it, and the first is asked again a while later."""
+        """A node refuses an id, it or another one records that or another id, and it is asked again."""
         node, other = self._pick(data), self._pick(data)
         for each in IDS[:10]:
             self._ask(node, Ask({}, (each,), user))
-        self._ask(other, Ask({}, (9,), user, mode="record"))
+        recorded = data.draw(st.sampled_from((9, "y")))
+        self._ask(other, Ask({}, (recorded,), user, mode="record"))
         self.advance(ms)
         self._ask(node, Ask({}, (9,), user))
 
