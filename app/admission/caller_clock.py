@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from app.admission.plain import PlainAsk
 from app.admission.port import Decider
@@ -69,6 +69,10 @@ class CallerClock:
         decisions = await self._admission.decide(asks, caller)
         self.time.note(max(times))
         return decisions
+
+    def begin(self, ask: PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]) -> None:
+        """Decide a plain ask, and call ``then`` once; no ask with a time is kept, so none comes here."""
+        self._admission.begin(ask, caller, then)
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from app.admission.plain import PlainAsk
@@ -28,6 +28,15 @@ class Decider(Protocol):
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order."""
+
+    def begin(self, ask: PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]) -> None:
+        """Decide a plain ask, and call ``then`` once, perhaps before this returns.
+
+        It gets the decision, or the ``OverloadedError`` or ``CallerGoneError``.
+
+        Raises:
+            OverloadedError: instead of the call.
+        """
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None

@@ -60,7 +60,7 @@ def create_app(
     api = administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan)
     return Front(
         {
-            decisions.ONE: HotRoute(hot.one, access, metrics.count_shed, intake),
+            decisions.ONE: HotRoute(hot.one, access, metrics.count_shed, intake, hot.begin),
             decisions.BATCH: HotRoute(hot.batch, access, metrics.count_shed, intake),
             check.PATH: CheckRoute(gateways, access, metrics.count_shed),
         },

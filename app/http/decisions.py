@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from app.admission.plain import PlainAsk
@@ -59,6 +59,27 @@ class DecisionRoutes:
         except OutOfBoundsError as outside:
             raise self._access.shared(grant, outside) from None
         return encode_decision(decision)
+
+    def begin(
+        self, body: bytes, grant: Grant, caller: Caller, then: Callable[[bytes | Exception], None]
+    ) -> bool:
+        """Decide one ask whose body is known; return False if it is not, or if more has to be looked at.
+
+        ``then`` is called once, perhaps before this returns, with what ``one`` would return or raise.
+
+        Raises:
+            ProblemError, OverloadedError: instead of the call.
+        """
+        known = self._known.get(body) if grant.is_unrestricted else None
+        if known is None:
+            return False
+        self._access.demand(grant, "decide")
+        self._admission.begin(
+            known.ask,
+            caller,
+            lambda result: then(result if isinstance(result, Exception) else encode_decision(result)),
+        )
+        return True
 
     async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide a batch of asks, in order, if all of them are allowed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 import structlog
@@ -29,6 +30,9 @@ SENDER: Final = "quotagate.sender"
 
 log = structlog.get_logger("quotagate.http")
 
+Then = Callable[["HttpAnswer | None"], None]
+"""Called once with an answer; with None if the caller has gone."""
+Begin = Callable[[bytes, Grant, Caller, Callable[[bytes | Exception], None]], bool]
 Fields = Sequence[tuple[bytes, bytes]]
 IsGone = Callable[[], bool]
 
@@ -101,23 +105,48 @@ class PlainRoute(abc.ABC):
         """Return the answer to a whole request of a known sender; None if the caller has gone."""
         return await self._caught(self.respond(scope, body, sender, is_gone), scope)
 
+    def begin(
+        self,
+        scope: Scope,  # noqa: ARG002
+        body: bytes,  # noqa: ARG002
+        sender: Sender,  # noqa: ARG002
+        is_gone: IsGone,  # noqa: ARG002
+        then: Then,  # noqa: ARG002
+    ) -> bool:
+        """Answer a whole request without a coroutine; return False if that takes more, and do nothing then.
+
+        ``then`` is called once, perhaps before this returns, with what ``reply_whole`` would return.
+        """
+        return False
+
     async def _caught(self, answered: Awaitable[HttpAnswer | None], scope: Scope) -> HttpAnswer | None:
         try:
             return await answered
-        except ProblemError as problem:
-            return await refusal(problem, scope)
-        except OverloadedError as error:
+        except Exception as error:  # noqa: BLE001  it is logged, or is an answer
+            if isinstance(error, ProblemError) and error.wait_s:
+                await asyncio.sleep(error.wait_s)
+            return self._of_error(error, scope)
+
+    def _of_error(self, error: Exception, scope: Scope) -> HttpAnswer | None:
+        """Return the answer to a request that met an error; None if its caller has gone."""
+        if isinstance(error, ProblemError):
+            return problem_answer(error, scope)
+        if isinstance(error, OverloadedError):
             self._shed(error.cause)
-            return await refusal(overloaded(retry_ms()), scope)
-        except CallerGoneError:
+            return problem_answer(overloaded(retry_ms()), scope)
+        if isinstance(error, CallerGoneError):
             return None
-        except Exception:
-            log.exception("a request failed", path=scope["path"])
-            return await refusal(failure(), scope)
+        log.error("a request failed", path=scope["path"], exc_info=error)
+        return problem_answer(failure(), scope)
 
 
 class HotRoute(PlainRoute):
-    """A path that takes POST, with a body, and answers with a body."""
+    """A path that takes POST, with a body, and answers with a body.
+
+    Args:
+        answer: returns the answer to a body, or raises an error.
+        begin: answers some bodies by a call; returns whether this body is one of them.
+    """
 
     def __init__(
         self,
@@ -125,10 +154,12 @@ class HotRoute(PlainRoute):
         access: Access,
         shed: Callable[[str], None],
         intake: Intake,
+        begin: Begin | None = None,
     ) -> None:
         super().__init__(access, shed)
         self._answer = answer
         self._intake = intake
+        self._begin = begin
 
     def is_ordinary(self, method: str, size: int) -> bool:
         """Whether it is a POST whose body is not too large."""
@@ -165,6 +196,33 @@ class HotRoute(PlainRoute):
             taken.add(len(body))
             return await self._respond(body, sender, is_gone)
 
+    def begin(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:
+        """Answer a body by a call, if that is possible."""
+        if self._begin is None:
+            return False
+        turn, size = sender.turn, len(body)
+
+        def answer(result: bytes | Exception) -> None:
+            self._intake.give_back(turn, size)
+            if isinstance(result, bytes):
+                then(HttpAnswer(HTTPStatus.OK, JSON, result))
+            else:
+                then(self._of_error(result, scope))
+
+        try:
+            self._intake.take(turn, size)
+        except OverloadedError as error:
+            then(self._of_error(error, scope))
+            return True
+        try:
+            if self._begin(body, sender.grant, caller_of(sender, is_gone), answer):
+                return True
+        except (ProblemError, OverloadedError) as error:
+            answer(error)
+            return True
+        self._intake.give_back(turn, size)
+        return False
+
     async def _respond(self, body: bytes, sender: Sender, is_gone: IsGone) -> HttpAnswer:
         answer = await self._answer(body, sender.grant, caller_of(sender, is_gone))
         return HttpAnswer(200, JSON, answer)
@@ -172,17 +230,17 @@ class HotRoute(PlainRoute):
 
 async def refuse(problem: ProblemError, scope: Scope, send: Send) -> None:
     """Answer with a problem, perhaps before the body was read."""
-    await _send(await refusal(problem, scope), send)
+    if problem.wait_s:
+        await asyncio.sleep(problem.wait_s)
+    await _send(problem_answer(problem, scope), send)
 
 
-async def refusal(problem: ProblemError, scope: Scope) -> HttpAnswer:
+def problem_answer(problem: ProblemError, scope: Scope) -> HttpAnswer:
     """Return a problem as an answer, perhaps before the body was read.
 
     The server discards the rest of the body, so the connection can be reused. But a caller that waits for
     ``100 Continue`` may or may not send the body now, so its connection is closed.
     """
-    if problem.wait_s:
-        await asyncio.sleep(problem.wait_s)
     headers = [
         (name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in problem.headers.items()
     ]

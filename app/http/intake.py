@@ -53,7 +53,7 @@ class Intake:
             yield taken
         finally:
             if taken.size:
-                self._give_back(turn, taken.size)
+                self.give_back(turn, taken.size)
 
     def take(self, turn: str, size: int) -> None:
         """Count bytes of a caller.
@@ -69,7 +69,8 @@ class Intake:
         self._waiting[turn] = its
         self.total += size
 
-    def _give_back(self, turn: str, size: int) -> None:
+    def give_back(self, turn: str, size: int) -> None:
+        """Stop counting bytes of a caller, whose request was answered."""
         self.total -= size
         left = self._waiting[turn] - size
         if left:

@@ -61,7 +61,7 @@ class KnownHead(NamedTuple):
 
 
 class KnownCycle(RequestResponseCycle):
-    """A request with a known head, in the place where the connection expects one that was parsed."""
+    """A connection's requests with known heads, one after the other, where it expects one that was parsed."""
 
     def __init__(self) -> None:
         self.disconnected = False
@@ -87,7 +87,7 @@ class LaneProtocol(Protocol):
         self._cost = 0
         self._starting: RequestResponseCycle | None = None
         self._is_receiving = False
-        self._has_left = False
+        self._known_cycle = KnownCycle()
         self._default_headers: Fields = ()
         self._before_length = b""
 
@@ -114,8 +114,8 @@ class LaneProtocol(Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Answer nothing more."""
-        self._has_left = True
         super().connection_lost(exc)
+        self._known_cycle.disconnected = True
         self._forget()
 
     # Known heads
@@ -151,22 +151,25 @@ class LaneProtocol(Protocol):
         self._cost = 0
 
     def _answer_known(self, known: KnownHead, body: bytes) -> None:
-        """Answer a request; the usual bookkeeping is only for one that must wait."""
-        answering = known.route.reply_whole(known.scope, body, known.sender, self._is_gone)
-        try:
-            waits_for = answering.send(None)
-        except StopIteration as done:
-            self.server_state.total_requests += 1
-            self._wait_until(self.loop.time() + self.timeout_keep_alive)
-            if done.value is not None:
-                self._write(done.value, keep_alive=True)
-            return
+        """Answer a request, by a call of its route if that suffices."""
         self._unset_keepalive_if_required()
-        self.cycle = self._answering = cycle = KnownCycle()
-        Answering(answering, cycle, self).wait(waits_for)
+        self.cycle = self._answering = cycle = self._known_cycle
+        cycle.response_complete = False
+        route, scope, _, sender = known
+        if not route.begin(scope, body, sender, self._is_gone, self._finish_known):
+            Answering(route.reply_whole(scope, body, sender, self._is_gone), cycle, self).go_on()
 
     def _is_gone(self) -> bool:
-        return self._has_left
+        return self._known_cycle.disconnected
+
+    def _finish_known(self, answer: HttpAnswer | None) -> None:
+        """Send the answer that the route has called back with."""
+        if answer is None or self._known_cycle.disconnected:
+            return
+        if self.flow.write_paused:
+            Answering(_after(self.flow.drain(), answer), self._known_cycle, self).go_on()
+        else:
+            self.finish(self._known_cycle, answer)
 
     # Requests that were parsed
 

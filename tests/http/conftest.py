@@ -86,6 +86,9 @@ class Admission:
         self.asked += [ask for ask in asks if isinstance(ask, Ask)]
         return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
 
+    def begin(self, ask: PlainAsk, caller: Caller, then: object) -> None:
+        raise AssertionError(f"no ask was plain, but {ask}")
+
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
     ) -> tuple[Decision, tuple[Quota, ...]]:

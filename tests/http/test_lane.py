@@ -11,9 +11,11 @@ from typing import Final
 
 import pytest
 
+from app.admission.errors import OverloadedError
 from app.domain.binding import Binding
 from app.domain.grant import BINDABLE, Grant
 from app.http import lane
+from app.http.hot import HotRoute
 from app.http.lane import MAX_HEAD, MAX_REMEMBERED, LaneProtocol
 from app.http.protocol import WAITING
 from app.http.wire import MAX_BODY
@@ -21,7 +23,7 @@ from tests.fuzz.cases import Request
 from tests.fuzz.generate import case
 from tests.fuzz.messages import BATCH, CHECK, ONE, in_pieces, message
 from tests.http.conftest import ADMIN, Node
-from tests.http.ways import Both, Connection
+from tests.http.ways import Both, Connection, HeldStore, InMemory, real
 
 ASK: Final = {"principal": "alice", "usage": {"requests": 1}}
 BODY: Final = json.dumps(ASK).encode()
@@ -444,3 +446,101 @@ async def test_what_is_shed_is_answered_and_counted(connection: Connection):
     assert answers.count(b"HTTP/1.1 503") == 3
     assert connection.node.metrics._counts.shed == {("age",): 3}
     connection.end()
+
+
+# Known bodies: the route calls back, without a coroutine
+
+
+class Real:
+    """A connection by the lane to a node with the real admission."""
+
+    def __init__(self) -> None:
+        self.store = HeldStore()
+        self.admission = real(self.store)
+        self.node = InMemory(lane=True, decider=self.admission)
+        self.connection = Connection(self.node)
+
+
+@pytest.fixture
+async def one() -> Real:
+    return Real()
+
+
+async def test_known_bodies_are_answered_the_same():
+    answers = []
+    for lane_ in (True, False):
+        store = HeldStore()
+        connection = Connection(InMemory(lane=lane_, decider=real(store)))
+        nobodys = message("POST", ONE, (), b'{"ip": "10.0.0.7", "usage": {"mutations": 1}}')
+        recorded = message("POST", ONE, [KEY], RECORD)
+        for request_ in (ONE_ASK, nobodys, TWO_ASKS, A_CHECK, recorded, ONE_ASK + nobodys + ONE_ASK):
+            await connection.send(*[request_] * 3)
+        answers.append(bytes(connection.line.sent))
+        assert store.asked == 3 * (1 + 2 + 1 + 1 + 2)
+        connection.end()
+    assert answers[0] == answers[1]
+    assert answers[0].count(b"HTTP/1.1 200") == 24
+
+
+async def test_a_known_ask_in_flight_is_answered_in_order_and_keeps_its_bytes_counted(one: Real):
+    await one.connection.send(ONE_ASK, ONE_ASK)
+    one.store.held = []
+    answers = await one.connection.send(ONE_ASK, LIVE, ONE_ASK)
+    assert answers.count(b"HTTP/1.1 200") == 2
+    hot = one.node.protocol(one.connection.state, one.connection.loop)
+    assert isinstance(hot, LaneProtocol)
+    route = hot._routes[ONE]
+    assert isinstance(route, HotRoute)
+    assert route._intake.total == len(BODY)
+    one.store.held.pop()()
+    await one.connection.settle()
+    one.store.held.pop()()
+    answers = await one.connection.settle()
+    assert answers.count(b"HTTP/1.1 200") == 5
+    assert route._intake.total == 0
+    one.connection.end()
+
+
+async def test_a_known_ask_whose_caller_left_or_does_not_read(one: Real):
+    await one.connection.send(ONE_ASK, ONE_ASK)
+    one.store.held = []
+    before = await one.connection.send(ONE_ASK)
+    one.connection.line.unread = 2**20
+    one.connection.protocol.pause_writing()
+    one.store.held.pop()()
+    assert await one.connection.settle() == before
+    one.connection.line.unread = 0
+    one.connection.protocol.resume_writing()
+    before = await one.connection.settle()
+    assert before.count(b"HTTP/1.1 200") == 3
+    await one.connection.send(ONE_ASK)
+    one.connection.end()
+    await asyncio.sleep(0)
+    one.store.held.pop()()
+    assert await one.connection.settle() == before
+
+
+async def test_a_known_ask_is_shed_as_any_other(one: Real, monkeypatch: pytest.MonkeyPatch):
+    await one.connection.send(ONE_ASK, ONE_ASK)
+
+    def overloaded(*_: object) -> None:
+        raise OverloadedError("age")
+
+    monkeypatch.setattr(one.admission, "begin", overloaded)
+    answers = await one.connection.send(ONE_ASK)
+    assert answers.count(b"HTTP/1.1 503") == 1
+    assert one.node.metrics._counts.shed == {("age",): 1}
+    monkeypatch.setattr(one.admission, "begin", lambda _ask, _caller, then: then(RuntimeError("broken")))
+    assert (await one.connection.send(ONE_ASK)).count(b"HTTP/1.1 500") == 1
+    monkeypatch.undo()
+    assert (await one.connection.send(ONE_ASK)).count(b"HTTP/1.1 200") == 3
+    one.connection.end()
+
+
+async def test_a_known_body_needs_the_scope_all_the_same(one: Real):
+    one.node.ring = ring_of(account=Grant("account", frozenset({"account"})))
+    await one.connection.send(ONE_ASK)
+    request_ = message("POST", ONE, ["Authorization: Bearer account"], BODY)
+    assert (await one.connection.send(request_, request_)).count(b"HTTP/1.1 403") == 2
+    assert one.store.asked == 1
+    one.connection.end()

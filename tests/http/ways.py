@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_network
@@ -13,9 +13,15 @@ import uvicorn
 from fastapi import APIRouter
 from uvicorn.server import ServerState
 
+from app.admission.admission import Admission as RealAdmission
 from app.admission.caller_clock import CallerClock
 from app.admission.metrics import Metrics
+from app.admission.port import Decider
 from app.admission.slices import Slices
+from app.catalog.snapshot import Snapshot
+from app.domain.entity import ANY, Entity
+from app.domain.ladder import MatchingRules
+from app.domain.quota import Quota
 from app.http.access import Access, Ring
 from app.http.app import create_app
 from app.http.check_question import Sources
@@ -24,7 +30,9 @@ from app.http.lane import LaneProtocol
 from app.http.protocol import Protocol
 from app.http.slowdown import Slowdown
 from app.http.wire import Clock
+from app.store.port import NONE_KNOWN, Answer, Came, ChargeResult, Fault, StoreError
 from tests.http.conftest import ADMIN, Admission
+from tests.packed import packed
 
 DATE: Final = (b"date", b"Mon, 23 Nov 2026 00:00:00 GMT")
 QUIET_TURNS: Final = 8
@@ -133,14 +141,69 @@ class Timers:
         self._now = until
 
 
+class HeldStore:
+    """A store that admits at once, or when a test says so.
+
+    Attributes:
+        held: called to let the oldest call return; None if calls return at once.
+    """
+
+    lost: Callable[[StoreError], None]
+
+    def __init__(self) -> None:
+        self.held: list[Callable[[], object]] | None = None
+        self.asked = 0
+
+    def ask(self, plans: Sequence[object], done: Came) -> None:
+        self.asked += len(plans)
+        answers = [packed(Answer((ChargeResult("admit", 0, None, 0, 0.1, 99.0, None, 0, 0.0),)))] * len(plans)
+        if self.held is None:
+            asyncio.get_running_loop().call_soon(done, answers)
+        else:
+            self.held.append(lambda: done(answers))
+
+    def silent_since(self) -> None: ...
+
+    def give_up(self, error: StoreError) -> None:
+        raise AssertionError(f"it is never silent, but {error}")
+
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> None:
+        raise AssertionError(f"nobody empties buckets here, not even {keys}")
+
+    async def examine(self) -> tuple[Fault, ...]:
+        return ()
+
+    async def close(self) -> None: ...
+
+
+SNAPSHOT: Final = Snapshot().apply(
+    1, [("request_rate", Entity.of(user=ANY), Quota("request_rate", 100, "sampled_rate", "delay"))]
+)
+
+
+def real(store: HeldStore) -> RealAdmission:
+    """The real admission with one quota."""
+    return RealAdmission(
+        store,
+        lambda: SNAPSHOT,
+        rules=MatchingRules(),
+        secret=lambda: b"s" * 32,
+        sequential=False,
+        budget_s=1_000.0,
+        metrics=Metrics(),
+        slices=Slices(clock=lambda: 0.0),
+    )
+
+
 class InMemory:
     """The parts of a node whose connections are in memory.
 
     Args:
         lane: whether it has the express lane.
+        decider: what decides; else the fake admission.
     """
 
-    def __init__(self, *, lane: bool, clock: Clock = "store") -> None:
+    def __init__(self, *, lane: bool, clock: Clock = "store", decider: Decider | None = None) -> None:
         self.admission, self.metrics = Admission(), Metrics()
         self.ring: Ring = {}
         self.now_ms = 0
@@ -152,7 +215,7 @@ class InMemory:
             now_ms=lambda: self.now_ms,
         )
         app = create_app(
-            admission=CallerClock(self.admission) if clock == "caller" else self.admission,
+            admission=decider or (CallerClock(self.admission) if clock == "caller" else self.admission),
             access=self.access,
             clock=clock,
             sources=Sources(),
