@@ -76,7 +76,9 @@ def metrics() -> RecordedMetrics:
     return RecordedMetrics()
 
 
-def admission(store: Store, metrics: Metrics, snapshot: Snapshot = QUOTAS) -> Admission:
+def admission(
+    store: Store, metrics: Metrics, snapshot: Snapshot = QUOTAS, slices: Slices | None = None
+) -> Admission:
     return Admission(
         store,
         lambda: snapshot,
@@ -85,6 +87,7 @@ def admission(store: Store, metrics: Metrics, snapshot: Snapshot = QUOTAS) -> Ad
         sequential=False,
         budget_s=30.0,
         metrics=metrics,
+        slices=slices,
     )
 
 
@@ -118,8 +121,8 @@ async def test_time_of_a_decision_is_measured_from_the_ask(store: ThrottlingStor
 async def test_batch_is_planned_in_slices_and_a_single_ask_at_once(
     asks: int, turns: int, store: ThrottlingStore, metrics: RecordedMetrics
 ):
-    deciding = admission(store, metrics, Snapshot())  # no quota applies, so the store is not asked
-    deciding._slices = Slices(4.0, count(0.0).__next__)  # a turn of the loop does a few steps
+    slices = Slices(4.0, count(0.0).__next__)  # a turn of the loop does a few steps
+    deciding = admission(store, metrics, Snapshot(), slices)  # no quota applies, so the store is not asked
     running = asyncio.create_task(deciding.decide([ASK] * asks))
     took = 0
     while not running.done():
