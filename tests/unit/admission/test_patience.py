@@ -42,8 +42,8 @@ def test_thread_time_is_used_without_the_kernels_accounting(monkeypatch):
 def test_crowded_machine_counts_as_busy():
     """The loop is idle while it waits for a store that waits for a processor."""
     judged = Patience(0.05)
-    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.5)) == 0.05
-    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.501)) == BUSY_PATIENCE_S
+    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.25)) == 0.05
+    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.251)) == BUSY_PATIENCE_S
     judged.close()
 
 
