@@ -106,7 +106,7 @@ class Admission:
         self._gatherer = Gatherer(
             self.circuit, budget_s=budget_s, queue_s=queue_s, queued=metrics.observe_queue
         )
-        self._slices = slices or Slices()
+        self._slices = Slices() if slices is None else slices
         self._refresher = Refresher(self._gatherer, logs)
         self.local = LocalAnswers(
             self._gatherer,

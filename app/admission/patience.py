@@ -6,7 +6,8 @@ The node counts as busy if either was true for more than half of that time:
 
 - the thread of the event loop ran, or waited for a processor;
 - any thread of the machine waited for a processor. (A loop that waits for a store that has no processor looks
-  idle.)
+  idle.) During the call a quarter of the time is enough: the kernel takes the mean over the processors in
+  use, so where the store waits for one of two, this is half of the time at most.
 
 The time before the call counts too: during a flood the loop becomes idle as soon as one call takes longer,
 because all asks wait for that call.
@@ -75,7 +76,8 @@ class Patience:
 
     def lasts_s(self, since: Moment, now: Moment) -> float:
         """Return how long the store may be silent during a call that began at ``since``."""
-        if _was_busy(since, now) or (self._older is not None and _was_busy(self._older, since)):
+        is_crowded = 4 * (now.crowded_s - since.crowded_s) > now.at - since.at
+        if is_crowded or _was_busy(since, now) or (self._older is not None and _was_busy(self._older, since)):
             return max(self.budget_s, BUSY_PATIENCE_S)
         return self.budget_s
 

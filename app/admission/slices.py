@@ -52,7 +52,8 @@ class Slices:
         self._used_s = 0.0
         self._is_scheduled = False
 
-    def __len__(self) -> int:
+    @property
+    def waiting(self) -> int:
         """How many callers have unfinished work."""
         return len(self._turns)
 

@@ -53,7 +53,7 @@ def create_app(
     lifespan: Lifespan | None = None,
 ) -> Front:
     """Return the application of one process; under the caller's clock ``admission`` is a ``CallerClock``."""
-    hot = DecisionRoutes(admission, access, clock, slices or Slices())
+    hot = DecisionRoutes(admission, access, clock, Slices() if slices is None else slices)
     intake = Intake()
     now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
     gateways = Check(admission, sources, now_ms, metrics.count_shed)

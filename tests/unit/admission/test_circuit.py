@@ -69,12 +69,13 @@ class RecordedMetrics(Metrics):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[int] = []
+        self.seconds: list[float] = []
         self.reasons: list[str] = []
         self.states: list[tuple[bool, list[str]]] = []
 
     def observe_call(self, asks: int, seconds: float) -> None:
-        assert seconds >= 0
         self.calls.append(asks)
+        self.seconds.append(seconds)
 
     def count_failure(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -152,6 +153,14 @@ async def test_closed_circuit_passes_calls_and_counts_them(watched: Watched):
     assert watched.metrics.states == [(False, [])]
 
 
+async def test_time_of_a_call_is_that_from_its_begin_to_its_end(watched: Watched):
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await watched.circuit.decide([PLAN])
+    [seconds] = watched.metrics.seconds
+    assert 0 <= seconds <= loop.time() - began
+
+
 async def test_failed_call_opens_circuit_and_successful_examination_closes_it(watched: Watched):
     watched.store.call_error = StoreError("connection")  # a connection was cut, and the store is there
     with pytest.raises(StoreError, match="connection"):
@@ -194,8 +203,8 @@ async def test_store_is_examined_at_once_after_a_failure_and_then_with_growing_p
     assert well == circuit.EXAMINE_EVERY_S
     if away[-1] == circuit.EXAMINE_EVERY_S:
         away.pop()
-    assert away[:3] == list(circuit.PAUSES_S)
-    assert set(away[3:]) == {circuit.PAUSES_S[-1]}
+    assert away[:3] == [0.05, 0.1, 0.25]
+    assert set(away[3:]) == {0.25}
     assert len(away) >= 6
 
 
@@ -207,7 +216,7 @@ async def test_store_that_fails_calls_but_passes_examinations_is_examined_with_p
         while watched.away():
             await watched.until_examined()
     paused = [pause for pause in watched.pauses if pause != circuit.EXAMINE_EVERY_S]
-    assert paused == [*circuit.PAUSES_S, circuit.PAUSES_S[-1]][: len(paused)]
+    assert paused == [0.05, 0.1, 0.25, 0.25][: len(paused)]
     assert len(paused) >= 3
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from app.admission.errors import CallerGoneError, OverloadedError
 from app.admission.gather import MAX_ASKS, MAX_IDS, MAX_WEIGHT, Gatherer
@@ -354,6 +355,45 @@ async def test_next_call_leaves_before_the_answers_are_given() -> None:
     assert calls == [2]
     store.gates[1].set_result(None)
     await gathering.close()
+
+
+async def test_silent_store_is_logged_and_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch):
+    store = SlowStore()
+    gathering = gatherer(store, budget_s=0.01, timeout_s=AMPLE_S)
+    loop = asyncio.get_running_loop()
+    looks: list[float] = []
+    call_at = loop.call_at
+
+    def noted(when: float, *rest: Any, **more: Any) -> asyncio.TimerHandle:
+        looks.append(when)
+        return call_at(when, *rest, **more)
+
+    monkeypatch.setattr(loop, "call_at", noted)
+    with capture_logs() as logged:
+        _, failure = await gathering.decide([plan("a")])
+    assert failure is not None
+    (line,) = logged
+    assert line["patience_ms"] == 10
+    assert line["silent_ms"] >= 10
+    assert store.called_at + AMPLE_S <= looks[-1] <= loop.time() + AMPLE_S, "the next look is at the timeout"
+    store.gates[0].set_result(None)
+    await gathering.close()
+
+
+async def test_time_in_the_queue_counts_from_the_arrival_of_the_request() -> None:
+    store = SlowStore()
+    waited: list[tuple[float, int]] = []
+    gathering = gatherer(store, queued=lambda seconds, asks: waited.append((seconds, asks)))
+    came_at = asyncio.get_running_loop().time() - 1.5
+    deciding = asyncio.create_task(
+        gathering.decide([plan("a"), plan("b")], caller=caller("k", came_at=came_at))
+    )
+    await store.until_called(1)
+    [(seconds, asks)] = waited
+    assert 1.5 <= seconds <= store.called_at - came_at
+    assert asks == 2
+    store.gates[0].set_result(None)
+    await deciding
 
 
 # Turns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.admission.hold import hold_decision, is_held
+from app.admission.hold import UNTHROTTLED, hold_decision, is_held
 from app.admission.plan import matches_of
 from app.domain.ask import Ask
 from app.domain.entity import ANY, Entity
@@ -72,3 +72,17 @@ def test_only_produce_bytes_are_held_and_only_at_factor_0():
     assert not is_held(ASK, 0.1)
     assert not is_held(Ask({"produce_bytes": 0, "requests": 1}), 0)
     assert not is_held(Ask({"fetch_bytes": 5}), 0)
+
+
+def test_ask_of_1_is_rejected_if_no_empty_bucket_could_hold_it():
+    one = Ask({"produce_bytes": 1, "requests": 1}, principal="alice")
+    its = matches_of(one, {REQUEST_RATE: {EVERYONE: rate(0.05)}}, MatchingRules())
+    decision, _ = hold_decision(one, its, 1_000, away=False)
+    assert decision.decision == "reject"
+    assert decision.limited_by is not None
+    assert decision.limited_by.largest == 0.5
+
+
+def test_node_without_volumes_changes_no_limit_and_holds_nothing():
+    assert UNTHROTTLED.on(ASK) == 1
+    assert UNTHROTTLED.hold_ms(None) == 0

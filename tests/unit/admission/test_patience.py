@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,8 +42,8 @@ def test_thread_time_is_used_without_the_kernels_accounting(monkeypatch):
 def test_crowded_machine_counts_as_busy():
     """The loop is idle while it waits for a store that waits for a processor."""
     judged = Patience(0.05)
-    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.5)) == 0.05
-    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.501)) == BUSY_PATIENCE_S
+    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.25)) == 0.05
+    assert judged.lasts_s(Moment(10.0, 1.0, 5.0), Moment(11.0, 1.1, 5.251)) == BUSY_PATIENCE_S
     judged.close()
 
 
@@ -65,3 +66,15 @@ def test_node_that_was_busy_before_the_call_is_busy(monkeypatch: pytest.MonkeyPa
     for n in range(30, 60):  # and quiet again
         began = judged.begin(n / 10)
     assert judged.lasts_s(began, Moment(began.at + 0.06, began.busy_s)) == 0.05
+
+
+def test_time_that_the_kernel_accounts_for_is_in_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The loop's thread ran for 3 s and waited for 2.5 s; any thread of the machine waited for 7.25 s."""
+    schedstat, pressure = tmp_path / "schedstat", tmp_path / "cpu"
+    schedstat.write_text("3000000000 2500000000 17\n")
+    pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=7250000\nfull avg10=0.00 total=1\n")
+    monkeypatch.setattr(patience, "SCHEDSTAT", str(schedstat))
+    monkeypatch.setattr(patience, "PRESSURE", str(pressure))
+    judged = Patience(0.05)
+    assert judged.now(9.0) == Moment(9.0, 5.5, 7.25)
+    judged.close()

@@ -89,4 +89,24 @@ async def test_cancelled_work_is_not_resumed(time: Time) -> None:
     left.cancel()
     assert await stays == "stays"
     assert time.did.count("left") <= 20
-    assert len(slices) == 0
+    assert slices.waiting == 0
+
+
+async def test_long_steps_count_by_their_time(time: Time) -> None:
+    time.now = 1_000.0
+    slices = Slices(0.01, time)
+    await asyncio.gather(
+        slices.run("long", time.work("long", 20, step_s=0.1)),
+        slices.run("short", time.work("short", 200)),
+    )
+    last_short = len(time.did) - time.did[::-1].index("short")
+    assert time.did[:last_short].count("long") <= 5  # which take as long as 500 of the short ones
+
+
+async def test_short_work_of_several_callers_is_done_in_the_same_turn_of_the_loop(time: Time) -> None:
+    time.now = 1_000.0
+    slices = Slices(0.01, time)
+    running = [asyncio.create_task(slices.run(name, time.work(name, 4))) for name in "abcd"]
+    await asyncio.sleep(0)
+    assert [task.done() for task in running] == [True, True, True, False]
+    await asyncio.gather(*running)

@@ -77,3 +77,11 @@ def test_unseen_id_can_be_adopted_and_seen_id_forgotten():
     assert state.charged(0, WINDOW) == 0
     state.forget(b"stranger")
     assert state.find(b"stranger", 0, layers) is None
+
+
+def test_refresh_writes_no_unseen_id():
+    layers = Layers.named("layered", WINDOW)
+    state = ExactIds()
+    state.refresh(b"stranger", 0, layers, 10, MAX_IDS)
+    assert state.find(b"stranger", 0, layers) is None
+    assert state.newest_ms is None

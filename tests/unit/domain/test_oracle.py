@@ -72,6 +72,20 @@ def test_refused_ask_charges_no_bucket():
     assert ask.shows(0, "consumer_byte_rate").observed == 1.0
 
 
+def test_remaining_is_what_the_window_still_admits():
+    ask = Asking(quota("consumer_byte_rate", 10))
+    ask(0, fetch_bytes=30)
+    shown = ask.shows(0, "consumer_byte_rate")
+    assert (shown.observed, shown.remaining) == (3.0, 70.0)
+
+
+def test_limit_of_0_rejects_with_the_largest_usage_that_it_admits():
+    ask = Asking(quota("consumer_byte_rate", 0))
+    refused = ask(0, fetch_bytes=1)
+    assert refused.limited_by is not None
+    assert (refused.decision, refused.limited_by.largest) == ("reject", 0)
+
+
 def test_longest_wait_decides_and_reject_goes_first():
     ask = Asking(quota("consumer_byte_rate", 10), quota("controller_mutation_rate", 1, burst=1.0))
     ask(0, fetch_bytes=100, mutations=1)

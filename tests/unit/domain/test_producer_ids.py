@@ -130,3 +130,71 @@ def test_move_keeps_every_age():
     assert state.newest_ms == 1_000
     assert state.find(an_id(0), 1_000 + WINDOW, layers)
     assert (state.charged(1_000 + WINDOW - 1, WINDOW), state.charged(1_000 + WINDOW, WINDOW)) == (1, 0)
+
+
+def test_newest_time_of_a_bucket_is_that_of_its_last_charge():
+    """The second id is charged, but not remembered: one id may be remembered."""
+    layers = Layers.named("layered", WINDOW)
+    state = ProducerIds()
+    newest = [state.newest_ms]
+    for now in (1_000, 1_100):
+        state.charge([an_id(now)], now, WINDOW, layers, 100, 1)
+        newest.append(state.newest_ms)
+    assert newest == [None, 1_000, 1_100]
+
+
+def test_fill_is_the_part_of_the_newest_segment_that_is_used():
+    layers = Layers.named("layered", WINDOW)
+    state = ProducerIds()
+    assert state.fill() == 0
+    fills = []
+    for number in range(34):  # as many as the first segment of this limit holds
+        state.charge([an_id(number)], 0, WINDOW, layers, 100, 1_000)
+        fills.append(state.fill())
+    assert (fills[0], fills[16], fills[33]) == (1 / 34, 0.5, 1.0)
+
+
+def test_id_is_stale_in_the_next_layer_until_it_is_refreshed():
+    layers = Layers.named("layered", WINDOW)
+    state = ProducerIds()
+    state.charge([an_id(0)], 0, WINDOW, layers, 100, 1_000)
+    assert [state.stale(an_id(0), now, layers) for now in (0, 399, 400)] == [False, False, True]
+    state.refresh(an_id(0), 400, layers, 100, 1_000)
+    assert not state.stale(an_id(0), 400, layers)
+
+
+@pytest.mark.parametrize("there", [33, 34])
+def test_full_store_remembers_ids_as_long_as_their_layer_has_room(there: int):
+    """The first segment of this limit has room for 34 ids in each layer."""
+    layers = Layers.named("layered", WINDOW)
+    state = ProducerIds()
+    state.charge([an_id(n) for n in range(there)], 0, WINDOW, layers, 100, 1_000)
+    state.charge([an_id(34)], 1, WINDOW, layers, 100, 1_000, full=True)
+    assert (state.find(an_id(34), 1, layers) is not None) == (there < 34)
+    assert len(state.segments) == 1
+
+
+@pytest.mark.parametrize("there", [33, 34])
+def test_full_store_refreshes_ids_as_long_as_their_layer_has_room(there: int):
+    layers = Layers.named("layered", WINDOW)
+    state = ProducerIds()
+    state.charge([an_id(34)], 0, WINDOW, layers, 100, 1_000)
+    state.charge([an_id(n) for n in range(there)], 400, WINDOW, layers, 100, 1_000)
+    state.refresh(an_id(34), 500, layers, 100, 1_000, full=True)
+    assert state.stale(an_id(34), 500, layers) == (there == 34)
+    assert len(state.segments) == 1
+
+
+@pytest.mark.parametrize(
+    ("charges", "limit", "room"),
+    [
+        (100, 1_000, 100),  # as it is
+        (101, 1_000, 125),  # a quarter more
+        (130, 1_000, 130),
+        (101, 110, 110),  # but no more than the limit
+        (111, 110, 125),  # which records exceed
+        (300, 110, 200),  # at most as many as may be remembered
+    ],
+)
+def test_room_for_charges_grows_by_a_quarter(charges: int, limit: float, room: int):
+    assert ProducerIds(capacity=100).room(charges, limit, 200) == room

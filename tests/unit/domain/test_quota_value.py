@@ -331,3 +331,9 @@ def test_patch_is_idempotent(target: Any, patch: Any):
 def test_pointers_can_be_read_back(tokens: list[str]):
     spelled = pointer(*tokens).split("/")[1:]
     assert tokens == [token.replace("~1", "/").replace("~0", "~") for token in spelled]
+
+
+@pytest.mark.parametrize(("sample_ms", "burst"), [(1_000, 12), (500, 6), (1_250, 15)])
+def test_default_burst_of_a_token_bucket_is_what_the_limit_allows_in_all_samples(sample_ms: int, burst: int):
+    value = {"limit": 4, "algorithm": "token_bucket", "samples": 3, "sample_ms": sample_ms}
+    assert resolve("request_rate", value, USER, DEFAULTS, epoch=0).burst == burst

@@ -184,3 +184,10 @@ def test_window_is_at_least_all_samples_but_one(span: tuple[int, int], elapsed: 
     assert window >= max((samples - 1) * sample_ms, elapsed, 1)
     if elapsed >= (samples - 1) * sample_ms:
         assert window == max(elapsed, 1)
+
+
+def test_wait_may_last_longer_than_the_window_as_long_as_the_sample_lives():
+    """A sample lives for a window after its last event, and its usage is then measured over a longer time."""
+    state = (Sample(15.0, 0, 900),)
+    assert sampled_rate.wait_ms(state, 1, 950, 5, 3, 1_000) == 3_200 - 950
+    assert [passes(state, 1, at, 5, 3, 1_000, 3) for at in (3_199, 3_200)] == [False, True]

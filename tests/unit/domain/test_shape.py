@@ -24,6 +24,7 @@ from app.domain.shape import (
     first_segment,
     next_segment,
     next_share,
+    step,
 )
 from tests.false_seen import false_seen
 
@@ -87,6 +88,13 @@ def test_word_gives_the_digits_of_its_fraction_in_base_504():
     )
 
 
+def test_each_word_after_the_first_gives_three_cells():
+    words = [0, *(n << 29 for n in range(1, 8))]
+    spread_ = b"".join(word.to_bytes(4, "little") for word in words)
+    _, cells = Shape(1, 1, MAX_HASHES, 1).places(spread_)
+    assert cells == tuple(cell for eighths in range(1, 8) for cell in (63 * eighths, 0, 0))
+
+
 def drawn() -> np.ndarray:
     """One row for each of many ids: its block, and its cells for all 21 hashes."""
     shape = Shape(1, 1, MAX_HASHES, 16)
@@ -135,6 +143,11 @@ def test_first_and_next_segments():
     assert first_segment(5_000, 100) == 100
     assert next_segment(32, 5, 1_000) == 128
     assert next_segment(300, 5, 1_000) == 1_000
+
+
+def test_growth_is_the_least_in_whole_quarters_that_reaches_the_limit():
+    assert step(140, 200_000) == 11.5
+    assert 140 * 11.25**3 < 200_000 <= 140 * 11.5**3
 
 
 @given(st.integers(0, 5_000_000))

@@ -199,6 +199,23 @@ def test_factor_that_waits_for_a_missed_push_is_held_since_it_was_set():
     assert (late.held_by, late.held_since_ms) == ("validity", 10)
 
 
+def test_factor_is_held_when_a_poll_is_an_interval_late():
+    state = after_observation(start_state(0, KAFKA), polled(volume("1", 500)), MINUTE, KAFKA)
+    assert state.next_check_ms == 2 * MINUTE
+    held_by = [factor_in_force(state, None, now, KAFKA).held_by for now in (2 * MINUTE, 3 * MINUTE)]
+    assert held_by == [None, None]
+    late = factor_in_force(state, None, 3 * MINUTE + 1, KAFKA)
+    assert (late.held_by, late.reason.partition(";")[0]) == ("validity", "held: observations are overdue")
+
+
+def test_reason_names_the_fullest_volume_and_counts_the_others():
+    state = start_state(0, KAFKA)
+    one = after_observation(state, polled(volume("1", 5), volume("2", 500)), 0, KAFKA)
+    assert one.reason == "violation: /data of broker 1 has 5 of 1000 bytes left"
+    three = after_observation(state, polled(volume("1", 50), volume("2", 5), volume("3", 70)), 0, KAFKA)
+    assert three.reason == "violation: /data of broker 2 has 5 of 1000 bytes left, and 2 more"
+
+
 def test_only_known_sizes_are_ok():
     states = [
         KnownVolume("1", "/data", 1000, available, observed, is_current).state(now, KAFKA)
@@ -262,9 +279,11 @@ def test_drill_holds_until_its_end_exclusive():
     drill = Drill(0.2, 1_000, 2_000, "alice")
     state = after_observation(start_state(0, KAFKA), polled(volume("1", 5)), 0, KAFKA)
     for source in (state, None):
-        found = [factor_in_force(source, drill, now, KAFKA).factor for now in (999, 1_000, 1_999, 2_000)]
+        found = [
+            factor_in_force(source, drill, now, KAFKA).factor for now in (999, 1_000, 1_999, 2_000, 2_001)
+        ]
         rest = 1.0 if source is None else 0.0
-        assert found == [0.2, 0.2, 0.2, rest]  # it also holds by a clock that is behind its start
+        assert found == [0.2, 0.2, 0.2, rest, rest]  # it also holds by a clock that is behind its start
     assert factor_in_force(state, drill, 1_500, KAFKA).reason == "drill: by alice, until 2000"
 
 

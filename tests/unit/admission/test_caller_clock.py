@@ -1,0 +1,41 @@
+"""The time that callers send: when it begins, and what the newest time is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.admission.caller_clock import CallerClock, CallerTime
+from app.domain.ask import Ask
+from app.domain.caller import ANYONE, Caller
+from app.domain.decision import Decision
+from app.domain.quota import Quota
+
+ADMITTED = Decision("admit", 0, True, 0, "local", None)
+
+
+class AdmitsAll:
+    """An admission that admits every ask."""
+
+    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
+        return [ADMITTED for _ in asks]
+
+    async def decide_in_full(
+        self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
+    ) -> tuple[Decision, tuple[Quota, ...]]:
+        return ADMITTED, ()
+
+
+async def test_time_is_0_before_the_first_ask_and_then_the_newest_one():
+    clock = CallerClock(AdmitsAll())
+    assert clock.now_ms() == 0
+    for at_ms in (7, 5):
+        await clock.decide([Ask(at_ms=at_ms)])
+    assert clock.now_ms() == 7
+
+
+async def test_everything_begins_at_the_first_time_even_if_that_is_0():
+    time = CallerTime()
+    clock = CallerClock(AdmitsAll(), time)
+    for at_ms in (0, 9):
+        await clock.decide_in_full(Ask(at_ms=at_ms))
+    assert (time.first_ms, clock.now_ms()) == (0, 9)
