@@ -76,8 +76,8 @@ class Patience:
 
     def lasts_s(self, since: Moment, now: Moment) -> float:
         """Return how long the store may be silent during a call that began at ``since``."""
-        is_crowded = 4 * (now.crowded_s - since.crowded_s) > now.at - since.at
-        if is_crowded or _was_busy(since, now) or (self._older is not None and _was_busy(self._older, since)):
+        in_call = _was_busy(since, now, crowded_weight=2)
+        if in_call or (self._older is not None and _was_busy(self._older, since)):
             return max(self.budget_s, BUSY_PATIENCE_S)
         return self.budget_s
 
@@ -103,9 +103,10 @@ class Patience:
         return (int(ran) + int(waited)) / 1e9
 
 
-def _was_busy(since: Moment, now: Moment) -> bool:
+def _was_busy(since: Moment, now: Moment, crowded_weight: int = 1) -> bool:
     """Return whether the node was busy for more than half of the time between two moments."""
-    return 2 * max(now.busy_s - since.busy_s, now.crowded_s - since.crowded_s) > now.at - since.at
+    busy_s = max(now.busy_s - since.busy_s, crowded_weight * (now.crowded_s - since.crowded_s))
+    return 2 * busy_s > now.at - since.at
 
 
 def _opened(account: str) -> int | None:

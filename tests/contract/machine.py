@@ -7,12 +7,12 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.errors import FlakyFailure
+from hypothesis.errors import Flaky
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -92,7 +92,18 @@ AT_LEAST = 50
 
 
 class Difference(AssertionError):
-    """The store and the oracle disagree."""
+    """The store and the oracle disagree.
+
+    Attributes:
+        last: the last one. By the store's clock, the same steps need not show a difference again, and then
+            Hypothesis raises an error of its own.
+    """
+
+    last: ClassVar[Difference | None] = None
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        Difference.last = self
 
 
 def looking_each_time(script: str) -> str:
@@ -650,6 +661,7 @@ def explored(machine: type[Any], url: str, *, examples: int, steps: int, shrink:
         Difference: the store and the oracle disagreed.
     """
     loop, met = asyncio.new_event_loop(), Counter[str]()
+    Difference.last = None
     machine.url, machine.met, machine.loop = url, met, loop
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
     try:
@@ -665,12 +677,10 @@ def explored(machine: type[Any], url: str, *, examples: int, steps: int, shrink:
                 suppress_health_check=list(HealthCheck),
             ),
         )
-    except FlakyFailure as flaky:
-        # By the store's clock, the same steps need not show a difference again.
-        differences, _ = flaky.split(Difference)
-        if differences is None:
+    except Flaky as flaky:
+        if Difference.last is None:
             raise
-        raise Difference(str(differences.exceptions[0])) from flaky
+        raise Difference.last from flaky
     finally:
         loop.close()
     return met

@@ -78,7 +78,7 @@ async def test_late_charge_of_a_hung_store_is_logged(kind: str, which: Which):
             server.hold()
             (first,) = await admission.decide([ASK])
             server.go_on()
-            while admission._gatherer.is_late or admission.circuit.error:  # noqa: ASYNC110  no event for it
+            while admission._gatherer.is_late or admission.circuit.error:  # noqa: ASYNC110  neither has an event
                 await asyncio.sleep(0)
             admission._gatherer._patience.budget_s = AMPLE_S
             (again,) = await admission.decide([ASK])

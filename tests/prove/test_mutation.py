@@ -35,6 +35,8 @@ MUTANTS: Final = int(os.environ.get("MUTANTS", "300"))
 """The size of the sample, divided between the packages by their numbers of mutants."""
 NOTICED_AT_LEAST: Final = 0.9
 """Of 300 mutants 25 changed nothing that can be seen (docs/proofs/mutation.md): about 0.92 is the most."""
+UNCHANGED_WITHIN_S: Final = 1_800.0
+"""How long the tests may take without a mutant."""
 TIMES_LONGER: Final = 8.0
 LEAST_WITHIN_S: Final = 20.0
 """The tests of a mutant may take this many times longer than without it: an endless loop is noticed, too."""
@@ -134,7 +136,7 @@ class Session:
             for job, module, row, operator, diff in rows
         ]
 
-    def _configure(self, tests: str, within_s: float = 1_800.0) -> None:
+    def _configure(self, tests: str, within_s: float = UNCHANGED_WITHIN_S) -> None:
         (self._folder / CONFIGURATION).write_text(
             f"""\
 [cosmic-ray]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from time import perf_counter
 
@@ -14,41 +14,24 @@ from app.admission.metrics import Metrics
 from app.admission.slices import Slices
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
-from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
-from app.domain.quota import Quota
-from app.store.port import Answer, ChargeResult, Fault, Plan, Store, StoreError
+from app.store.port import Answer, ChargeResult, Plan, Store, StoreError
+from tests.unit.admission.fakes import EVERYONE, RATE, PromptStore
 
-QUOTA = Quota("request_rate", 5, "sampled_rate", "deny")
-QUOTAS = Snapshot().apply(1, [("request_rate", Entity.of(user=ANY), QUOTA)])
+QUOTAS = Snapshot().apply(1, [("request_rate", EVERYONE, RATE)])
 ASK = Ask({"requests": 1}, principal="alice")
 THROTTLED = ChargeResult("throttle", 700, None, 0, 5.0, 0.0, None, 0, 0.0)
 
 
-class ThrottlingStore(Store):
+class ThrottlingStore(PromptStore):
     """A fake store that throttles every ask, or fails if the test sets an error."""
 
-    lost: Callable[[StoreError], None]
     error: StoreError | None = None
-
-    def silent_since(self) -> float | None:
-        return None
-
-    def give_up(self, error: StoreError) -> None:
-        raise AssertionError(error)
 
     async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
         if self.error is not None:
             raise self.error
         return [Answer((THROTTLED,) * len(plan.charges)) for plan in plans]
-
-    async def forget(self, keys: Sequence[bytes]) -> int | None:
-        raise AssertionError(keys)
-
-    async def examine(self) -> tuple[Fault, ...]:
-        return ()
-
-    async def close(self) -> None: ...
 
 
 class RecordedMetrics(Metrics):

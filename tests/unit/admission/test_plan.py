@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from app.admission.plan import Match, decision_of, matches_of, plan_of
+from app.admission.plan import Match, decision_of, plan_of
 from app.domain.ask import Ask
 from app.domain.decision import Outcome, Reason
-from app.domain.entity import ANY, Entity
-from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.port import Answer, ChargeResult
+from tests.unit.admission.fakes import IDS, RATE, matches_for
 
 SECRET = b"s" * 32
-EVERYONE = Entity.of(user=ANY)
-QUOTAS = {
-    quota.key: {EVERYONE: quota}
-    for quota in (
-        Quota("producer_ids_rate", 5, "producer_ids", "deny"),
-        Quota("request_rate", 5, "sampled_rate", "deny"),
-        Quota("controller_mutation_rate", 5, "token_bucket", "deny", burst=5),
-    )
-}
+TOKENS = Quota("controller_mutation_rate", 5, "token_bucket", "deny", burst=5)
 ASK = Ask({"requests": 1, "mutations": 1}, (7, "x"), principal="alice")
 
 
 def matches(ask: Ask = ASK) -> tuple[Match, ...]:
-    return matches_of(ask, QUOTAS, MatchingRules())
+    return matches_for(ask, IDS, RATE, TOKENS)
 
 
 def result(outcome: Outcome, throttle_ms: int = 0, reason: Reason | None = None) -> ChargeResult:
