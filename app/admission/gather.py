@@ -330,7 +330,7 @@ class Gatherer:
             self._look_in(min(patience_s - silent_s, self._patience.budget_s), began, loop)
 
     def _answer_all_without_store(self) -> None:
-        """PackedAnswer all waiting asks without the store; their records and refunds are still sent."""
+        """Answer all waiting asks without the store; their records and refunds are still sent."""
         self.is_late = True
         for group, _, _ in self._in_call:
             group.finish(StoreError("budget"))

@@ -91,6 +91,11 @@ MUST_MEET = (
 AT_LEAST = 50
 
 
+def rare(met: Counter[str], events: Sequence[str] = MUST_MEET, at_least: int = AT_LEAST) -> dict[str, int]:
+    """Return which events a run met too rarely, and how often."""
+    return {name: met[name] for name in events if met[name] < at_least}
+
+
 class Difference(AssertionError):
     """The store and the oracle disagree.
 

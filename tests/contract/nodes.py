@@ -113,7 +113,7 @@ class Nodes(RuleBasedStateMachine):
         super().__init__()
         self.redis = redis.Redis.from_url(self.url)
         self.redis.flushall()
-        self.now = 1_000_000
+        self.now = self.settled_at = 1_000_000
         self.events = 0
         self.lost = 0  # the number of the last loss among the events
         self.reset_at: dict[tuple[str, int], int] = {}
@@ -249,13 +249,14 @@ class Nodes(RuleBasedStateMachine):
     @rule(ms=st.sampled_from((0, 1, 50, 199, 500, 999, 1_000, 1_500, 2_999, 4_000, 6_001)))
     def advance(self, ms: int) -> None:
         """Let time pass; meanwhile nodes look at the marks, and renew what they used."""
-        first = min(ms, STEP_MS)
+        first = max(0, min(ms, self.settled_at + STEP_MS - self.now))
         self.now += first
         if ms > first:
             self._settle()
         self.now += ms - first
 
     def _settle(self) -> None:
+        self.settled_at = self.now
         for node in self.nodes:
             self._look(node)
         for node in self.nodes:

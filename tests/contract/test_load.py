@@ -30,7 +30,7 @@ from app.store import loading
 from app.store.keys import bucket_key
 from app.store.loading import Load, Loader
 from tests.contract.histories import IDS
-from tests.contract.machine import RULES, SECRET, Difference, Machine, explored, looking_each_time
+from tests.contract.machine import RULES, SECRET, Difference, Machine, explored, looking_each_time, rare
 from tests.report import say
 from tests.stores import KINDS, running
 
@@ -239,10 +239,10 @@ def test_load_equals_the_plain_form(kind: str) -> None:
     """Between loads, store and oracle agree on decisions of every kind."""
     met: Counter[str] = Counter()
     with running(kind) as url:
-        while met["steps"] < 1_500 or (rare(met) and met["steps"] < 40_000):
+        while met["steps"] < 1_500 or (rare(met, MUST_MEET, AT_LEAST) and met["steps"] < 40_000):
             met += run(url, examples=50)
     say(f"{kind}: {met['steps']:,} steps", {name: met[name] for name in MUST_MEET})
-    assert rare(met) == {}
+    assert rare(met, MUST_MEET, AT_LEAST) == {}
 
 
 FAULTS = {
@@ -272,8 +272,3 @@ def test_planted_fault_is_found(fault: str) -> None:
     assert loading.SCRIPT.count(right) == 1, "the fault must be planted in one place"
     with running("valkey") as url, pytest.raises(Difference):
         run(url, examples=1_000, script=loading.SCRIPT.replace(right, wrong), shrink=False)
-
-
-def rare(met: Counter[str]) -> dict[str, int]:
-    """The events that were met too rarely."""
-    return {name: met[name] for name in MUST_MEET if met[name] < AT_LEAST}

@@ -12,7 +12,7 @@ import pytest
 from app.admission import metrics, plain
 from app.store import encoding
 from app.store.script import SCRIPT
-from tests.contract.machine import AT_LEAST, MUST_MEET, Difference, run
+from tests.contract.machine import Difference, rare, run
 from tests.report import say
 from tests.stores import KINDS, running
 
@@ -193,11 +193,6 @@ def test_planted_fault_in_the_short_way_is_found(fault: str, monkeypatch: pytest
                 monkeypatch.setattr(user, name, faulty[name])
     with running("valkey") as url, pytest.raises(Difference):
         run(url, examples=400, steps=50, shrink=False)
-
-
-def rare(met: Counter[str]) -> dict[str, int]:
-    """The events that were met too rarely."""
-    return {name: met[name] for name in MUST_MEET if met[name] < AT_LEAST}
 
 
 def report(kind: str, met: Counter[str]) -> None:

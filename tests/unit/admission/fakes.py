@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from app.admission.plan import Match, matches_of
 from app.domain.ask import Ask
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
-from app.store.port import Fault, Store, StoreError
+from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, Store, StoreError
+from tests.packed import packed
 
 EVERYONE = Entity.of(user=ANY)
 IDS = Quota("producer_ids_rate", 5, "producer_ids", "deny")
@@ -26,13 +29,29 @@ class PromptStore(Store):
 
     lost: Callable[[StoreError], None]
 
+    def answers(self, plans: Sequence[Plan]) -> list[Answer]:
+        """Return the answers of a call.
+
+        Raises:
+            StoreError: the call fails.
+        """
+        raise NotImplementedError
+
+    def ask(self, plans: Sequence[Any], done: Came) -> None:
+        came: list[Any] | StoreError
+        try:
+            came = [packed(answer) for answer in self.answers(plans)]
+        except StoreError as error:
+            came = error
+        asyncio.get_running_loop().call_soon(done, came)
+
     def silent_since(self) -> float | None:
         return None
 
     def give_up(self, error: StoreError) -> None:
         raise AssertionError(error)
 
-    async def forget(self, keys: Sequence[bytes]) -> int | None:
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         raise AssertionError(keys)
 
     async def examine(self) -> tuple[Fault, ...]:

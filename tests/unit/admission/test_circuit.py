@@ -156,7 +156,7 @@ async def test_closed_circuit_passes_calls_and_counts_them(watched: Watched):
 async def test_time_of_a_call_is_that_from_its_begin_to_its_end(watched: Watched):
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await watched.circuit.decide([PLAN])
+    await answers_of(watched.circuit, [PLAN])
     [seconds] = watched.metrics.seconds
     assert 0 <= seconds <= loop.time() - began
 

@@ -17,7 +17,7 @@ class Asked(PromptStore):
     def __init__(self) -> None:
         self.plans: list[Plan] = []
 
-    async def decide(self, plans: Sequence[Plan]) -> list[Answer]:
+    def answers(self, plans: Sequence[Plan]) -> list[Answer]:
         self.plans += plans
         return [Answer(()) for _ in plans]
 
