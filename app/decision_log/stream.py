@@ -10,9 +10,10 @@ from redis.asyncio import Redis
 
 from app.decision_log.batch import NODES, STREAM
 from app.decision_log.status import GROUP, LogStatus, acknowledge, read_status
+from app.store.client import client_of
 from app.store.keys import LONGEST_TTL_MS
 from app.store.port import StoreError
-from app.store.redis import client_of, run, run_script
+from app.store.redis import run, run_script
 from app.store.script import text
 
 MAX_BATCHES: Final = 4_096

@@ -27,7 +27,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from app.domain.digest import secret_of
 from app.domain.volumes import VolumeLimit, VolumeRules
 from app.kafka import configuration as kafka_configuration
-from app.node import cores
+from app.node import cores, store_url
 from app.node.errors import SettingsError
 
 PREFIX: Final = "QUOTAGATE_"
@@ -79,6 +79,13 @@ def _of_scheme(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _readable(url: str) -> str:
+    """Refuse the URL of several servers if it cannot be read."""
+    if store_url.scheme_of(url) in store_url.SENTINEL_SCHEMES:
+        store_url.sentinel_address(url)
+    return url
+
+
 def _secret(value: Any) -> Any:
     return secret_of(value) if isinstance(value, str) else value
 
@@ -92,7 +99,7 @@ HostNames = Annotated[tuple[HostName, ...], NoDecode, _split(",", str.lower)]
 Header = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 Duration = Annotated[timedelta, BeforeValidator(_iso_duration), Field(ge=timedelta(0))]
 HashSecret = Annotated[bytes, BeforeValidator(_secret)]
-RedisUrl = Annotated[str, _of_scheme("redis", "rediss", "unix")]
+RedisUrl = Annotated[str, _of_scheme(*store_url.SCHEMES), AfterValidator(_readable)]
 DatabaseUrl = Annotated[str, _of_scheme("sqlite", "postgresql")]
 
 
@@ -117,7 +124,8 @@ class Settings(BaseSettings):
     """Directory for the embedded store and catalog and the admin key; other users get no access."""
     # A URL may hold a password, so it is left out of the representation.
     redis_url: Annotated[RedisUrl | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
-    """The store: `redis://`, `rediss://` or `unix://`. Without it, `quotagate up` runs an embedded store."""
+    """The store: `redis://`, `rediss://`, `unix://`, or `redis+sentinel://HOST:PORT,HOST:PORT/NAME` (TLS:
+    `rediss+sentinel://`). Without it, `quotagate up` runs an embedded store."""
     store_memory: Annotated[Annotated[int, Field(ge=8_388_608)] | None, BeforeValidator(_empty_is_none)] = (
         None
     )

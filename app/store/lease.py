@@ -11,8 +11,9 @@ from typing import Final, Self
 
 from redis.asyncio import Redis
 
+from app.store.client import client_of
 from app.store.keys import PREFIX
-from app.store.redis import client_of, run_script
+from app.store.redis import run_script
 from app.store.script import text
 
 ACQUIRE: Final = text("lease_acquire")

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
 from app.domain.digest import spread
 from app.domain.ladder import AppliedQuota
 from app.domain.loading import Charges, LoadResult, WrittenId
 from app.domain.quota import Quota
 from app.domain.sampled_rate import Sample
 from app.domain.token_bucket import Tokens
+from app.store.client import client_of
 from app.store.encoding import ALGORITHMS as NUMBERS
 from app.store.encoding import ORDER_STEP, QUOTA, encode_call, parameters
 from app.store.keys import ORDER_KEY, PREFIX, RESETS_KEY, bucket_key
@@ -81,9 +78,7 @@ class Loader:
         timeout_s: float = 30.0,
         script: str = SCRIPT,
     ) -> None:
-        self._client = Redis.from_url(
-            url, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0), client_name="quotagate-backfill"
-        )
+        self._client = client_of(url, timeout_s, connect_within_s=timeout_s)
         self._key = f"{PREFIX}:backfill:{name}".encode()
         self._library = Library.of(script)
         self._call = encode_call(

@@ -12,9 +12,7 @@ from itertools import chain
 from typing import Any, Final, cast
 
 import redis
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -28,6 +26,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
+from app.store.client import blocking_client_of, client_of
 from app.store.connection import GREET_WITHIN_S, Command, Connection, Done
 from app.store.encoding import ORDER_STEP, answers_of, encode_call, encode_plans, read_reply
 from app.store.keys import BIRTH_KEY, ORDER_KEY, PROBE_KEY, RESETS_KEY, reset_key
@@ -49,7 +48,6 @@ from app.store.script import FORGET, MARK, SCRIPT, text
 OLDEST: Final = (7, 0)
 """The oldest supported Redis; Valkey 7.2 and later report Redis 7.2."""
 
-CONNECT_WITHIN_S: Final = 0.5
 EXAMINE_WITHIN_S: Final = 0.5
 """The timeout of each command of an examination. It is short, so that the store's return is noticed soon."""
 
@@ -83,7 +81,7 @@ class RedisStore:
     """A store in Valkey 7.2 or later or Redis 7 or later.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: of one server, or of sentinels that know the primary (``app.store.address``).
         caller_clock: use the asks' ``at_ms`` as the time, not the store's clock.
         sequential: add delays up as KIP-124 does.
         logged: for the decision log, number the calls and return what became of ids.
@@ -104,7 +102,7 @@ class RedisStore:
         script: str = SCRIPT,
     ) -> None:
         self._client = client_of(url, timeout_s)
-        self._examiner = _examiner_of(url)
+        self._examiner = blocking_client_of(url, EXAMINE_WITHIN_S)
         """Its own connections, so that it neither waits for calls nor tests an old connection."""
         self._thread = ThreadPoolExecutor(1, "examine the store")
         self._greeter = client_of(url, GREET_WITHIN_S, connect_within_s=GREET_WITHIN_S)
@@ -364,31 +362,6 @@ async def _run_blocking(client: redis.Redis, *command: str | bytes | int) -> Any
         if not isinstance(failed, MissingFunctionError):
             client.connection_pool.disconnect()
         raise failed from error
-
-
-def _examiner_of(url: str) -> redis.Redis:
-    """A client that blocks its thread and never retries."""
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=EXAMINE_WITHIN_S,
-        socket_connect_timeout=CONNECT_WITHIN_S,
-        retry=redis.retry.Retry(NoBackoff(), 0),
-        client_name="quotagate",
-    )
-
-
-def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_WITHIN_S) -> Redis:
-    """A client that never retries: decisions have a budget, and the next call connects again."""
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=4,
-        timeout=timeout_s,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=min(timeout_s, connect_within_s),
-        retry=Retry(NoBackoff(), 0),
-        client_name="quotagate",
-    )
-    return Redis.from_pool(pool)  # closing the client then closes the pool too
 
 
 def failure(error: Exception) -> StoreError:

@@ -9,10 +9,11 @@ from msgspec import MsgspecError, msgpack
 from redis.asyncio import Redis
 
 from app.domain.volumes import Drill, FactorState
+from app.store.client import client_of
 from app.store.keys import PREFIX
 from app.store.lease import lease_keys
 from app.store.port import StoreError
-from app.store.redis import client_of, run, run_script
+from app.store.redis import run, run_script
 from app.store.script import text
 
 T = TypeVar("T")

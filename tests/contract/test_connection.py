@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 
+from app.store.client import client_of
 from app.store.connection import Connection
-from app.store.redis import client_of
 from tests import stores
 from tests.stores import Server
 

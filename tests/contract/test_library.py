@@ -12,10 +12,11 @@ import redis
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import KEYS, Quota
 from app.store import library
+from app.store.client import client_of
 from app.store.keys import bucket_key
 from app.store.library import Library, call_function
 from app.store.port import Charge, Plan, StoreError
-from app.store.redis import RedisStore, client_of, run
+from app.store.redis import RedisStore, run
 from app.store.script import SCRIPT
 from tests.stores import KINDS, running
 

@@ -8,10 +8,11 @@ from functools import partial
 import pytest
 import redis
 
+from app.store.client import client_of
 from app.store.encoding import encode_call, encode_plans
 from app.store.library import Library, call_function
 from app.store.port import Plan, StoreError
-from app.store.redis import client_of, run
+from app.store.redis import run
 from app.store.script import FOLDER, FORGET, SCRIPT, text
 from tests.stores import running
 

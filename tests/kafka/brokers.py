@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from app.node import tether
 from tests import disks
 from tests.authority import Authority
 from tests.kafka import tool
+from tests.ports import free_ports
 from tests.programs import Program
 from tests.service import eventually
 from tests.tools import need
@@ -132,7 +131,7 @@ def running(
     disks.clear()
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-kafka-")))
-        ports = iter(_free_ports(1 + count * len(PROTOCOLS)))
+        ports = iter(free_ports(1 + count * len(PROTOCOLS)))
         controller = next(ports)
         authority = Authority(home)
         secured = _secured(home, authority)
@@ -251,19 +250,3 @@ def _known(cluster: Cluster) -> set[int]:
         finally:
             client.close()
     return known
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that a broker finds free again after it was killed: below those that outgoing connections get."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind((HOST, port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return found

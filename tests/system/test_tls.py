@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,9 @@ from app.store.redis import RedisStore
 from tests import stores, tls_postgres
 from tests.authority import Authority, Certificate
 from tests.postgres import Postgres, started
+from tests.programs import end
 from tests.service import Service, running
+from tests.tools import need
 
 LOOPBACK = "DNS:localhost,IP:127.0.0.1"
 ONE = {"limit": 0.001, "burst": 1, "algorithm": "token_bucket", "enforcement": "deny"}
@@ -140,15 +144,19 @@ def test_name_in_a_certificate_is_the_principal_of_its_asks(authority: Authority
 def redis_over_tls(authority: Authority, server: Certificate) -> Iterator[int]:
     """Debian's redis-server, with TLS only and client certificates required; yields its port."""
     port = _free_port()
-    options = {
-        "--tls-port": str(port),
+    options = {"--tls-port": str(port), **tls_options(authority, server)}
+    with stores.server("redis", *(text for option in options.items() for text in option)):
+        yield port
+
+
+def tls_options(authority: Authority, server: Certificate) -> dict[str, str]:
+    """The options of a Redis with this certificate, which requires certificates of its clients."""
+    return {
         "--tls-cert-file": str(server.cert),
         "--tls-key-file": str(server.key),
         "--tls-ca-cert-file": str(authority.ca),
         "--bind": "127.0.0.1",
     }
-    with stores.server("redis", *(text for option in options.items() for text in option)):
-        yield port
 
 
 async def test_decisions_through_redis_over_tls(
@@ -176,6 +184,47 @@ async def test_decisions_through_redis_over_tls(
         ):
             with pytest.raises(StoreError):
                 await examine(refused)
+
+
+def test_sentinels_and_the_primary_are_asked_over_tls(
+    authority: Authority, stranger: Authority, server: Certificate, tmp_path: Path
+):
+    ours = authority.certify("node")
+    files = f"ssl_ca_certs={authority.ca}&ssl_certfile={ours.cert}&ssl_keyfile={ours.key}"
+    place = _free_port()
+    with redis_over_tls(authority, server) as port:
+        configuration = tmp_path / "sentinel"
+        configuration.write_text(
+            f"sentinel monitor quotas 127.0.0.1 {port} 1\ntls-replication yes\n", encoding="utf-8"
+        )
+        options = {**tls_options(authority, server), "--tls-port": str(place), "--port": "0"}
+        command = [need("redis-server"), configuration, "--sentinel"]
+        with subprocess.Popen(
+            [*command, *(text for option in options.items() for text in option)], stdout=subprocess.DEVNULL
+        ) as sentinel:
+            try:
+                asyncio.run(_until_examined(f"rediss+sentinel://127.0.0.1:{place}/quotas?{files}"))
+                for refused in (
+                    f"redis+sentinel://127.0.0.1:{place}/quotas",
+                    f"rediss+sentinel://127.0.0.1:{place}/quotas?ssl_ca_certs={stranger.ca}",
+                    f"rediss+sentinel://127.0.0.1:{place}/quotas?{files}&sentinel_ssl_ca_certs={stranger.ca}",
+                ):
+                    with pytest.raises(StoreError):
+                        asyncio.run(examine(refused))
+            finally:
+                end(sentinel)
+
+
+async def _until_examined(url: str) -> None:
+    """Wait until a sentinel has begun to watch the store."""
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                await examine(url)
+            except StoreError:
+                await asyncio.sleep(0.05)  # between two looks at the condition that is waited for
+            else:
+                return
 
 
 async def examine(url: str) -> None:

@@ -15,9 +15,9 @@ from app.node.errors import SettingsError
 from app.node.own_name import own_name
 from app.node.settings import PREFIX, Settings
 from app.storage_location import InvalidLocationError
+from app.store.client import client_of
 from app.store.lease import Lease
 from app.store.port import StoreError
-from app.store.redis import client_of
 from workers.decision_log.compact import STAY_S, Compactor
 from workers.decision_log.drain import LIMITS, Drain, Limits, wait
 from workers.decision_log.flush import take_up
