@@ -8,6 +8,12 @@
     qg1:resets                                                                               the last reset
     BUCKET:reset                                                                             its last reset
 
+A cluster puts keys into slots by their hash tags, and a call takes keys of one slot. There these differ:
+
+    qg1:{N}:order                       calls so far of one slot; N is the slot's tag (app.domain.slots)
+    qg1:{ask:HASH}                      an answer kept for an ask without a principal
+    qg1:{volumes}:..., qg1:{log}:...    what is qg1:volumes:... and qg1:log:... elsewhere
+
 Names are percent-encoded, so no name can end the hash tag, and hashed when longer than 128 bytes.
 """
 
@@ -18,6 +24,7 @@ from typing import Final
 
 from app.domain.entity import Entity
 from app.domain.ladder import AppliedQuota
+from app.domain.slots import slot_tags
 
 PREFIX: Final = "qg1"
 """Changes with the layout of the state, so that a new script never reads an old one's keys."""
@@ -55,8 +62,35 @@ def reset_key(bucket: bytes) -> bytes:
     return bucket + b":reset"
 
 
-def retry_key(principal: str | None, ask: bytes) -> bytes:
-    """The key of the answer kept for an ask with an id, by a hash of the ask and its sender."""
+def order_key(slot: int) -> bytes:
+    """The key of the number of the last call that was logged, among those of one slot of a cluster.
+
+    >>> order_key(0), order_key(12739)
+    (b'qg1:{3560}:order', b'qg1:{26349}:order')
+    """
+    return b"%b:{%b}:order" % (PREFIX.encode(), slot_tags()[slot])
+
+
+def shared_key(name: str, *, clustered: bool) -> str:
+    """The key of something that there is once: on a cluster the first part of its name is a tag.
+
+    >>> shared_key("log:nodes", clustered=False), shared_key("log:nodes", clustered=True)
+    ('qg1:log:nodes', 'qg1:{log}:nodes')
+    """
+    if not clustered:
+        return f"{PREFIX}:{name}"
+    tag, colon, rest = name.partition(":")
+    return f"{PREFIX}:{{{tag}}}{colon}{rest}"
+
+
+def retry_key(principal: str | None, ask: bytes, *, clustered: bool = False) -> bytes:
+    """The key of the answer kept for an ask with an id, by a hash of the ask and its sender.
+
+    Args:
+        clustered: give each ask without a principal a tag of its own, so that they do not share a slot.
+    """
+    if clustered and principal is None:
+        return f"{PREFIX}:{{ask:{ask.hex()}}}".encode()
     owner = "" if principal is None else str(Entity.of(user=principal))
     return f"{PREFIX}:{{{short(owner) or '-'}}}:ask:{ask.hex()}".encode()
 
