@@ -24,6 +24,7 @@ FULL: Final = {
     "tests/contract/test_large_keys.py": "grows keys to many megabytes",
     "tests/contract/test_load.py": "compares 10,000s of loads with the plain form",
     "tests/contract/test_machine.py": "20,000 steps on each store, and every planted fault",
+    "tests/contract/test_undo.py": "15,000 steps on each store, and every planted fault",
     "tests/decision_log": "kills and stops the writer, fills its disk",
     "tests/deploy": "needs nginx and Prometheus from Debian",
     "tests/fuzz": "sends 20,000 requests",
@@ -43,6 +44,7 @@ FULL: Final = {
 FIRST: Final = frozenset(
     {
         "tests/contract/test_machine.py::test_store_and_oracle_agree_in_3000_steps",
+        "tests/contract/test_undo.py::test_store_and_oracle_agree_in_1500_steps",
         "tests/load/test_minute.py",
         "tests/system/test_cli.py",
         "tests/system/test_vectors.py",

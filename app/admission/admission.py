@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 from msgspec import structs
@@ -23,6 +23,7 @@ from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_
 from app.admission.queue import DoneCallback, Group, LateCallback
 from app.admission.refresh import Refresher
 from app.admission.slices import Slices, Work
+from app.admission.spreading import ClusterGatherer
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import SEEN
 from app.domain.ask import Ask
@@ -31,6 +32,7 @@ from app.domain.decision import Decision, Verdict
 from app.domain.ladder import MatchingRules, Quotas
 from app.domain.quota import Quota
 from app.domain.usage import ids_of
+from app.store.cluster import ClusterStore, plan_slots
 from app.store.encoding import admitted_values, decode_answer
 from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, Store, StoreError
 
@@ -88,7 +90,7 @@ class Admission:
 
     def __init__(
         self,
-        store: Store,
+        store: Store | ClusterStore,
         snapshot: Callable[[], Snapshot],
         *,
         rules: MatchingRules,
@@ -102,10 +104,15 @@ class Admission:
         logs: Logs = UNLOGGED,
         mark: Callable[[], Awaitable[Mark]] | None = None,
     ) -> None:
-        self.circuit = Circuit(store, metrics)
-        self._gatherer = Gatherer(
-            self.circuit, budget_s=budget_s, queue_s=queue_s, queued=metrics.observe_queue
-        )
+        self.circuit: Circuit | ClusterGatherer
+        self._gatherer: Gatherer | ClusterGatherer
+        gathering: Any = {"budget_s": budget_s, "queue_s": queue_s, "queued": metrics.observe_queue}
+        self._is_clustered = isinstance(store, ClusterStore)
+        if isinstance(store, ClusterStore):
+            self.circuit = self._gatherer = ClusterGatherer(store, metrics, **gathering)
+        else:
+            self.circuit = Circuit(store, metrics)
+            self._gatherer = Gatherer(self.circuit, **gathering)
         self._slices = Slices() if slices is None else slices
         self._refresher = Refresher(self._gatherer, logs)
         self.local = LocalAnswers(
@@ -259,6 +266,8 @@ class Admission:
             return None  # what the store says of the ids is learned
         if PRODUCE in ask.usage and self._factor.on(ask) != 1:
             return None
+        if self._is_clustered and plain.planned.plan is not None and not _is_in_one_slot(plain.planned.plan):
+            return None  # the results of several slots are put together
         return plain.planned
 
     def _match(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
@@ -319,6 +328,10 @@ class Admission:
                 if plan is not None and answer is not None and alone is None and answer.kept is None:
                     self.local.learn(travels or ask, its, plan, answer, each.turn)
                     answer = answer if travels is None else _with_all_ids(answer, ask, travels)
+            if answer is not None:
+                missed = answer.failure
+                if answer.refreshes:
+                    self._refresher.add(ask, its, self._secret())
             why = (missed.reason if missed else "store_full") if decision.source == "fallback" else None
             if why is not None:
                 self._metrics.count_fallback(why)
@@ -414,6 +427,10 @@ def _with_all_ids(answer: Answer, ask: Ask, travels: Ask) -> Answer:
     if not outcomes:
         return answer
     return structs.replace(answer, id_outcomes=bytes(outcomes.get(each, SEEN) for each in ids_of(ask)))
+
+
+def _is_in_one_slot(plan: Plan | PackedPlan) -> bool:
+    return len(set(plan_slots(plan))) == 1
 
 
 def _principal_of(ask: Ask) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -55,6 +55,21 @@ QUEUE_S: Final = 2.0
 
 Part = tuple[Group, int, int]
 """A group, and the start and end of its plans that are in one call."""
+
+
+class Gathering(Protocol):
+    """Decides plans by the store: ``Gatherer``, or for a cluster ``app.admission.spreading``."""
+
+    async def decide(
+        self,
+        plans: Sequence[Plan | PackedPlan],
+        late: LateCallback | None = None,
+        *,
+        caller: Caller = ANYONE,
+        on_behalf_of: str = "",
+        within_s: float | None = None,
+    ) -> tuple[list[PackedAnswer], StoreError | None]:
+        """Return the answers in order, as far as they came before a failure, and that failure or None."""
 
 
 class Gatherer:

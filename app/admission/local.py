@@ -18,7 +18,7 @@ import structlog
 
 from app.admission.ending import end, finish
 from app.admission.errors import CallerGoneError, OverloadedError
-from app.admission.gather import CLOSE_WITHIN_S, Gatherer
+from app.admission.gather import CLOSE_WITHIN_S, Gathering
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
 from app.admission.plan import LocalVerdict, Match, local_verdict, renewal_plan
@@ -70,7 +70,7 @@ class LocalAnswers:
 
     def __init__(
         self,
-        gatherer: Gatherer,
+        gatherer: Gathering,
         mark: Callable[[], Awaitable[Mark]] | None,
         *,
         quotas: Callable[[], Quotas],

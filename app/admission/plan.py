@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from msgspec import msgpack
 
-from app.admission.fallback import verdict_when_full
+from app.admission.fallback import verdict_when_full, verdict_without_store
 from app.admission.generations import Generations
 from app.domain import bounds
 from app.domain.ask import Ask, Mode
@@ -31,6 +31,9 @@ ENTRY_BYTES: Final = 300
 """Estimated size of a caller, and of each of its matches, without their strings."""
 
 RETRY_BYTES: Final = 16
+
+BY_POLICY: Final = ("store_full", "store_failure")
+"""The reasons of results that the store did not judge."""
 
 VerdictFields = tuple[str, str, str, float, Enforcement, bool]
 """What the store does not return of a verdict: quota, entity, bucket, limit, enforcement, shadow."""
@@ -182,25 +185,32 @@ def decision_of(
     else:
         mode, detail, all_named = msgpack.decode(answer.kept, type=tuple[Mode, bool, list[VerdictFields]])
     verdicts = tuple(_verdict(names, result) for names, result in zip(all_named, answer.results, strict=True))
-    if any(result.reason == "store_full" for result in answer.results):  # such an answer is never kept
+    by_policy = sum(result.reason in BY_POLICY for result in answer.results)
+    if by_policy:  # such an answer is never kept
         verdicts = tuple(
-            verdict_when_full(ask, charge.applied) if verdict.reason == "store_full" else verdict
+            _verdict_by_policy(ask, verdict, charge)
             for verdict, charge in zip(verdicts, plan.charges, strict=True)
         )
     if alone is not None:
         verdicts = (alone, *verdicts)
-    return combined(mode, verdicts, detail=detail, sequential=sequential), verdicts
+    decision = combined(mode, verdicts, detail=detail, sequential=sequential, by_policy=by_policy)
+    return decision if answer.is_charged else replace(decision, charged=False), verdicts
 
 
-def combined(mode: Mode, verdicts: tuple[Verdict, ...], *, detail: bool, sequential: bool) -> Decision:
-    """Return the decision that verdicts of the store make."""
+def combined(
+    mode: Mode, verdicts: tuple[Verdict, ...], *, detail: bool, sequential: bool, by_policy: int = 0
+) -> Decision:
+    """Return the decision that verdicts of the store make.
+
+    Args:
+        by_policy: how many of them are not the store's.
+    """
     outcome, throttle_ms, limited_by = combine(verdicts, sequential=sequential)
-    full = sum(verdict.reason == "store_full" for verdict in verdicts)
-    source: Source = "fallback" if full else "store" if verdicts else "local"
+    source: Source = "fallback" if by_policy else "store" if verdicts else "local"
     return Decision(
         outcome,
         throttle_ms,
-        is_charged(mode, outcome) and (not full or full < len(verdicts)),
+        is_charged(mode, outcome) and (not by_policy or by_policy < len(verdicts)),
         len(verdicts),
         source,
         limited_by,
@@ -229,13 +239,21 @@ def named(found: AppliedQuota, enforcement: Enforcement) -> VerdictFields:
     return quota.key, found.entity, found.bucket, quota.limit, enforcement, quota.shadow
 
 
+def _verdict_by_policy(ask: Ask, verdict: Verdict, charge: Charge) -> Verdict:
+    """Return the verdict of a quota that the store could not judge, or the store's."""
+    if verdict.reason == "store_full":
+        return verdict_when_full(ask, charge.applied)
+    return verdict_without_store(ask, charge.applied) if verdict.reason == "store_failure" else verdict
+
+
 def _verdict(names: VerdictFields, result: ChargeResult) -> Verdict:
+    known = result.observed == result.observed
     return Verdict(
         *names,
         result.outcome,
         result.throttle_ms,
-        result.observed,
-        result.remaining,
+        result.observed if known else None,
+        result.remaining if known else None,
         result.reason,
         result.largest,
     )

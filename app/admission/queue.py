@@ -24,8 +24,8 @@ log: Final = structlog.get_logger("quotagate.store")
 QUANTUM: Final = 10
 """How many asks of one request are served in one turn."""
 
-ACCOUNTING: Final = frozenset({"record", "refund"})
-"""The modes of asks for work that is done: they are sent even if nobody waits for the answer."""
+ACCOUNTING: Final = frozenset({"record", "refund", "undo"})
+"""The modes of asks for work that is done, and of undos: they are sent even if nobody waits for them."""
 
 WEIGHT: Final = 5
 """The weight of a request, unless its answer is a plain admission, which takes a fifth of the time."""

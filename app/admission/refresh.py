@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from app.admission.ending import finish
 from app.admission.errors import OverloadedError
-from app.admission.gather import CLOSE_WITHIN_S, MAX_ASKS, Gatherer
+from app.admission.gather import CLOSE_WITHIN_S, MAX_ASKS, Gathering
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.plan import Match, plan_of
 from app.domain.ask import Ask
@@ -44,7 +44,7 @@ class Refresher:
 
     def __init__(
         self,
-        gatherer: Gatherer,
+        gatherer: Gathering,
         logs: Logs = UNLOGGED,
     ) -> None:
         self._gatherer = gatherer

@@ -39,14 +39,16 @@ class LoadLog:
         Raises:
             StoreError: the store did not answer.
         """
-        order, at_ms = await self._loader.next_order(), await self._loader.now_ms()
+        orders, at_ms = await self._loader.next_orders(loads), await self._loader.now_ms()
+        order_of: dict[str, int] = {}
         buckets: dict[str, list[str]] = {}
-        for load in loads:
+        for load, order in zip(loads, orders, strict=True):
+            order_of.setdefault(load.applied.bucket, order)
             quotas = buckets.setdefault(load.applied.bucket, [])
             if load.applied.quota.key not in quotas:
                 quotas.append(load.applied.quota.key)
         rows = [
-            Row("load", at_ms, order, what=bucket, after=json.dumps({"quotas": quotas}), who=WHO)
+            Row("load", at_ms, order_of[bucket], what=bucket, after=json.dumps({"quotas": quotas}), who=WHO)
             for bucket, quotas in buckets.items()
         ]
         self._number += 1

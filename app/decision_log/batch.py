@@ -12,10 +12,14 @@ from msgspec import Struct
 
 from app.store.keys import PREFIX
 
-STREAM: Final = f"{PREFIX}:log"
+STREAM_NAME: Final = "log"
+NODES_NAME: Final = "log:nodes"
+"""The names of both in ``app.store.client.shared_key_of``."""
+
+STREAM: Final = f"{PREFIX}:{STREAM_NAME}"
 """The stream of batches: each entry has ``batch``, msgpack of a ``Batch``, and ``rows``, how many."""
 
-NODES: Final = f"{PREFIX}:log:nodes"
+NODES: Final = f"{PREFIX}:{NODES_NAME}"
 """The heartbeat of the nodes, a hash: by a node's name the number of its newest batch in the stream and when
 that came, ``NUMBER:AT_MS``. A node that has sent none for ten minutes is removed."""
 

@@ -7,13 +7,15 @@ from typing import Final, NamedTuple
 
 from redis.asyncio import Redis
 
-from app.decision_log.batch import NODES, STREAM, Sibling
+from app.decision_log.batch import NODES_NAME, STREAM_NAME, Sibling
+from app.store.client import shared_key_of
 from app.store.keys import PREFIX
 from app.store.redis import run_script
 from app.store.script import text
 
 GROUP: Final = "decision-log"
-STATUS_KEY: Final = f"{PREFIX}:log:standing"
+STATUS_NAME: Final = "log:standing"
+STATUS_KEY: Final = f"{PREFIX}:{STATUS_NAME}"
 KEPT_MS: Final = 7 * 86_400_000
 """How long the writer's last report is kept after the writer has gone."""
 
@@ -61,7 +63,10 @@ async def read_status(client: Redis) -> LogStatus:
         StoreError: the store did not answer.
     """
     now, waiting, oldest, seen, written, unreadable, failures, error, nodes = await run_script(
-        client, STATUS, (STREAM, STATUS_KEY, NODES), ALIVE_MS
+        client,
+        STATUS,
+        [shared_key_of(client, name) for name in (STREAM_NAME, STATUS_NAME, NODES_NAME)],
+        ALIVE_MS,
     )
     lag_ms = max(int(now) - int(oldest.partition(b"-")[0]), 0) if oldest else 0
     return LogStatus(
@@ -91,7 +96,8 @@ async def acknowledge(client: Redis, entries: Iterable[tuple[bytes, int, int]]) 
     done = list(entries)
     for first in range(0, len(done), ENTRIES_AT_ONCE):
         arguments = [value for entry in done[first : first + ENTRIES_AT_ONCE] for value in entry]
-        await run_script(client, ACKNOWLEDGE, (STREAM, STATUS_KEY), GROUP, KEPT_MS, *arguments)
+        keys = shared_key_of(client, STREAM_NAME), shared_key_of(client, STATUS_NAME)
+        await run_script(client, ACKNOWLEDGE, keys, GROUP, KEPT_MS, *arguments)
 
 
 async def heartbeat(client: Redis, *, failures: int, error: str) -> None:
@@ -100,4 +106,4 @@ async def heartbeat(client: Redis, *, failures: int, error: str) -> None:
     Raises:
         StoreError: the store did not answer.
     """
-    await run_script(client, HEARTBEAT, (STATUS_KEY,), KEPT_MS, failures, error)
+    await run_script(client, HEARTBEAT, (shared_key_of(client, STATUS_NAME),), KEPT_MS, failures, error)

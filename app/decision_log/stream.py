@@ -8,9 +8,9 @@ from typing import Final, NamedTuple, Self
 
 from redis.asyncio import Redis
 
-from app.decision_log.batch import NODES, STREAM
+from app.decision_log.batch import NODES_NAME, STREAM_NAME
 from app.decision_log.status import GROUP, LogStatus, acknowledge, read_status
-from app.store.client import client_of
+from app.store.client import client_of, shared_key_of
 from app.store.keys import LONGEST_TTL_MS
 from app.store.port import StoreError
 from app.store.redis import run, run_script
@@ -39,6 +39,7 @@ class LogStream:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
+        self._keys = shared_key_of(client, STREAM_NAME), shared_key_of(client, NODES_NAME)
 
     @classmethod
     def at(cls, url: str, *, timeout_s: float = 1.0) -> Self:
@@ -52,7 +53,7 @@ class LogStream:
             StoreError: the store did not answer; it may have taken the batch.
         """
         arguments = (MAX_BATCHES, rows, batch, LONGEST_TTL_MS, node, number)
-        return bool(await run_script(self._client, APPEND, (STREAM, NODES), *arguments))
+        return bool(await run_script(self._client, APPEND, self._keys, *arguments))
 
     async def status(self) -> LogStatus:
         """The status of the log, with what its writer reported.
@@ -87,6 +88,7 @@ class StreamReader:
 
     def __init__(self, client: Redis, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
+        self._stream = shared_key_of(client, STREAM_NAME)
         self._clock = clock
         self._look_at = clock() + LOOK_BACK_S
         self._after = FIRST
@@ -128,7 +130,7 @@ class StreamReader:
 
     async def _make_group(self) -> None:
         try:
-            await run(self._client, "XGROUP", "CREATE", STREAM, GROUP, "0", "MKSTREAM")
+            await run(self._client, "XGROUP", "CREATE", self._stream, GROUP, "0", "MKSTREAM")
         except StoreError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -142,14 +144,14 @@ class StreamReader:
         if self._after != NEW or self._clock() < self._look_at:
             return
         self._look_at = self._clock() + LOOK_BACK_S
-        summary = await run(self._client, "XPENDING", STREAM, GROUP)
+        summary = await run(self._client, "XPENDING", self._stream, GROUP)
         if summary["pending"] > len(self._unfinished):
             self._after = FIRST
 
     async def _read(self, count: int, wait_ms: int) -> list[StreamEntry]:
         wait = ("BLOCK", max(wait_ms, 1)) if self._after == NEW else ()
         whose = ("GROUP", GROUP, CONSUMER, "COUNT", count)
-        reply = await run(self._client, "XREADGROUP", *whose, *wait, "STREAMS", STREAM, self._after)
+        reply = await run(self._client, "XREADGROUP", *whose, *wait, "STREAMS", self._stream, self._after)
         return [_entry(id_, fields) for id_, fields in reply[0][1]] if reply else []
 
 

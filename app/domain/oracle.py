@@ -36,6 +36,7 @@ from app.domain.quota import (
     Quota,
 )
 from app.domain.retry import Content, content_of
+from app.domain.undo import Stamp, give_back_sample, give_back_tokens
 from app.domain.usage import enforcement_of, spreads_of, usage_of
 
 RETRY_MS: Final = 60_000
@@ -111,9 +112,16 @@ class Bucket(Protocol):
 
 @dataclass(slots=True)
 class RateBucket:
-    """A bucket of a sampled rate."""
+    """A bucket of a sampled rate.
+
+    Attributes:
+        birth: changes when earlier charges can no longer be undone; 0 before the first one that may be.
+        took: what the last charge took.
+    """
 
     state: sampled_rate.Samples = ()
+    birth: int = 0
+    took: float = 0.0
 
     @property
     def newest_ms(self) -> int | None:
@@ -123,6 +131,7 @@ class RateBucket:
         self.state = tuple(
             s._replace(start_ms=s.start_ms + by_ms, last_ms=s.last_ms + by_ms) for s in self.state
         )
+        self.birth += self.birth > 0
 
     def judge(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
@@ -147,11 +156,16 @@ class RateBucket:
         pass
 
     def charge(self, charge: BucketCharge) -> bool:
-        self.state = self._recorded(charge)
+        self.state, self.took = self._recorded(charge), charge.usage
         return True
 
     def refund(self, charge: BucketCharge) -> None:
         self.state = sampled_rate.refund(self.state, charge.usage)
+
+    def undo(self, _charge: BucketCharge, stamp: Stamp) -> float:
+        """Take a charge back; return how much was given back."""
+        self.state, given = give_back_sample(self.state, stamp)
+        return given
 
     def shows(self, charge: BucketCharge) -> tuple[float, float]:
         quota = charge.quota
@@ -177,10 +191,17 @@ class TokensBucket:
 
     Attributes:
         forgiven: the debt that the last write forgave.
+        birth, took: as for a sampled rate.
+        largest_limit: the largest limit of any write since the bucket was born.
+        burst: that of the last write.
     """
 
     state: token_bucket.Tokens | None = None
     forgiven: float = 0.0
+    birth: int = 0
+    took: float = 0.0
+    largest_limit: float = 0.0
+    burst: float = 0.0
 
     @property
     def newest_ms(self) -> int | None:
@@ -189,6 +210,7 @@ class TokensBucket:
     def move(self, by_ms: int) -> None:
         if self.state:
             self.state = self.state._replace(at_ms=self.state.at_ms + by_ms)
+            self.birth += self.birth > 0
 
     def judge(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
@@ -207,16 +229,41 @@ class TokensBucket:
         state, self.forgiven = self._after_forgiving(charge)
         if self.forgiven:
             self.state = state
+            self._write(charge)
 
     def charge(self, charge: BucketCharge) -> bool:
         _, before = self._after_forgiving(charge)
+        self.took = self._tokens(charge)
         tokens, now = self._spent(charge)
         self.state, self.forgiven = token_bucket.Tokens(tokens, charge.now_ms), before + now
+        self.took -= tokens
+        self._write(charge)
         return True
 
     def refund(self, charge: BucketCharge) -> None:
         self.touch(charge)
-        self.state = token_bucket.refund(self.state, charge.usage, charge.quota.burst)
+        if self.state is not None:
+            self.birth += self.birth > 0
+            self.state = token_bucket.refund(self.state, charge.usage, charge.quota.burst)
+            self._write(charge)
+
+    def undo(self, charge: BucketCharge, stamp: Stamp) -> float:
+        """Take a charge back; return how much was given back."""
+        self.touch(charge)
+        if self.state is None or self.forgiven:
+            return 0.0
+        limit = max(self.largest_limit, charge.quota.limit)
+        state, given = give_back_tokens(self.state, stamp, charge.now_ms, limit, charge.quota.burst)
+        if given:
+            self.state = state
+            self._write(charge)
+        return given
+
+    def _write(self, charge: BucketCharge) -> None:
+        """Note what a write does to the birth."""
+        self.birth += self.birth > 0 and (charge.quota.burst < self.burst or self.forgiven > 0)
+        self.largest_limit = max(self.largest_limit, charge.quota.limit)
+        self.burst = charge.quota.burst
 
     def shows(self, charge: BucketCharge) -> tuple[float, float]:
         tokens = self._tokens(charge)
@@ -361,6 +408,8 @@ class Oracle:
         resets: the number of the last reset of each bucket that was reset, by its key.
         full: the store is full. It takes no new bucket and no new kept answer, and no bucket of ids grows.
         corrections: how often a bucket's newest time was ahead of the clock.
+        births: the birth that the last bucket got, so that no two have the same.
+        history: changes when a replica takes over.
     """
 
     def __init__(
@@ -380,6 +429,8 @@ class Oracle:
         self.answers: dict[Content, tuple[Decision, int]] = {}
         self.resets: dict[tuple[object, ...], int] = {}
         self.corrections = 0
+        self.births = 0
+        self.history = b"1"
 
     def decide(
         self, ask: Ask, quotas: Quotas, rules: MatchingRules, now_ms: int, caller: Caller = ANYONE
@@ -422,6 +473,32 @@ class Oracle:
             return False
         part.bucket.renew(part.charge)
         return True
+
+    def stamp(self, applied: AppliedQuota, now_ms: int) -> Stamp:
+        """The stamp of the last charge to a bucket, which was made now; from now on the bucket has a birth.
+
+        Args:
+            now_ms: the time by the clock; the time in the bucket may be later.
+        """
+        bucket = self.buckets[key_of(applied)]
+        assert isinstance(bucket, RateBucket | TokensBucket)
+        if not bucket.birth:
+            self.births += 1_000_000
+            bucket.birth = self.births
+            if isinstance(bucket, TokensBucket):
+                bucket.largest_limit, bucket.burst = applied.quota.limit, applied.quota.burst
+        return Stamp(bucket.birth, max(now_ms, bucket.newest_ms or 0), bucket.took, self.history)
+
+    def undo(self, applied: AppliedQuota, stamp: Stamp, now_ms: int) -> float:
+        """Take a charge to a bucket back, if that is still possible; return how much was given back."""
+        bucket = self.buckets.get(key_of(applied))
+        if not isinstance(bucket, RateBucket | TokensBucket) or bucket.newest_ms is None:
+            return 0.0
+        if (stamp.birth, stamp.history) != (bucket.birth, self.history):
+            return 0.0
+        at_ms = max(now_ms, bucket.newest_ms)
+        charge = BucketCharge(applied.quota, stamp.taken, "delay", True, at_ms, now_ms)
+        return bucket.undo(charge, stamp)
 
     def reset(self, applied: AppliedQuota, number: int) -> None:
         """Remove a bucket, and note the number of its reset."""

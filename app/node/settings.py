@@ -83,6 +83,8 @@ def _readable(url: str) -> str:
     """Refuse the URL of several servers if it cannot be read."""
     if store_url.scheme_of(url) in store_url.SENTINEL_SCHEMES:
         store_url.sentinel_address(url)
+    if store_url.is_cluster(url):
+        store_url.hosts_of(store_url.place_of(url), store_url.REDIS_PORT)
     return url
 
 
@@ -124,8 +126,9 @@ class Settings(BaseSettings):
     """Directory for the embedded store and catalog and the admin key; other users get no access."""
     # A URL may hold a password, so it is left out of the representation.
     redis_url: Annotated[RedisUrl | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
-    """The store: `redis://`, `rediss://`, `unix://`, or `redis+sentinel://HOST:PORT,HOST:PORT/NAME` (TLS:
-    `rediss+sentinel://`). Without it, `quotagate up` runs an embedded store."""
+    """The store: `redis://`, `rediss://`, `unix://`, `redis+sentinel://HOST:PORT,HOST:PORT/NAME` or
+    `redis+cluster://HOST:PORT,HOST:PORT` (with TLS: `rediss+...`). Without it, `quotagate up` runs an
+    embedded store."""
     store_memory: Annotated[Annotated[int, Field(ge=8_388_608)] | None, BeforeValidator(_empty_is_none)] = (
         None
     )

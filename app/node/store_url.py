@@ -7,8 +7,10 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 SINGLE_SCHEMES: Final = ("redis", "rediss", "unix")
 SENTINEL_SCHEMES: Final = ("redis+sentinel", "rediss+sentinel")
-SCHEMES: Final = (*SINGLE_SCHEMES, *SENTINEL_SCHEMES)
+CLUSTER_SCHEMES: Final = ("redis+cluster", "rediss+cluster")
+SCHEMES: Final = (*SINGLE_SCHEMES, *SENTINEL_SCHEMES, *CLUSTER_SCHEMES)
 
+REDIS_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 OF_SENTINELS: Final = "sentinel_"
 """Options of the URL that begin with this are those of connections to the sentinels."""
@@ -42,6 +44,20 @@ def scheme_of(url: str) -> str:
     ('redis+sentinel', '')
     """
     return urlsplit(url).scheme
+
+
+def is_cluster(url: str) -> bool:
+    """Whether a URL is that of a cluster."""
+    return scheme_of(url) in CLUSTER_SCHEMES
+
+
+def place_of(url: str) -> str:
+    """The hosts of a URL, without credentials.
+
+    >>> place_of("redis+cluster://user:secret@one:1,two:2?x=1")
+    'one:1,two:2'
+    """
+    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def sentinel_address(url: str) -> SentinelAddress:
@@ -80,10 +96,10 @@ def hosts_of(text: str, port: int) -> tuple[tuple[str, int], ...]:
     """Read ``HOST:PORT,HOST:PORT``; an IPv6 address has brackets.
 
     Args:
-        port: of hosts that name none.
+        port: of hosts without a port.
 
     Raises:
-        ValueError: there is none, or one cannot be read.
+        ValueError: it names no host, or one that cannot be read.
     """
     hosts = []
     for part in text.split(","):

@@ -37,6 +37,8 @@ from app.http.volumes import router as volumes_router
 from app.node.errors import StartError
 from app.node.own_name import own_name
 from app.node.settings import Settings
+from app.node.store_url import is_cluster
+from app.store.cluster import ClusterStore
 from app.store.redis import RedisStore
 from app.store.volumes import VolumeRecord
 
@@ -102,7 +104,8 @@ def build(
             "quota", what, before, after, who=who, version=version
         ),
     )
-    store = RedisStore(
+    clustered = is_cluster(settings.redis_url)
+    store: RedisStore | ClusterStore = (ClusterStore if clustered else RedisStore)(
         settings.redis_url,
         caller_clock=by_callers,
         sequential=sequential,
@@ -151,7 +154,7 @@ def build(
         slices=slices,
         factor=throttling,
         logs=logged,
-        mark=None if by_callers else store.mark,
+        mark=store.mark if isinstance(store, RedisStore) and not by_callers else None,
     )
     callers = CallerClock(admission, time) if time else None
     keys = Keys(catalog.database)
@@ -199,7 +202,7 @@ def build(
             stack.push_async_callback(logged.close)
             stack.push_async_callback(admission.close)
             await admission.open()
-            if (away := admission.circuit.error) and away.reason == "cluster":
+            if (away := admission.circuit.error) and away.reason in {"cluster", "no_cluster"}:
                 raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
             # What there is now stays, so the collector need not look at it again and again.
             gc.collect()

@@ -6,12 +6,25 @@ from typing import Any, Final, cast
 
 import redis
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
-from app.node.store_url import SENTINEL_SCHEMES, Options, SentinelAddress, scheme_of, sentinel_address
+from app.node.store_url import (
+    REDIS_PORT,
+    SENTINEL_SCHEMES,
+    Options,
+    SentinelAddress,
+    hosts_of,
+    is_cluster,
+    place_of,
+    scheme_of,
+    sentinel_address,
+    single_url,
+)
+from app.store.keys import shared_key
 
 CONNECT_WITHIN_S: Final = 0.5
 
@@ -50,10 +63,22 @@ def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_W
         manager = cast("Any", Sentinel)(its.sentinels, sentinel_kwargs=of_sentinels, **of_primary)
         client: Redis = manager.master_for(its.name, SentinelClient)
         return client
+    if is_cluster(url):
+        return cast("Redis", _cluster_client_of(url, options))
     # closing the client then closes the pool too
     return Redis.from_pool(
         BlockingConnectionPool.from_url(url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **options)
     )
+
+
+def is_clustered(client: Redis) -> bool:
+    """Whether a client is that of a cluster."""
+    return isinstance(cast("Any", client), RedisCluster)
+
+
+def shared_key_of(client: Redis, name: str) -> str:
+    """The key of something that there is once, in the store of a client."""
+    return shared_key(name, clustered=is_clustered(client))
 
 
 def blocking_client_of(url: str, timeout_s: float) -> redis.Redis:
@@ -82,6 +107,17 @@ def _read(options: Options) -> Keywords:
     return {
         name: cast("Any", URL_QUERY_ARGUMENT_PARSERS.get(name, str))(text) for name, text in options.items()
     }
+
+
+def _cluster_client_of(url: str, options: Keywords) -> RedisCluster:
+    """A client that finds the primary of each key, and after a failure looks for it once more."""
+    hosts = hosts_of(place_of(url), REDIS_PORT)
+    return RedisCluster.from_url(
+        single_url(url, *hosts[0]),
+        startup_nodes=[ClusterNode(*host) for host in hosts],
+        require_full_coverage=False,
+        **{**options, "retry": Retry(NoBackoff(), 2)},
+    )
 
 
 def _options(timeout_s: float, connect_within_s: float) -> Keywords:

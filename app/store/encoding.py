@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
+
+from msgspec import msgpack, structs
 
 from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, Quota
+from app.domain.undo import Stamp
 from app.store.keys import reset_key, retry_key
 from app.store.port import (
     Answer,
@@ -27,6 +31,16 @@ _ASK: Final = struct.Struct("<BBdH")
 QUOTA: Final = struct.Struct("<BBHdddddd")
 _RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
+HISTORY_BYTES: Final = 16
+NO_ANSWER: Final = 5
+"""The first byte of what is in the place of an answer, if this node could not get one."""
+_MERGED: Final = bytes([6])
+_IS_SPREAD: Final = b"\xc1"
+"""The first byte of a context with the results of other slots; no msgpack begins with it."""
+UNKNOWN_RESULT: Final = ChargeResult("admit", 0, None, 0, math.nan, math.nan, None, 0, 0.0)
+"""In the place of a result that is not known, such as that of a slot whose primary is away."""
+_CHARGED: Final = struct.Struct("<ddd")
+_STAMP: Final = struct.Struct("<dd16s")
 
 NUMBER: Final = struct.Struct("<d")
 _TIME_AT: Final = 2
@@ -45,7 +59,8 @@ _LAYER: Final = 4
 """One live layer, in the byte that also holds the clock correction: so kept answers keep their length."""
 
 ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
-_MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh", "renew"))}
+_MODES: Final = {**{mode: number for number, mode in enumerate((*MODES, "refresh", "renew"))}, "undo": 16}
+_KEEPS, _STAMPED = 32, 64
 _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -69,15 +84,16 @@ def read_reply(reply: Sequence[Any], *, logged: bool) -> list[PackedAnswer]:
     ]
 
 
-def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
+def encode_plan(plan: Plan, *, clustered: bool = False) -> tuple[list[bytes], bytes]:
     """A plan's keys and its argument."""
     if plan.mode == "renew":
         keys = [reset_key(plan.charges[0].key)]
     else:
-        keys = [] if plan.retry is None else [retry_key(*plan.retry)]
+        keys = [] if plan.retry is None else [retry_key(*plan.retry, clustered=clustered)]
     context = len(plan.context) + 1 if keys else 0
     keys += [charge.key for charge in plan.charges]
-    packed = [_ASK.pack(_MODES[plan.mode], len(plan.charges), plan.at_ms or 0, context)]
+    mode = _MODES[plan.mode] + _KEEPS * plan.keeps + _STAMPED * plan.stamped
+    packed = [_ASK.pack(mode, len(plan.charges), plan.at_ms or 0, context)]
     for charge in plan.charges:
         packed += (_encode_charge(plan, charge), charge.spreads)
     packed.append(plan.context if context else b"")
@@ -86,14 +102,93 @@ def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
 
 def decode_answer(answer: PackedAnswer) -> Answer:
     """One answer of the script."""
+    if answer.unpacked is not None:
+        return answer.unpacked
     packed, at_ms, order = answer.packed, answer.at_ms, answer.order
     if packed[0] == 0:
         return Answer(_decode_results(packed[1:]), None, None, at_ms, order, answer.id_outcomes)
+    if packed[0] == 3:
+        return _stamped_answer(answer)
     if packed[0] == 2:
         return Answer((), error=StoreError("response", packed[1:].decode(errors="replace")))
+    if packed[0] == NO_ANSWER:
+        reason, _, detail = packed[1:].decode().partition("\0")
+        return Answer((), error=StoreError(reason, detail))
     (length,) = _CONTEXT.unpack_from(packed, 1)
-    context = packed[3 : 3 + length]
-    return Answer(_decode_results(packed[3 + length :]), context, None, at_ms, order)
+    context, results = packed[3 : 3 + length], _decode_results(packed[3 + length :])
+    if context[:1] == _IS_SPREAD:
+        context, places, others = msgpack.decode(context[1:], type=tuple[bytes, list[int], bytes])
+        results = _in_places(results, places, _decode_results(others))
+    return Answer(results, context, None, at_ms, order)
+
+
+def merged_answer(answer: Answer) -> PackedAnswer:
+    """An answer that was put together, in the place of one in bytes."""
+    return PackedAnswer(_MERGED, answer.at_ms, answer.order, answer.id_outcomes, answer)
+
+
+def no_answer(error: StoreError) -> PackedAnswer:
+    """What there is in the place of an answer, if one ask of a call has none."""
+    return PackedAnswer(bytes([NO_ANSWER]) + f"{error.reason}\0{error}".encode())
+
+
+def spread_context(context: bytes, places: Sequence[int], results: Sequence[ChargeResult]) -> bytes:
+    """The context of an answer that is kept in one slot, with the results of the other slots.
+
+    Args:
+        places: the indexes of these results among those of the whole answer.
+    """
+    packed = b"".join(map(_pack_result, results))
+    return _IS_SPREAD + msgpack.encode((context, places, packed))
+
+
+def _in_places(
+    own: Sequence[ChargeResult], places: Sequence[int], others: Sequence[ChargeResult]
+) -> tuple[ChargeResult, ...]:
+    """All results of an answer: the others in their places, its own in the rest."""
+    placed, rest = dict(zip(places, others, strict=True)), iter(own)
+    return tuple(placed[place] if place in placed else next(rest) for place in range(len(own) + len(others)))
+
+
+def _pack_result(result: ChargeResult) -> bytes:
+    return _RESULT.pack(
+        OUTCOMES.index(result.outcome),
+        REASONS.index(result.reason),
+        result.correction + _LAYER * result.layers,
+        result.throttle_ms,
+        result.observed,
+        result.remaining,
+        result.given,
+        result.remembered,
+        result.fill,
+    )
+
+
+def _stamped_answer(answer: PackedAnswer) -> Answer:
+    packed = answer.packed
+    quotas = (len(packed) - 1 - HISTORY_BYTES) // (_RESULT.size + _CHARGED.size)
+    ends = 1 + quotas * _RESULT.size
+    history = packed[-HISTORY_BYTES:]
+    charged = _CHARGED.iter_unpack(packed[ends:-HISTORY_BYTES])
+    stamps = tuple(Stamp(birth, at_ms, taken, history) for birth, at_ms, taken in charged)
+    results = _decode_results(packed[1:ends])
+    return Answer(results, None, None, answer.at_ms, answer.order, answer.id_outcomes, stamps)
+
+
+def undo_plan(charges: Iterable[tuple[Charge, Stamp]], at_ms: int | None) -> Plan | None:
+    """The plan that takes back what was charged; None if none of it can be.
+
+    Args:
+        at_ms: the caller's clock; None under the store's.
+    """
+    undone = tuple(
+        structs.replace(
+            charge, usage=stamp.taken, spreads=_STAMP.pack(stamp.birth, stamp.at_ms, stamp.history)
+        )
+        for charge, stamp in charges
+        if stamp.birth
+    )
+    return Plan("undo", undone, at_ms=at_ms) if undone else None
 
 
 async def packed_answers_of(store: StoreCalls, plans: Sequence[Plan | PackedPlan]) -> list[PackedAnswer]:
@@ -198,6 +293,7 @@ def _result(
         fill,
         layers,
         0 if word == "too_large" else int(largest),
+        largest,
     )
 
 
@@ -211,7 +307,9 @@ def pieces_of(argument: bytes, charges: int) -> tuple[bytes, ...]:
     return tuple(argument[begin:end] for begin, end in zip(begins, [*cuts, None], strict=True))
 
 
-def encode_plans(plans: Sequence[Plan | PackedPlan]) -> tuple[list[bytes], list[bytes]]:
+def encode_plans(
+    plans: Sequence[Plan | PackedPlan], *, clustered: bool = False
+) -> tuple[list[bytes], list[bytes]]:
     """The keys and the arguments of a call, in order."""
     keys: list[bytes] = []
     arguments = []
@@ -220,7 +318,7 @@ def encode_plans(plans: Sequence[Plan | PackedPlan]) -> tuple[list[bytes], list[
             keys += plan.keys
             arguments.append(plan.argument)
         else:
-            plan_keys, argument = encode_plan(plan)
+            plan_keys, argument = encode_plan(plan, clustered=clustered)
             keys += plan_keys
             arguments.append(argument)
     return keys, arguments

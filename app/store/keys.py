@@ -68,7 +68,22 @@ def order_key(slot: int) -> bytes:
     >>> order_key(0), order_key(12739)
     (b'qg1:{3560}:order', b'qg1:{26349}:order')
     """
-    return b"%b:{%b}:order" % (PREFIX.encode(), slot_tags()[slot])
+    return slot_key(slot, "order")
+
+
+def slot_key(slot: int, name: str) -> bytes:
+    """The key of something that each slot of a cluster has of its own."""
+    return b"%b:{%b}:%b" % (PREFIX.encode(), slot_tags()[slot], name.encode())
+
+
+def probe_key(slot: int) -> bytes:
+    """The key of the probe in a slot of a cluster."""
+    return slot_key(slot, "probe")
+
+
+def resets_key(slot: int) -> bytes:
+    """The key of the number of the last reset of any bucket in a slot of a cluster."""
+    return slot_key(slot, "resets")
 
 
 def shared_key(name: str, *, clustered: bool) -> str:

@@ -11,8 +11,8 @@ from typing import Final, Self
 
 from redis.asyncio import Redis
 
-from app.store.client import client_of
-from app.store.keys import PREFIX
+from app.store.client import client_of, is_clustered
+from app.store.keys import shared_key
 from app.store.redis import run_script
 from app.store.script import text
 
@@ -20,9 +20,9 @@ ACQUIRE: Final = text("lease_acquire")
 RELEASE: Final = text("lease_release")
 
 
-def lease_keys(name: str) -> tuple[bytes, bytes]:
+def lease_keys(name: str, *, clustered: bool = False) -> tuple[str, str]:
     """The keys of a lease and of its token."""
-    return f"{PREFIX}:{name}:lease".encode(), f"{PREFIX}:{name}:token".encode()
+    return shared_key(f"{name}:lease", clustered=clustered), shared_key(f"{name}:token", clustered=clustered)
 
 
 class Lease:
@@ -42,7 +42,7 @@ class Lease:
         self.token: int | None = None
         self.now_ms = 0
         self._client = client
-        self._keys = lease_keys(name)
+        self._keys = lease_keys(name, clustered=is_clustered(client))
         self._owner = owner
         self._ttl_ms = str(max(round(ttl_s * 1000), 1))
 

@@ -6,23 +6,27 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final, cast
 
 from app.domain.digest import spread
 from app.domain.ladder import AppliedQuota
 from app.domain.loading import Charges, LoadResult, WrittenId
 from app.domain.quota import Quota
 from app.domain.sampled_rate import Sample
+from app.domain.slots import slot_of
 from app.domain.token_bucket import Tokens
-from app.store.client import client_of
+from app.store.client import client_of, is_clustered
 from app.store.encoding import ALGORITHMS as NUMBERS
 from app.store.encoding import ORDER_STEP, QUOTA, encode_call, parameters
-from app.store.keys import ORDER_KEY, PREFIX, RESETS_KEY, bucket_key
-from app.store.library import Library, call_function
+from app.store.keys import ORDER_KEY, PREFIX, RESETS_KEY, bucket_key, order_key, resets_key, slot_key
+from app.store.library import Library, MissingFunctionError, call_function
 from app.store.redis import run, run_script
 from app.store.script import ALGORITHMS, FORGET, maker, numbers, text
 
 Items = Sequence[WrittenId] | Sequence[Charges] | Sequence[Sample] | Sequence[Tokens]
+
+PROGRESS_KEPT_MS: Final = 7 * 86_400_000
+"""How long the progress of a load that was cut short is kept."""
 
 MOST_AT_ONCE: Final = 200
 """Assertions in one call, so that none blocks the store for long."""
@@ -43,7 +47,7 @@ _LOADED: Final = struct.Struct("<4I")
 def assemble() -> str:
     """The script that loads: the algorithms as they decide, each followed by how it loads."""
     makers = [maker(name, text(f"load_{name}")) for name in ALGORITHMS]
-    return "\n".join([numbers(), text("call"), OUTCOMES, *makers, text("load")])
+    return "\n".join([numbers(), text("call"), text("undo"), OUTCOMES, *makers, text("load")])
 
 
 SCRIPT: Final = assemble()
@@ -79,6 +83,8 @@ class Loader:
         script: str = SCRIPT,
     ) -> None:
         self._client = client_of(url, timeout_s, connect_within_s=timeout_s)
+        self._is_clustered = is_clustered(self._client)
+        self._name = name
         self._key = f"{PREFIX}:backfill:{name}".encode()
         self._library = Library.of(script)
         self._call = encode_call(
@@ -105,14 +111,19 @@ class Loader:
         """
         return int(await run(self._client, "GET", self._key) or 0)
 
-    async def next_order(self) -> int:
-        """The next place in the order of the decision log: whatever the store decides later comes after it.
+    async def next_orders(self, loads: Sequence[Load]) -> list[int]:
+        """For each load the next place in its order of the decision log; what is decided later comes after.
 
         Raises:
             StoreError: as for ``now_ms``.
         """
-        # Without buckets to remove, this script only takes a number.
-        return int(await run_script(self._client, FORGET, [RESETS_KEY, ORDER_KEY], 0)) * ORDER_STEP
+        orders: dict[int, int] = {}
+        for slot in (slots := [self._slot_of(load) for load in loads]):
+            if slot not in orders:
+                keys = (resets_key(slot), order_key(slot)) if self._is_clustered else (RESETS_KEY, ORDER_KEY)
+                # Without buckets to remove, this script only takes a number.
+                orders[slot] = int(await run_script(self._client, FORGET, keys, 0)) * ORDER_STEP
+        return [orders[slot] for slot in slots]
 
     async def load(self, loads: Sequence[Load], done: int) -> list[LoadResult]:
         """Load some buckets, and store how many assertions are done after this call.
@@ -120,11 +131,38 @@ class Loader:
         Raises:
             StoreError: as for ``now_ms``; the call may be made again, whatever became of it.
         """
-        keys = [self._key, *(bucket_key(load.applied) for load in loads)]
+        if not self._is_clustered:
+            return await self._load_in_one_slot(loads, done, self._key)
+        results: list[LoadResult] = []
+        for slot in dict.fromkeys(map(self._slot_of, loads)):
+            its = [load for load in loads if self._slot_of(load) == slot]
+            results += await self._load_in_one_slot(its, done, slot_key(slot, f"backfill:{self._name}"))
+        await run(self._client, "SET", self._key, done, "PX", PROGRESS_KEPT_MS)
+        return results
+
+    async def _load_in_one_slot(self, loads: Sequence[Load], done: int, progress: bytes) -> list[LoadResult]:
+        keys = [progress, *(bucket_key(load.applied) for load in loads)]
         first = _NOW_AND_DONE.pack(self.at_ms or 0, done)
         arguments = [self._call, first, *(_encode(load.applied.quota, load.items) for load in loads)]
-        reply = await call_function(partial(run, self._client), self._library, keys, arguments)
+        reply = await self._called(keys, arguments)
         return [LoadResult(*_LOADED.unpack(packed)) for packed in reply[1:]]
+
+    async def _called(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> list[Any]:
+        """The reply of the library's function; on a cluster each primary may still lack the library."""
+        if not self._is_clustered:
+            return await call_function(partial(run, self._client), self._library, keys, arguments)
+        try:
+            return cast("list[Any]", await self._fcall(keys, arguments))
+        except MissingFunctionError:
+            await run(self._client, "FUNCTION LOAD", "REPLACE", self._library.code)  # on all primaries
+            return cast("list[Any]", await self._fcall(keys, arguments))
+
+    async def _fcall(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
+        return await run(self._client, "FCALL", self._library.name, len(keys), *keys, *arguments)
+
+    def _slot_of(self, load: Load) -> int:
+        """The slot of a load's bucket; 0 for all if the store is no cluster."""
+        return slot_of(bucket_key(load.applied)) if self._is_clustered else 0
 
     async def finish(self) -> None:
         """Delete the progress: all is loaded.

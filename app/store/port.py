@@ -13,6 +13,7 @@ from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Enforcement
+from app.domain.undo import Stamp
 
 NONE_KNOWN: Final[Mapping[bytes, int]] = MappingProxyType({})
 
@@ -37,7 +38,8 @@ class Charge(Struct, frozen=True):
         usage: in units of the limit; for producer ids their number, or, to renew them, the number of the last
             reset that the node knew of.
         enforcement: as it applies to this ask.
-        spreads: for producer ids, 32 bytes each, joined; otherwise empty.
+        spreads: for producer ids, 32 bytes each, joined; in mode undo, the stamp of the charge; otherwise
+            empty.
     """
 
     applied: AppliedQuota
@@ -52,22 +54,27 @@ class Plan(Struct, frozen=True):
 
     Attributes:
         mode: the ask's; or ``refresh``, which refreshes the ids that are seen, as any refusal does, and
-            writes nothing else; or ``renew``, which writes ids that the node knows, and charges nothing.
+            writes nothing else; or ``renew``, which writes ids that the node knows, and charges nothing; or
+            ``undo``, which takes back what charges took (``app.domain.undo``).
         charges: in the order of the answer; may be empty when only a kept answer is looked for.
         retry: (principal, hash of the ask and of who sent it) under which an answer that charged is kept;
             None without an id or in a peek.
         context: the node's own bytes, given back with a kept answer.
         at_ms: the caller's clock; None under the store's.
         ids: how many producer ids it has, which is counted from the charges; many ids make a call long.
+        keeps: keep the answer even if nothing was charged, since other parts of the ask were.
+        stamped: answer with the stamps of what was charged, by which it can be undone.
     """
 
-    mode: Mode | Literal["refresh", "renew"]
+    mode: Mode | Literal["refresh", "renew", "undo"]
     charges: tuple[Charge, ...]
     recheck: bool = False
     retry: tuple[str | None, bytes] | None = None
     context: bytes = b""
     at_ms: int | None = None
     ids: int = 0
+    keeps: bool = False
+    stamped: bool = False
 
     def __post_init__(self) -> None:
         ids = 0
@@ -97,6 +104,7 @@ class ChargeResult(Struct, frozen=True):
         layers: how many layers of producer ids are live; otherwise 0.
         open_ms: for producer ids, for how long the layer stays open that now holds all ids of the ask; 0 if
             it does not hold all of them. Always 0 for a peek.
+        given: in mode undo, how much was given back; otherwise not to be used.
     """
 
     outcome: Outcome
@@ -110,11 +118,29 @@ class ChargeResult(Struct, frozen=True):
     fill: float
     layers: int = 0
     open_ms: int = 0
+    given: float = 0.0
 
     @property
     def forgiven(self) -> float:
         """For a token bucket, how many units of its debt were forgiven; the script returns it as ``fill``."""
         return self.fill
+
+
+class Undone(NamedTuple):
+    """A charge that was taken back, because another slot of a cluster refused the ask.
+
+    Attributes:
+        order, at_ms: of the charge: its place among all decisions of the store, and the store's time.
+        taken, given: the units that it took, and that were given back; less if that was no longer possible.
+        undo_order: the place of the undo; None if nothing came of it.
+    """
+
+    key: bytes
+    order: int | None
+    at_ms: int
+    taken: float
+    given: float = 0.0
+    undo_order: int | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -128,6 +154,13 @@ class Answer(Struct, frozen=True):
             could only peek.
         id_outcomes: what became of its ids, a byte each: SEEN, CHARGED or REFRESHED of
             ``app.decision_log.batch``.
+        stamps: of its charges, if the plan wanted them.
+        orders: for each result its own place, if the buckets of the ask are in several slots of a cluster;
+            else empty: all have ``order``.
+        failure: why some of these results, with reason ``store_failure``, are not the store's.
+        is_charged: False if nothing stayed charged although no quota refused the ask.
+        undone: charges that were made and taken back.
+        refreshes: the seen ids are still to be refreshed.
     """
 
     results: tuple[ChargeResult, ...]
@@ -136,15 +169,26 @@ class Answer(Struct, frozen=True):
     at_ms: int = 0
     order: int | None = None
     id_outcomes: bytes = b""
+    stamps: tuple[Stamp, ...] = ()
+    orders: tuple[int | None, ...] = ()
+    failure: StoreError | None = None
+    is_charged: bool = True
+    undone: tuple[Undone, ...] = ()
+    refreshes: bool = False
 
 
 class PackedAnswer(Struct, frozen=True):
-    """What the store answers to one plan, in its bytes; ``app.store.encoding`` makes an ``Answer`` of it."""
+    """What the store answers to one plan, in its bytes; ``app.store.encoding`` makes an ``Answer`` of it.
+
+    Attributes:
+        unpacked: the answer itself, if it was put together from those of several slots.
+    """
 
     packed: bytes
     at_ms: int = 0
     order: int | None = None
     id_outcomes: bytes = b""
+    unpacked: Answer | None = None
 
 
 class Memory(NamedTuple):

@@ -14,16 +14,21 @@ from typing import Any, Final, cast
 import redis
 from redis.asyncio import Redis
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     AuthorizationError,
     BusyLoadingError,
+    ClusterDownError,
     ConnectionError,  # noqa: A004  redis-py's own name; the built-in one is OSError's
     MasterDownError,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
     RedisError,
     TimeoutError,  # noqa: A004
+    TryAgainError,
 )
 
 from app.store.client import blocking_client_of, client_of
@@ -54,11 +59,15 @@ EXAMINE_WITHIN_S: Final = 0.5
 PROBE: Final = text("probe")
 """Checks that a script may write; leaves nothing, and works in a full store like the script that decides."""
 
-_BY_TYPE: Final[tuple[tuple[type[Exception], str], ...]] = (
+_BY_TYPE: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...]] = (
+    (MasterDownError, "master_down"),  # which is a kind of the next
+    (ClusterDownError, "cluster_down"),
+    (TryAgainError, "slot_moving"),
+    ((MovedError, AskError), "slot_moved"),
+    (RedisClusterException, "cluster_down"),
     (OutOfMemoryError, "out_of_memory"),
     (ReadOnlyError, "read_only"),
     (BusyLoadingError, "loading"),
-    (MasterDownError, "master_down"),
     (NoPermissionError, "permission"),
     (AuthenticationError, "authentication"),
     (AuthorizationError, "authentication"),
@@ -133,10 +142,7 @@ class RedisStore:
                 so that it does not block the store for long: ask the rest again. A call that failed may still
                 be counted.
         """
-        keys, arguments = encode_plans(plans)
-        if self._logged:
-            keys.append(ORDER_KEY)
-        call: Command = ("FCALL", self._library.name, len(keys), *keys, self._call, *arguments)
+        call = self._command(*encode_plans(plans), ORDER_KEY)
 
         def came(reply: Any) -> None:
             if isinstance(reply, MissingFunctionError):
@@ -151,6 +157,12 @@ class RedisStore:
                 self._send(call, lambda again: done(self._answers(again)))
 
         self._send(call, came)
+
+    def _command(self, keys: list[bytes], arguments: list[bytes], order_key: bytes) -> Command:
+        """The command that decides asks; adds the key of the order if decisions are logged."""
+        if self._logged:
+            keys.append(order_key)
+        return ("FCALL", self._library.name, len(keys), *keys, self._call, *arguments)
 
     def _answers(self, reply: Any) -> list[PackedAnswer] | Exception:
         if isinstance(reply, Exception):
@@ -196,11 +208,12 @@ class RedisStore:
         if not keys:
             return None
         # One script takes the numbers and removes the buckets, so that the order is right.
-        counted = [ORDER_KEY] if self._logged else []
+        order_key, resets_key = self._counted_keys(keys[0])
+        counted = [order_key] if self._logged else []
         order = await run_script(
             self._client,
             FORGET,
-            [*keys, *map(reset_key, known_ms), RESETS_KEY, *counted],
+            [*keys, *map(reset_key, known_ms), resets_key, *counted],
             len(keys),
             *known_ms.values(),
         )
@@ -252,8 +265,9 @@ class RedisStore:
         """Examine the store, in a thread that may block."""
         faults = self._faults()
         run_here = partial(_run_blocking, self._examiner)
-        await call_function(run_here, self._library, [ORDER_KEY] if self._logged else [], [self._call])
-        await run_here("EVAL", PROBE, 1, PROBE_KEY)
+        order, probe = self._examined_keys()
+        await call_function(run_here, self._library, [order] if self._logged else [], [self._call])
+        await run_here("EVAL", PROBE, 1, probe)
         await keep_only_used(run_here, self._library)
         return faults
 
@@ -312,11 +326,22 @@ class RedisStore:
         except (RedisError, OSError) as error:
             self._examiner.connection_pool.disconnect()
             raise failure(error) from error
-        if server.get("cluster_enabled"):
-            raise StoreError("cluster", "a cluster of stores is not supported; give a single primary")
+        self._check_kind(server)
         self._server = str(server.get("run_id", "")).encode()
         self.memory = Memory(int(server.get("used_memory", 0)), int(server.get("maxmemory", 0)))
         return tuple(_faults(server, self.memory))
+
+    def _examined_keys(self) -> tuple[bytes, bytes]:
+        """The keys that an examination uses: of the order, and of the probe."""
+        return ORDER_KEY, PROBE_KEY
+
+    def _counted_keys(self, _bucket: bytes) -> tuple[bytes, bytes]:
+        """The keys of the order and of the last reset that go with a bucket."""
+        return ORDER_KEY, RESETS_KEY
+
+    def _check_kind(self, server: Mapping[str, Any]) -> None:
+        if server.get("cluster_enabled"):
+            raise StoreError("cluster", "this is a cluster: give its URL as redis+cluster://HOST:PORT,...")
 
 
 async def run(client: Redis, *command: str | bytes | int) -> Any:
@@ -328,11 +353,15 @@ async def run(client: Redis, *command: str | bytes | int) -> Any:
     """
     try:
         return await cast("Any", client).execute_command(*command)
-    except (RedisError, OSError) as error:
+    except (RedisError, RedisClusterException, OSError) as error:
         failed = failure(error)
         if not isinstance(failed, MissingFunctionError):
             # The next call connects again: after a failover the address may point to another store.
-            await client.connection_pool.disconnect(inuse_connections=False)
+            pool = getattr(
+                client, "connection_pool", None
+            )  # a client of a cluster has none, and connects anew
+            if pool is not None:
+                await pool.disconnect(inuse_connections=False)
         raise failed from error
 
 

@@ -77,7 +77,9 @@ def maker(name: str, more: str = "") -> str:
 
 def assemble() -> str:
     """The whole script."""
-    return "\n".join([numbers() + text("call"), *map(maker, ALGORITHMS), text("order"), text("decide")])
+    return "\n".join(
+        [numbers() + text("call"), text("undo"), *map(maker, ALGORITHMS), text("order"), text("decide")]
+    )
 
 
 SCRIPT: Final = assemble()

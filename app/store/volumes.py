@@ -9,7 +9,7 @@ from msgspec import MsgspecError, msgpack
 from redis.asyncio import Redis
 
 from app.domain.volumes import Drill, FactorState
-from app.store.client import client_of
+from app.store.client import client_of, is_clustered, shared_key_of
 from app.store.keys import PREFIX
 from app.store.lease import lease_keys
 from app.store.port import StoreError
@@ -18,8 +18,11 @@ from app.store.script import text
 
 T = TypeVar("T")
 
-RECORD_KEY: Final = f"{PREFIX}:volumes".encode()
-DRILL_KEY: Final = f"{PREFIX}:volumes:drill".encode()
+RECORD: Final = "volumes"
+DRILL: Final = "volumes:drill"
+RECORD_KEY: Final = f"{PREFIX}:{RECORD}".encode()
+DRILL_KEY: Final = f"{PREFIX}:{DRILL}".encode()
+"""The keys of both, except on a cluster."""
 LEASE: Final = "volumes"
 """The name of the lease of the worker that polls the cluster."""
 
@@ -71,7 +74,9 @@ class VolumeRecord:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._token_key = lease_keys(LEASE)[1]
+        self._token_key = lease_keys(LEASE, clustered=is_clustered(client))[1]
+        self._record_key = shared_key_of(client, RECORD)
+        self._drill_key = shared_key_of(client, DRILL)
 
     @classmethod
     def at(cls, url: str, *, timeout_s: float = 1.0) -> VolumeRecord:
@@ -84,7 +89,7 @@ class VolumeRecord:
         Raises:
             StoreError: the store did not answer.
         """
-        time, (raw, drill) = await run_script(self._client, READ, (RECORD_KEY, DRILL_KEY))
+        time, (raw, drill) = await run_script(self._client, READ, (self._record_key, self._drill_key))
         now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
         return Reading(now_ms, _decoded(raw, FactorState), _decoded(drill, Drill), raw or b"")
 
@@ -100,7 +105,7 @@ class VolumeRecord:
         """
         fence = b"" if token is None else b"%d" % token
         result = await run_script(
-            self._client, REPLACE, (RECORD_KEY, self._token_key), seen, msgpack.encode(state), fence
+            self._client, REPLACE, (self._record_key, self._token_key), seen, msgpack.encode(state), fence
         )
         return str(result, "ascii")
 
@@ -111,7 +116,7 @@ class VolumeRecord:
             StoreError: the store did not answer; it may have been written.
         """
         kept_ms = max(drill.until_ms - now_ms, 0) + DRILL_KEPT_MS
-        await run(self._client, "SET", DRILL_KEY, msgpack.encode(drill), "PX", kept_ms)
+        await run(self._client, "SET", self._drill_key, msgpack.encode(drill), "PX", kept_ms)
 
     async def end_drill(self) -> None:
         """End the drill.
@@ -119,7 +124,7 @@ class VolumeRecord:
         Raises:
             StoreError: the store did not answer; it may have ended.
         """
-        await run(self._client, "DEL", DRILL_KEY)
+        await run(self._client, "DEL", self._drill_key)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -16,7 +16,9 @@ ARGV[1]  The call, struct <B B d>:
            B  1 to add delays up as KIP-124 does, plus 2 if the call is logged
            d  the most ids remembered for one principal (count)
 ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
-           B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew
+           B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew, 16 undo (undo.lua); plus
+              32 to keep the answer even if no bucket of this ask was charged: buckets of other slots were,
+              64 to answer with the stamps of what was charged, by which it can be undone
            B  quotas (count)
            d  the caller's time (ms since 1970); ignored under the store's clock
            I2 length of the context (bytes) + 1; 0 if the ask has no id; in mode renew 1
@@ -26,13 +28,14 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
               64 throttle where the store cannot decide
            I2 ids (count)
            d  limit (units a second; of producer ids: ids a window)
-           d  usage (units; of producer ids: ids); in mode renew the number of the last reset that the node knew of
+           d  usage (units; of producer ids: ids); in mode renew the number of the last reset that the node knew of;
+              in mode undo what the charge took
            ddd parameters of the algorithm:
               sampled rate:  samples (count), sample_ms (ms), 0
               token bucket:  burst (units), max_debt (units), 0
               producer ids:  window (ms), interval (ms), ttl of a layer (ms)
            d  longest delay (ms)
-           32 bytes for each id: its spread, eight I4
+           32 bytes for each id: its spread, eight I4; in mode undo one, which is the stamp of the charge (undo.lua)
          The context: bytes that the node wants back with a kept answer.
 
 Reply    { now, answer, answer, ... }
@@ -41,6 +44,8 @@ Reply    { now, answer, answer, ... }
                    '\0' and a result for each quota
                    '\1' and the kept answer: I2 length of the context, the context, a result for each quota
                    '\2' and the reason why there is no answer: the bucket cannot be read
+                   '\3' and a result for each quota; then for each quota what undo needs of its charge, and the history
+                   (undo.lua)
          A call that is logged goes on: the call's number, an integer (0 if it could write nothing), then for each answer
          what became of the ask's ids, one byte each: 0 not written, 1 charged, 2 refreshed.
          A result, struct <B B B d d d d d d>:
@@ -62,7 +67,8 @@ Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the
 ]]
 
 local CALL, ASK, QUOTA, RESULT = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
-local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW = 0, 1, 2, 3, 4, 5
+local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW, UNDO = 0, 1, 2, 3, 4, 5, 16
+local KEEP, STAMPED = 32, 64
 local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
 local CAPACITY, TOO_LARGE, STORE_FULL = 1, 2, 4
 local DENY, SHADOW, CONNECTION, RECHECK, BYTES, REQUESTS, CLOSED = 1, 2, 4, 8, 16, 32, 64
@@ -77,13 +83,14 @@ local band, bor, lshift = bit.band, bit.bor, bit.lshift
 local pack, unpack_ = struct.pack, struct.unpack
 local call = redis.call
 
-local KEYS, ARGV, caller_clock, max_ids, sequential, logged, clock, written, full
+local KEYS, ARGV, caller_clock, max_ids, sequential, logged, clock, written, full, history
 local ask, mode, now -- the ask at hand, its mode and its time (ms)
+local keeps, stamped -- whether the ask at hand wants its answer kept, and stamps
 local looked_at, was_full = -huge, false
 
 local function begin(keys, args)
   local options
-  KEYS, ARGV, clock, written, full = keys, args, nil, 0, nil
+  KEYS, ARGV, clock, written, full, history = keys, args, nil, 0, nil, nil
   caller_clock, options, max_ids = unpack_(CALL, args[1])
   caller_clock = caller_clock == 1
   sequential, logged = band(options, 1) > 0, band(options, 2) > 0

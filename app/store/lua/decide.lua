@@ -19,7 +19,7 @@ local was_reset -- whether a bucket was reset since a node learned what it wants
 
 -- The outcome of one quota by itself: its algorithm's, adjusted for the mode and for connection rates.
 local function own_result(check, later)
-  if mode == REFUND then return ADMIT, 0 end
+  if mode == REFUND or mode == UNDO then return ADMIT, 0 end
   if mode == RENEW then return was_reset and REJECT or ADMIT, 0 end
   if check.limit == 0 and check.usage > 0 and check.algorithm ~= PRODUCER_IDS then
     if mode == RECORD then return DELAY, check.longest end
@@ -52,7 +52,7 @@ end
 -- Handle a clock that is behind the bucket: use the bucket's newest time as now. If the clock is behind by more than
 -- a window, move the bucket back instead.
 local function correct(check)
-  if check.newest - now <= check.algorithm.clock_window(check) or mode == REFUND then
+  if check.newest - now <= check.algorithm.clock_window(check) or mode == REFUND or mode == UNDO then
     check.t, check.correction = check.newest, TAKEN_AS_NEWEST
   else
     check.algorithm.move(check, now - check.newest, mode ~= PEEK)
@@ -72,6 +72,7 @@ local function read_checks()
       unpack_(QUOTA, ask, at)
     algorithm = ALGORITHMS[algorithm]
     check.algorithm = algorithm
+    if mode == UNDO then read_stamp(check, at) end
     algorithm.load(check, first, second, third, ids, at)
     at = at + ids * 32
   end
@@ -98,6 +99,10 @@ local function apply()
   if mode == REFUND then
     for i = 1, quotas do checks[i].algorithm.refund(checks[i]) end
     return quotas > 0
+  end
+  if mode == UNDO then
+    for i = 1, quotas do checks[i].largest = checks[i].algorithm.undo(checks[i]) end
+    return false
   end
   if mode == RENEW then
     for i = 1, was_reset and 0 or quotas do checks[i].algorithm.renew(checks[i]) end
@@ -143,6 +148,10 @@ end
 local function decide()
   local at_ms, context, retry, kept
   mode, quotas, at_ms, context = unpack_(ASK, ask)
+  keeps, stamped = false, false
+  if mode >= KEEP then
+    keeps, stamped, mode = band(mode, KEEP) > 0, band(mode, STAMPED) > 0, band(mode, KEEP - 1)
+  end
   now = caller_clock and at_ms or store_time
   if context > 0 then
     retry = KEYS[next_key]
@@ -165,10 +174,11 @@ local function decide()
   local charged = apply()
   local answer = answer_of()
   if logged then id_outcomes = id_outcomes_of() end
-  if retry and charged and not is_full() then
+  if retry and (charged or keeps and not refused) and not is_full() then
     kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. answer
     set(retry, kept, caller_clock and ttl(RETRY_MS) or RETRY_MS)
   end
+  if stamped then return '\3' .. answer .. charges_of(checks, quotas) end
   return '\0' .. answer
 end
 

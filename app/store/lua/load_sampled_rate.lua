@@ -29,6 +29,7 @@ function sampled_rate.load_samples(check, packed, from, count, tally)
   if changed then
     table.sort(list, function(one, other) return one[2] < other[2] end)
     for i = 2, #list do list[i][3] = max(list[i][3], list[i - 1][3]) end
+    end_birth(check)
     write_all(check, pack_previous(check, list))
   end
 end

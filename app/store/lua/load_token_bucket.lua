@@ -19,6 +19,7 @@ function token_bucket.load_tokens(check, packed, from, _, tally)
     return
   end
   check.tokens, check.at = level, at
+  end_birth(check)
   write_tokens(check)
   tally[ADDED] = tally[ADDED] + 1
 end

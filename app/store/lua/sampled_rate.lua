@@ -2,8 +2,9 @@
 
 KEYS     string  one bucket; TTL: until its last sample is over
 ARGV     samples (count), sample_ms (ms); both arrive as the first two parameters of a quota (call.lua)
-State    <I4 d d d d d d>  previous samples (count), their sum (units, added oldest first), oldest's start (ms), oldest's
-                           last event (ms), then the current sample: value (units), start (ms), last event (ms)
+State    <I4 d d d d d d>  previous samples (count) plus 256 times the birth (undo.lua), their sum (units, added oldest
+                           first), oldest's start (ms), oldest's last event (ms), then the current sample: value
+                           (units), start (ms), last event (ms)
          <d d d>           for each previous sample, oldest first: value (units), start (ms), last event (ms)
          While no sample begins or ends, only the last 32 bytes of the head are written: an event moves the expiry
          only when it begins a sample.
@@ -13,6 +14,7 @@ Example  samples of 1000 ms, state <1, 30, 0, 900, 4, 1000, 1200> <30, 0, 900>: 
 
 local RATE, SAMPLE = '<I4dddddd', '<ddd'
 local RATE_BYTES, SAMPLE_BYTES = 52, 24
+local BIRTH = 256 -- by what a birth is multiplied, to be added to the count of previous samples
 local CURRENT, CURRENT_AT = '<dddd', '20' -- the end of the head: the oldest's last event, and the current sample
 local sampled_rate = {}
 
@@ -21,11 +23,12 @@ function sampled_rate.load(check, samples, sample_ms)
   check.deny = band(check.flags, DENY) > 0
   check.decided = check.deny and max(samples, 2) or samples
   check.samples, check.sample_ms, check.span, check.moved = samples, sample_ms, check.decided * sample_ms, 0
-  check.window, check.is_charged = nil, false
+  check.window, check.is_charged, check.birth, check.took = nil, false, 0, 0
   local text = call('GET', check.key)
   if text and #text >= RATE_BYTES then
     check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last = unpack_(RATE, text)
     check.text, check.newest = text, check.last
+    if check.n >= BIRTH then check.birth, check.n = floor(check.n / BIRTH), check.n % BIRTH end
   else
     check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last =
       0, 0, -huge, -huge, 0, -huge, -huge
@@ -179,7 +182,7 @@ end
 -- The head of the state. Without previous samples the current one is the oldest.
 local function head_of(check)
   if check.n == 0 then check.oldest, check.oldest_last = check.start, check.last end
-  return pack(RATE, check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last)
+  return pack(RATE, check.n + check.birth * BIRTH, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last)
 end
 
 -- Write the whole state: a sample began, or all of them moved.
@@ -206,6 +209,7 @@ function sampled_rate.move(check, by, writing)
   check.moved = by
   check.start, check.last, check.newest = check.start + by, check.last + by, check.newest + by
   check.oldest, check.oldest_last = check.oldest + by, check.oldest_last + by
+  end_birth(check)
   if writing then write_all(check, pack_previous(check, samples_of(check))) end
 end
 
@@ -230,13 +234,18 @@ local function begin_sample(check, t)
 end
 
 function sampled_rate.charge(check)
-  local t = check.t
-  check.is_charged = true
+  local t, is_born = check.t, stamped and check.birth == 0
+  check.is_charged, check.took = true, check.usage
+  if is_born then bear(check) end
   if t - check.start < check.sample_ms then
     local value = check.value + check.usage
     check.value, check.last = value, t
     if check.n == 0 then check.oldest_last = t end
-    set_range(check.key, CURRENT_AT, pack(CURRENT, check.oldest_last, value, check.start, t))
+    if is_born then
+      set_range(check.key, '0', head_of(check))
+    else
+      set_range(check.key, CURRENT_AT, pack(CURRENT, check.oldest_last, value, check.start, t))
+    end
   else
     begin_sample(check, t)
   end
@@ -253,6 +262,23 @@ function sampled_rate.refund(check)
   local packed = pack_previous(check, list)
   check.text = head_of(check) .. packed
   set_range(check.key, '0', check.text)
+end
+
+-- Give back in the very sample that took it. A sample that is over, or gone, has nothing to give.
+function sampled_rate.undo(check)
+  if not is_undoable(check) then return 0 end
+  local list, at = samples_of(check), check.undone_at
+  for i = #list, 1, -1 do
+    if list[i][2] <= at and at <= list[i][3] then
+      local given = min(list[i][1], check.usage)
+      list[i][1] = list[i][1] - given
+      local packed = pack_previous(check, list)
+      check.text = head_of(check) .. packed
+      set_range(check.key, '0', check.text)
+      return given
+    end
+  end
+  return 0
 end
 
 function sampled_rate.report(check)

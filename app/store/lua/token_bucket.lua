@@ -3,20 +3,24 @@
 KEYS     string  one bucket; TTL: until the bucket is full again
 ARGV     burst (units), max_debt (units); both arrive as the first two parameters of a quota (call.lua)
 State    <d d>   tokens (units; negative in debt), the time they were counted at (ms)
+         <d d d> only of a bucket with a birth: the birth (undo.lua), the largest limit since it was born (units a
+                 second), the burst of its last write (units)
 Example  limit 10 a second, burst 20, state <16, 1000>: at 1200 ms the bucket holds 16 + 10 * 0.2 = 18 tokens, so a
          usage of 4 is admitted and leaves <14, 1200>
 ]]
 
-local TOKENS = '<dd'
+local TOKENS, BORN = '<dd', '<ddd'
+local BORN_AT = 17
 local token_bucket = {}
 
 function token_bucket.load(check, burst, max_debt)
   check.burst, check.max_debt = burst, max_debt
   check.deny = band(check.flags, DENY) > 0
-  check.over, check.forgiven = 0, 0
+  check.over, check.forgiven, check.birth, check.took = 0, 0, 0, 0
   local packed = call('GET', check.key)
   if packed then
     check.tokens, check.at = unpack_(TOKENS, packed)
+    if #packed > BORN_AT then check.birth, check.most, check.old_burst = unpack_(BORN, packed, BORN_AT) end
   else
     check.tokens, check.at = nil, nil
   end
@@ -46,12 +50,20 @@ local function tokens_now(check)
   return max(tokens, -check.max_debt)
 end
 
+-- The end of the state. A burst that was lowered may have cut off tokens, so nothing can be given back exactly.
+local function pack_birth(check)
+  if check.birth == 0 then return '' end
+  if check.burst < check.old_burst or check.over > 0 then end_birth(check) end
+  check.most, check.old_burst = max(check.most, check.limit), check.burst
+  return pack(BORN, check.birth, check.most, check.burst)
+end
+
 local function write_tokens(check)
   local full_in = 0
   if check.tokens < check.burst then
     full_in = check.limit > 0 and (check.burst - check.tokens) / check.limit * 1000 or huge
   end
-  call('SET', check.key, pack(TOKENS, check.tokens, check.at), 'PX', ttl(check.at - now + full_in))
+  call('SET', check.key, pack(TOKENS, check.tokens, check.at) .. pack_birth(check), 'PX', ttl(check.at - now + full_in))
 end
 
 -- The shortest wait (ms) after which the bucket holds the usage. The level never falls, so bisection finds it.
@@ -81,6 +93,7 @@ end
 
 function token_bucket.move(check, by, writing)
   check.at, check.newest = check.at + by, check.newest + by
+  end_birth(check)
   if writing then write_tokens(check) end
 end
 
@@ -92,9 +105,14 @@ function token_bucket.touch(check)
 end
 
 function token_bucket.charge(check)
-  check.tokens, check.at = forgive(check, tokens_now(check) - check.usage), check.t
-  check.forgiven = check.over
+  local before = tokens_now(check)
+  check.tokens, check.at = forgive(check, before - check.usage), check.t
+  check.forgiven, check.took = check.over, before - check.tokens
   check.newest = check.t
+  if stamped and check.birth == 0 then
+    bear(check)
+    check.most, check.old_burst = check.limit, check.burst
+  end
   write_tokens(check)
   return true
 end
@@ -103,8 +121,26 @@ function token_bucket.refund(check)
   if not check.newest then return end
   tokens_now(check)
   check.forgiven = check.over
+  end_birth(check) -- without an earlier charge, some of it might have been cut off at the burst
   check.tokens = min(check.burst, check.tokens + check.usage)
   write_tokens(check)
+end
+
+-- Give back what the charge took, less what the bucket may have filled up meanwhile: that might have been cut off.
+function token_bucket.undo(check)
+  if not is_undoable(check) then return 0 end
+  local tokens = tokens_now(check)
+  if check.over > 0 then
+    check.forgiven = check.over
+    write_tokens(check)
+    return 0
+  end
+  local given = check.usage - max(check.most, check.limit) * ((check.t - check.undone_at) / 1000)
+  given = min(given, check.burst - check.tokens)
+  if given <= 0 then return 0 end
+  check.tokens = check.tokens + given
+  write_tokens(check)
+  return given
 end
 
 function token_bucket.report(check)

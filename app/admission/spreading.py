@@ -1,0 +1,535 @@
+"""Gathering for a cluster: a gatherer and a circuit for each primary, and asks that need several of them.
+
+A request whose buckets are all with one primary, each ask's in one slot, goes to that primary's gatherer as
+it is. Any other is decided in phases (``app.admission.spread``): what its asks need in one phase is sent at
+once, to each primary in the order of the asks. Asks of a batch that share a bucket keep their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+import structlog
+
+from app.admission.circuit import Circuit
+from app.admission.errors import AdmissionError, OverloadedError
+from app.admission.gather import CLOSE_WITHIN_S, Gatherer
+from app.admission.metrics import Metrics
+from app.admission.queue import Group, LateCallback
+from app.admission.spread import REFUSING, Came, Phase, SlotPlan, Steps, decide, groups_in
+from app.domain.caller import ANYONE, Caller
+from app.domain.slots import SlotGroups, slot_of, slot_of_tag
+from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
+from app.store.encoding import decode_answer, merged_answer, undo_plan
+from app.store.keys import retry_key, short
+from app.store.port import NONE_KNOWN, Answer, Fault, PackedAnswer, PackedPlan, Plan, StoreError
+from app.store.port import Came as CallCame
+
+log: Final = structlog.get_logger("quotagate.store")
+
+
+class Reached(NamedTuple):
+    """A primary, with what is in front of it."""
+
+    store: PrimaryStore
+    circuit: Circuit
+    gatherer: Gatherer
+
+
+class _PrimaryMetrics:
+    """The metrics of one circuit of several; the state of the store is that of all of them."""
+
+    def __init__(self, metrics: Metrics, changed: Callable[[], None]) -> None:
+        self._metrics = metrics
+        self._changed = changed
+
+    def observe_call(self, asks: int, seconds: float) -> None:
+        self._metrics.observe_call(asks, seconds)
+
+    def count_failure(self, reason: str) -> None:
+        self._metrics.count_failure(reason)
+
+    def set_store_state(self, *, away: bool, faults: Sequence[str]) -> None:  # noqa: ARG002
+        self._changed()
+
+
+class Running:
+    """One ask of a request while it is decided.
+
+    Attributes:
+        phases: by key that it touches, in which phase it charges or reads that.
+        wants: what it wants to send next, and in which phase; None once it has an answer or an error.
+        is_refused: whether its answer is a refusal; None before.
+    """
+
+    def __init__(self, place: int, plan: Plan | PackedPlan, slots: Sequence[int]) -> None:
+        self.place = place
+        self.plan = plan
+        self.slots = slots
+        self.phases: dict[bytes, Phase] = {}
+        self.steps: Steps | None = None
+        self.wants: tuple[Phase, list[SlotPlan]] | None = None
+        self.answer: PackedAnswer | None = None
+        self.error: Exception | None = None
+        self.is_refused: bool | None = None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether all of it is in one slot."""
+        return len(set(self.slots)) == 1
+
+    def begin(self, phase: Phase | None) -> None:
+        """Begin; an ask of one slot is sent in a given phase."""
+        if phase is not None:
+            self.wants = phase, [SlotPlan(self.slots[0], cast("Plan", self.plan))]
+            return
+        assert isinstance(self.plan, Plan), "a plain ask of several slots was made readable"
+        self.steps = decide(self.plan, _groups_of(self.plan, self.slots))
+        self._step(None)
+
+    def came(self, came: list[Came | PackedAnswer]) -> None:
+        """Go on with what came of what it wanted."""
+        if self.steps is not None:
+            self._step([decode_answer(its) if isinstance(its, PackedAnswer) else its for its in came])
+            return
+        (its,) = came
+        self.wants = None
+        if isinstance(its, PackedAnswer):
+            self._ended(its, decode_answer(its))
+        elif isinstance(its, Exception):
+            self._failed(its)
+
+    def _step(self, came: list[Came] | None) -> None:
+        assert self.steps is not None
+        try:
+            self.wants = next(self.steps) if came is None else self.steps.send(came)
+        except StopIteration as ended:
+            self.wants = None
+            self._ended(merged_answer(ended.value), ended.value)
+        except AdmissionError as error:
+            self.wants = None
+            self._failed(error)
+
+    def _ended(self, packed: PackedAnswer, answer: Answer) -> None:
+        self.answer = packed
+        self.is_refused = any(result.outcome in REFUSING for result in answer.results)
+
+    def _failed(self, error: Exception) -> None:
+        self.error, self.is_refused = error, True
+
+
+class ClusterGatherer:
+    """Decides the asks of all requests by the primaries of a cluster.
+
+    It is what ``Gatherer`` and ``Circuit`` are for a single primary.
+
+    Args:
+        budget_s, queue_s, queued: as for ``Gatherer``.
+
+    Attributes:
+        faults: the misconfigurations that the last examinations found.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterStore,
+        metrics: Metrics,
+        *,
+        budget_s: float,
+        queue_s: float,
+        queued: Callable[[float, int], None],
+    ) -> None:
+        self.faults: tuple[Fault, ...] = ()
+        self._cluster = cluster
+        self._metrics = metrics
+        self._gathering: dict[str, Any] = {"budget_s": budget_s, "queue_s": queue_s, "queued": queued}
+        self._queue_s = queue_s
+        self._reached: dict[Address, Reached] = {}
+        self._deciding: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        cluster.began, cluster.ended = self._begin, self._end
+
+    # The circuits
+
+    @property
+    def error(self) -> StoreError | None:
+        """Why no primary can be asked; None while any can."""
+        errors = [reached.circuit.error for reached in self._reached.values()]
+        if not errors:
+            return self._cluster.error or StoreError("connection", "no primary is known")
+        return errors[0] if all(error is not None for error in errors) else None
+
+    async def start(self) -> None:
+        """Find the primaries, and examine each."""
+        await self._cluster.refresh()
+        while self._starting:
+            await asyncio.wait(self._starting)
+        self._look_again()
+        if not self._reached:
+            log.warning("the cluster is not available", why=str(self._cluster.error))
+            self._watch_soon()
+
+    def _watch_soon(self) -> None:
+        """Look for the primaries again, until there are some."""
+        task = asyncio.create_task(self._watch(), name="find the primaries")
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _watch(self) -> None:
+        while not self._reached and not self._is_closed:
+            await asyncio.sleep(0.25)  # as often as a store is examined that is away
+            await self._cluster.refresh()
+
+    async def stop(self) -> None:
+        """Stop examining the primaries."""
+        for task in list(self._starting):
+            task.cancel()
+        if self._starting:
+            await asyncio.wait(self._starting)
+        for reached in self._reached.values():
+            await reached.circuit.stop()
+            await reached.store.close()
+
+    def _begin(self, store: PrimaryStore) -> None:
+        metrics = cast("Metrics", _PrimaryMetrics(self._metrics, self._look_again))
+        circuit = Circuit(store, metrics)
+        self._reached[store.address] = Reached(store, circuit, Gatherer(circuit, **self._gathering))
+        task = asyncio.create_task(circuit.start(), name="examine a primary")
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    def _end(self, store: PrimaryStore) -> None:
+        reached = self._reached.pop(store.address)
+        task = asyncio.create_task(self._leave(reached), name="leave a primary")
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        self._look_again()
+
+    async def _leave(self, reached: Reached) -> None:
+        reached.store.give_up(StoreError("connection", "it has no slots any more"))
+        await reached.gatherer.close()
+        await reached.circuit.stop()
+        await reached.store.close()
+
+    def _look_again(self) -> None:
+        """Put together what the examinations found."""
+        found = {fault.name: fault for each in self._reached.values() for fault in each.circuit.faults}
+        away = [each.circuit.error for each in self._reached.values() if each.circuit.error is not None]
+        if away and self.error is None:
+            lost = Fault("primary_away", f"{len(away)} of {len(self._reached)} primaries are away: {away[0]}")
+            found["primary_away"] = lost
+        self.faults = tuple(found.values())
+        self._metrics.set_store_state(away=self.error is not None, faults=list(found))
+
+    # What ``StoreCalls`` has, for one slot
+
+    def ask(self, plans: Sequence[Plan | PackedPlan], done: CallCame) -> None:
+        """Decide plans of one slot in one call."""
+        reached = self._of_slot(plan_slots(plans[0])[0])
+        if reached is None:
+            error = self.error or StoreError("cluster_down", "no primary has this slot")
+            asyncio.get_running_loop().call_soon(done, error)
+        else:
+            reached.circuit.ask(plans, done)
+
+    def silent_since(self) -> float | None:
+        """Of no use here: each primary is asked."""
+        return None
+
+    def give_up(self, error: StoreError) -> None:
+        """Fail all calls under way."""
+        for reached in self._reached.values():
+            reached.circuit.give_up(error)
+
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
+        """Remove these buckets, which are in one slot; see ``StoreCalls``.
+
+        Raises:
+            StoreError: the call failed, or the primary is away.
+        """
+        if not keys:
+            return None
+        reached = self._of_slot(slot_of(keys[0]))
+        if reached is None:
+            raise self.error or StoreError("cluster_down", "no primary has this slot")
+        return await reached.circuit.forget(keys, known_ms)
+
+    # Gathering
+
+    @property
+    def waiting(self) -> int:
+        """How many asks are waiting for a call."""
+        return sum(reached.gatherer.waiting for reached in self._reached.values())
+
+    async def close(self) -> None:
+        """Wait until nothing is being decided any more, for a bounded time."""
+        if self._deciding:
+            await asyncio.wait(self._deciding, timeout=CLOSE_WITHIN_S)
+        for task in list(self._deciding):
+            task.cancel()
+        self._is_closed = True
+        for reached in self._reached.values():
+            await reached.gatherer.close()
+        await self._cluster.close()
+
+    async def decide(
+        self,
+        plans: Sequence[Plan | PackedPlan],
+        late: LateCallback | None = None,
+        *,
+        caller: Caller = ANYONE,
+        on_behalf_of: str = "",
+        within_s: float | None = None,
+    ) -> tuple[list[PackedAnswer], StoreError | None]:
+        """Return the answers in order; see ``Gatherer.decide``."""
+        loop = asyncio.get_running_loop()
+        finished: asyncio.Future[Exception | None] = loop.create_future()
+
+        def done(_: Group, failure: Exception | None) -> None:
+            if not finished.done():
+                finished.set_result(failure)
+
+        group = Group(plans, done, late, caller, on_behalf_of, caller.came_at or loop.time())
+        self.submit(group, within_s)
+        try:
+            failure = await finished
+        finally:
+            group.is_done = True  # also if nobody waits any more
+        if failure is None or isinstance(failure, StoreError):
+            return group.answers, failure
+        raise failure
+
+    def submit(self, group: Group, within_s: float | None = None) -> None:
+        """Decide the asks of a request; see ``Gatherer.submit``.
+
+        Raises:
+            OverloadedError: the asks of this principal have waited too long; nothing is sent.
+        """
+        slots = [plan_slots(plan) for plan in group.plans]
+        reached = self._of_all(slots)
+        if reached is not None:
+            reached.gatherer.submit(group, within_s)
+            return
+        task = asyncio.create_task(self._decide(group, slots, within_s), name="decide in several slots")
+        self._deciding.add(task)
+        task.add_done_callback(self._deciding.discard)
+
+    def _of_slot(self, slot: int) -> Reached | None:
+        store = self._cluster.primary_of(slot)
+        return None if store is None else self._reached.get(store.address)
+
+    def _of_all(self, slots: Sequence[Sequence[int]]) -> Reached | None:
+        """The one primary that has everything, each ask in one slot; None if there is none."""
+        first = self._of_slot(slots[0][0])
+        for each in slots:
+            if any(slot != each[0] for slot in each[1:]) or self._of_slot(each[0]) is not first:
+                return None
+        return first
+
+    async def _decide(self, group: Group, slots: Sequence[Sequence[int]], within_s: float | None) -> None:
+        running = [
+            Running(place, plan, its)
+            for place, (plan, its) in enumerate(zip(group.plans, slots, strict=True))
+        ]
+        error: Exception | None = None
+        try:
+            for segment in segments(running):
+                await self._run(segment, group, within_s)
+                if error := next((each.error for each in segment if _ends_all(each, running)), None):
+                    break
+                for again in _to_repeat(segment):
+                    once_more = Running(again.place, again.plan, again.slots)
+                    next(segments([once_more]))
+                    await self._run([once_more], group, within_s)
+                    if once_more.answer is not None:
+                        running[again.place] = once_more
+        except Exception as unexpected:
+            log.exception("an ask of several slots could not be decided")
+            error = StoreError("unexpected", repr(unexpected))
+        for each in running:
+            if each.answer is None:
+                error = error or each.error or StoreError("unexpected")
+                break
+            group.answers.append(each.answer)
+        if group.is_done:
+            return
+        group.finish(error if len(group.answers) < len(group.plans) else None)
+
+    async def _run(self, asks: Sequence[Running], group: Group, within_s: float | None) -> None:
+        """Decide asks, phase by phase; undos go with the next phase."""
+        is_first = True
+        while waiting := [each for each in asks if each.wants is not None]:
+            phase = min(each.wants[0] for each in waiting if each.wants is not None)
+            now = [
+                each for each in waiting if each.wants is not None and each.wants[0] in {phase, Phase.UNDO}
+            ]
+            sent = [each.wants[1] for each in now if each.wants is not None]
+            plans = [plan for its in sent for plan in its]
+            came = iter(
+                await self._send(plans, group, within_s if is_first else None, is_first=is_first, asks=now)
+            )
+            is_first = False
+            for each, its in zip(now, sent, strict=True):
+                each.came([next(came) for _ in its])
+
+    async def _send(
+        self,
+        plans: Sequence[SlotPlan],
+        group: Group,
+        within_s: float | None,
+        *,
+        is_first: bool,
+        asks: Sequence[Running],
+    ) -> list[Came | PackedAnswer]:
+        """Send parts to their primaries, and wait for what comes of all of them."""
+        loop = asyncio.get_running_loop()
+        came: list[Came | PackedAnswer] = [
+            StoreError("cluster_down", "no primary has this slot") for _ in plans
+        ]
+        by_primary: dict[Address, tuple[Reached, list[int]]] = {}
+        for place, part in enumerate(plans):
+            if reached := self._of_slot(part.slot):
+                by_primary.setdefault(reached.store.address, (reached, []))[1].append(place)
+        waiting: list[asyncio.Future[None]] = []
+        for reached, places in by_primary.values():
+            finished: asyncio.Future[None] = loop.create_future()
+
+            def done(
+                its: Group,
+                failure: Exception | None,
+                places: list[int] = places,
+                finished: asyncio.Future[None] = finished,
+            ) -> None:
+                for at, place in enumerate(places):
+                    if at < len(its.answers):
+                        came[place] = its.answers[at]
+                    else:
+                        came[place] = _as_came(failure)
+                if not finished.done():
+                    finished.set_result(None)
+
+            def late(at: int, packed: PackedAnswer, places: list[int] = places) -> None:
+                self._undo_late(plans[places[at]], packed, asks, group)
+
+            its = Group(
+                [plans[place].plan for place in places],
+                done,
+                late,
+                group.caller,
+                group.on_behalf_of,
+                group.since if is_first else loop.time(),
+            )
+            try:
+                if reached.circuit.error is not None:
+                    done(its, reached.circuit.error)
+                else:
+                    reached.gatherer.submit(its, within_s)
+            except OverloadedError as error:
+                done(its, error)
+            waiting.append(finished)
+        for each in waiting:
+            await each
+        return came
+
+    def _undo_late(self, part: SlotPlan, packed: PackedAnswer, asks: Sequence[Running], group: Group) -> None:
+        """Take back what a late call charged for an ask that was refused meanwhile."""
+        answer = decode_answer(packed)
+        if not answer.stamps or any(result.outcome in REFUSING for result in answer.results):
+            return
+        of = [each for each in asks if part.plan.charges[0].key in each.phases]
+        if not of or not all(each.is_refused for each in of):
+            return
+        plan = undo_plan(zip(part.plan.charges, answer.stamps, strict=True), part.plan.at_ms)
+        if plan is not None and (reached := self._of_slot(part.slot)):
+            reached.gatherer.submit(
+                Group([plan], lambda _group, _error: None, None, group.caller, group.on_behalf_of)
+            )
+
+
+def segments(running: Sequence[Running]) -> Iterator[list[Running]]:
+    """Begin asks; cut where one would be charged before an earlier one that shares a bucket with it."""
+    segment: list[Running] = []
+    last: dict[bytes, Phase] = {}
+    for each in running:
+        keys = _keys_of(each.plan)
+        earliest = max((last.get(key, Phase.LOOK) for key in keys), default=Phase.LOOK)
+        if each.is_single:
+            each.phases = dict.fromkeys(keys, earliest)
+        else:
+            each.phases = _phases_of(cast("Plan", each.plan), each.slots)
+            if any(each.phases[key] < last.get(key, Phase.LOOK) for key in keys):
+                yield segment
+                segment, last = [], {}
+                earliest = Phase.LOOK
+        each.begin(earliest if each.is_single else None)
+        last |= each.phases
+        segment.append(each)
+    if segment:
+        yield segment
+
+
+def _to_repeat(segment: Sequence[Running]) -> list[Running]:
+    """The asks that were refused in buckets from which charges of others were taken back meanwhile."""
+    undone: dict[bytes, set[int]] = {}
+    for each in segment:
+        answer = None if each.answer is None else decode_answer(each.answer)
+        for charge in answer.undone if answer is not None else ():
+            undone.setdefault(charge.key, set()).add(each.place)
+    if not undone:
+        return []
+    return [
+        each
+        for each in segment
+        if each.is_refused
+        and each.answer is not None
+        and any(undone.get(key, set()) - {each.place} for key in each.phases)
+    ]
+
+
+def _ends_all(each: Running, running: Sequence[Running]) -> bool:
+    """Whether an ask without an answer leaves the rest of its request undecided."""
+    return each.error is not None and (len(running) == 1 or isinstance(each.error, AdmissionError))
+
+
+def _as_came(failure: Exception | None) -> Came:
+    if isinstance(failure, StoreError | AdmissionError):
+        return failure
+    return StoreError("unexpected", repr(failure))
+
+
+def _keys_of(plan: Plan | PackedPlan) -> list[bytes]:
+    if isinstance(plan, PackedPlan):
+        return list(plan.keys)
+    keys = [charge.key for charge in plan.charges]
+    if plan.retry is not None:
+        keys.append(retry_key(*plan.retry, clustered=True))
+    return keys
+
+
+def _phases_of(plan: Plan, slots: Sequence[int]) -> dict[bytes, Phase]:
+    """In which phase an ask of several slots charges each of its keys, at the latest."""
+    keys = _keys_of(plan)
+    if plan.mode == "peek":
+        return dict.fromkeys(keys, Phase.LOOK)
+    groups = _groups_of(plan, slots)
+    return {
+        key: Phase.HOME if slot == groups.home.slot else Phase.CHARGE
+        for key, slot in zip(keys, slots, strict=True)
+    }
+
+
+def _groups_of(plan: Plan, slots: Sequence[int]) -> SlotGroups:
+    kept = slots[-1] if plan.retry is not None else None
+    own = slots[: len(plan.charges)]
+    principal = next(
+        (
+            slot_of_tag(short(charge.applied.owner).encode())
+            for charge in plan.charges
+            if charge.applied.owner.startswith("user=")
+        ),
+        None,
+    )
+    return groups_in(own, principal, kept)

@@ -1,0 +1,408 @@
+"""A cluster of stores: which primary has which slot, and calls to each primary that follow moved slots."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    RedisError,
+    TryAgainError,
+)
+
+from app.domain.slots import SLOTS, slot_of
+from app.node.store_url import REDIS_PORT, hosts_of, place_of, single_url
+from app.store.client import blocking_client_of
+from app.store.connection import Command, Connection, Done
+from app.store.encoding import encode_plans, no_answer
+from app.store.keys import order_key, probe_key, resets_key, retry_key
+from app.store.library import MissingFunctionError
+from app.store.port import Came, Fault, Memory, PackedAnswer, PackedPlan, Plan, StoreError
+from app.store.redis import EXAMINE_WITHIN_S, RedisStore, failure
+from app.store.script import SCRIPT
+
+FOLLOW_WITHIN_S: Final = 0.2
+"""How long a call may be sent on to where its slot is now, and be repeated while the slot moves."""
+
+AGAIN_S: Final = 0.003
+"""The pause before a call is repeated whose keys are being moved."""
+
+_OF_SLOT: Final = (MovedError, AskError, TryAgainError, ClusterDownError)
+"""Errors that come before anything of a call has run, and that say nothing against the connection."""
+
+
+def _is_of_slot(reply: object) -> bool:
+    return isinstance(reply, _OF_SLOT) and not isinstance(reply, MasterDownError)
+
+
+class Address(NamedTuple):
+    """Where a node of the cluster listens."""
+
+    host: str
+    port: int
+
+
+class PrimaryStore(RedisStore):
+    """One primary of a cluster: a call sends one command for each slot, all at once.
+
+    Args:
+        cluster: the one that it belongs to.
+        settings: those of ``RedisStore``.
+    """
+
+    def __init__(self, cluster: ClusterStore, address: Address, url: str, **settings: Any) -> None:
+        super().__init__(url, **settings)
+        self.address = address
+        self._cluster = cluster
+        self._lost_at = asyncio.get_running_loop().time()  # calls wait for the first connection
+
+    def ask(self, plans: Sequence[Plan | PackedPlan], done: Came) -> None:
+        """Decide plans; those of one slot in order, each atomically.
+
+        Args:
+            done: called with all answers, or with the error of the connection. A plan whose slot could not be
+                reached has an error in its answer.
+        """
+        by_slot: dict[int, list[int]] = {}
+        for place, plan in enumerate(plans):
+            by_slot.setdefault(plan_slots(plan)[0], []).append(place)
+        _SlotCalls(self, plans, by_slot, done).send()
+
+    def command(self, plans: Sequence[Plan | PackedPlan], slot: int) -> Command:
+        """The command that decides plans of one slot."""
+        return self._command(*encode_plans(plans, clustered=True), order_key(slot))
+
+    def answers(self, reply: Any) -> list[PackedAnswer] | Exception:
+        """What a reply says."""
+        return self._answers(reply)
+
+    def send(self, command: Command, done: Done) -> None:
+        """Send one command; see ``RedisStore``."""
+        self._send(command, done)
+
+    def load(self, done: Done) -> None:
+        """Load the library."""
+        self._send(("FUNCTION", "LOAD", "REPLACE", self._library.code), done)
+
+    @property
+    def cluster(self) -> ClusterStore:
+        """The cluster that it belongs to."""
+        return self._cluster
+
+    async def examine(self) -> tuple[Fault, ...]:
+        """Examine it, and read where the slots are now; if it is away, from other nodes.
+
+        Raises:
+            StoreError: as for ``RedisStore``.
+        """
+        try:
+            faults = await super().examine()
+        except StoreError:
+            await self._cluster.refresh()
+            raise
+        await self._cluster.refresh(self.address)
+        return faults
+
+    def _came(self, calls: Connection | None, done: Done, reply: Any) -> None:
+        if _is_of_slot(reply):
+            done(reply)
+        else:
+            super()._came(calls, done, reply)
+
+    def _faults(self) -> tuple[Fault, ...]:
+        faults = super()._faults()
+        try:
+            asked: Any = self._examiner.config_get("cluster-require-full-coverage")
+        except RedisError:
+            return faults  # it does not allow CONFIG
+        if asked.get("cluster-require-full-coverage") == "yes":
+            return (
+                *faults,
+                Fault(
+                    "cluster_full_coverage",
+                    "cluster-require-full-coverage is on: when one shard is lost, all others refuse too; "
+                    "set it to no",
+                ),
+            )
+        return faults
+
+    def _examined_keys(self) -> tuple[bytes, bytes]:
+        slot = self._cluster.a_slot_of(self.address)
+        return order_key(slot), probe_key(slot)
+
+    def _counted_keys(self, bucket: bytes) -> tuple[bytes, bytes]:
+        slot = slot_of(bucket)
+        return order_key(slot), resets_key(slot)
+
+    def _check_kind(self, server: Mapping[str, Any]) -> None:
+        if not server.get("cluster_enabled"):
+            raise StoreError("no_cluster", "this is no cluster: give its URL as redis://HOST:PORT")
+
+
+class _SlotCalls:
+    """The commands of one call, one for each slot, and their answers.
+
+    Args:
+        by_slot: the indexes of the plans in each slot.
+    """
+
+    def __init__(
+        self,
+        primary: PrimaryStore,
+        plans: Sequence[Plan | PackedPlan],
+        by_slot: Mapping[int, list[int]],
+        done: Came,
+    ) -> None:
+        self._primary = primary
+        self._plans = plans
+        self._by_slot = by_slot
+        self._done = done
+        self._answers: list[PackedAnswer | None] = [None] * len(plans)
+        self._missing = len(plans)
+        self._until = asyncio.get_running_loop().time() + FOLLOW_WITHIN_S
+        self._is_done = False
+
+    def send(self) -> None:
+        """Send all commands."""
+        for slot, places in self._by_slot.items():
+            self._send(self._primary, slot, places)
+
+    def _send(self, at: PrimaryStore, slot: int, places: list[int], *, asking: bool = False) -> None:
+        command = at.command([self._plans[place] for place in places], slot)
+        if asking:
+            at.send(("ASKING",), lambda _reply: None)
+        at.send(command, partial(self._came, at, slot, places))
+
+    def _came(self, at: PrimaryStore, slot: int, places: list[int], reply: Any) -> None:
+        if self._is_done:
+            return
+        if isinstance(reply, MissingFunctionError):
+            at.load(lambda loaded: self._loaded(at, slot, places, loaded))
+        elif _is_of_slot(reply):
+            self._follow(at, slot, places, reply)
+        elif isinstance(answers := at.answers(reply), Exception):
+            if at is self._primary:
+                self._finish(answers)  # the connection is lost, or the store is away
+            else:
+                self._fill(places, [no_answer(_as_failure(answers))] * len(places))
+        else:
+            self._fill(places[: len(answers)], answers)
+            if len(answers) < len(places) and not self._is_done:
+                self._send(at, slot, places[len(answers) :])
+
+    def _loaded(self, at: PrimaryStore, slot: int, places: list[int], reply: Any) -> None:
+        if isinstance(reply, Exception):
+            self._came(at, slot, places, reply)
+        else:
+            self._send(at, slot, places)
+
+    def _follow(self, at: PrimaryStore, slot: int, places: list[int], error: Exception) -> None:
+        """Send a command again, to where its slot is now; give it up when that takes too long."""
+        loop, cluster = asyncio.get_running_loop(), at.cluster
+        to, asking = at, False
+        if isinstance(error, MovedError | AskError):
+            address = Address(error.host or at.address.host, error.port)
+            if isinstance(error, MovedError):
+                cluster.moved(slot, address)
+            found = cluster.primaries.get(address) or cluster.begin(address)
+            to, asking = found, isinstance(error, AskError)
+        elif isinstance(error, ClusterDownError):
+            cluster.refresh_soon()
+        if loop.time() >= self._until:
+            failed = failure(error)
+            self._fill(places, [no_answer(failed)] * len(places))
+        elif isinstance(error, TryAgainError) and len(places) > 1:
+            for place in places:  # the keys of one ask are more likely all in one place
+                self._send(at, slot, [place])
+        elif isinstance(error, TryAgainError | ClusterDownError):
+            loop.call_later(AGAIN_S, self._again, at, slot, places)
+        else:
+            self._send(to, slot, places, asking=asking)
+            loop.call_at(self._until, self._give_up, places, failure(error))
+
+    def _again(self, at: PrimaryStore, slot: int, places: list[int]) -> None:
+        if not self._is_done:
+            self._send(at, slot, places)
+
+    def _give_up(self, places: list[int], error: StoreError) -> None:
+        """Answer what was sent on and is not answered yet; what comes later is not looked at."""
+        if not self._is_done:
+            self._fill(places, [no_answer(error)] * len(places))
+
+    def _fill(self, places: Sequence[int], answers: Sequence[PackedAnswer]) -> None:
+        for place, answer in zip(places, answers, strict=True):
+            if self._answers[place] is None:
+                self._answers[place] = answer
+                self._missing -= 1
+        if not self._missing:
+            self._finish(cast("list[PackedAnswer]", self._answers))
+
+    def _finish(self, answers: list[PackedAnswer] | Exception) -> None:
+        if not self._is_done:
+            self._is_done = True
+            self._done(answers)
+
+
+class ClusterStore:
+    """The primaries of a cluster, and the slots that each has.
+
+    Args:
+        url: ``redis+cluster://HOST:PORT,HOST:PORT``; these nodes name the others.
+        settings: those of ``RedisStore``.
+
+    Attributes:
+        primaries: by their addresses.
+        began, ended: called with a primary that is new, or that has no slots any more.
+    """
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self._url = url
+        self._settings = {"script": SCRIPT, **settings}
+        self._seeds = [Address(*host) for host in hosts_of(place_of(url), REDIS_PORT)]
+        self._nodes = list(self._seeds)
+        self._owners: list[Address | None] = [None] * SLOTS
+        self.primaries: dict[Address, PrimaryStore] = {}
+        self.began: Callable[[PrimaryStore], None] = lambda _primary: None
+        self.ended: Callable[[PrimaryStore], None] = lambda _primary: None
+        self._thread = ThreadPoolExecutor(1, "read the slots")
+        self._refreshing: asyncio.Task[None] | None = None
+        self.error: StoreError | None = StoreError("connection", "no node of the cluster was asked yet")
+        """Why it is not known where the slots are; None once it is."""
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory that the primaries use together, as far as it is known."""
+        known = [primary.memory for primary in self.primaries.values() if primary.memory is not None]
+        if not known:
+            return None
+        bounded = all(memory.most for memory in known)
+        return Memory(
+            sum(memory.used for memory in known), sum(memory.most for memory in known) if bounded else 0
+        )
+
+    def primary_of(self, slot: int) -> PrimaryStore | None:
+        """The primary that has a slot; None if no node says."""
+        owner = self._owners[slot]
+        return None if owner is None else self.primaries.get(owner)
+
+    def a_slot_of(self, address: Address) -> int:
+        """A slot that a primary has.
+
+        Raises:
+            StoreError: it has none.
+        """
+        try:
+            return self._owners.index(address)
+        except ValueError:
+            raise StoreError("slot_moved", "it has no slots") from None
+
+    def moved(self, slot: int, address: Address) -> None:
+        """Note where a slot is now, and read the whole map soon."""
+        self.begin(address)
+        self._owners[slot] = address
+        self.refresh_soon()
+
+    def begin(self, address: Address) -> PrimaryStore:
+        """The primary at an address, which may be new."""
+        found = self.primaries.get(address)
+        if found is None:
+            url = single_url(self._url, *address)
+            found = self.primaries[address] = PrimaryStore(self, address, url, **self._settings)
+            self.began(found)
+        return found
+
+    def refresh_soon(self) -> None:
+        """Read the map, unless it is being read."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self.refresh(), name="read the slots")
+
+    async def refresh(self, first: Address | None = None) -> None:
+        """Read where the slots are, from the first node that says.
+
+        Args:
+            first: the node to ask first.
+        """
+        loop = asyncio.get_running_loop()
+        nodes = random.sample(self._nodes, len(self._nodes))
+        nodes = [*([first] if first else []), *nodes, *self._seeds]
+        found = await loop.run_in_executor(self._thread, self._read, list(dict.fromkeys(nodes)))
+        if isinstance(found, StoreError):
+            self.error = found
+            return
+        owners, self._nodes = found
+        self.error = None
+        self._owners = owners
+        having = set(owners) - {None}
+        for address in having:
+            self.begin(cast("Address", address))
+        for address in set(self.primaries) - having:
+            self.ended(self.primaries.pop(address))
+
+    def _read(self, nodes: Sequence[Address]) -> tuple[list[Address | None], list[Address]] | StoreError:
+        """The owners of all slots and all nodes, as the first node that answers says; blocks its thread."""
+        failed = StoreError("connection", "no node of the cluster can be reached")
+        for node in nodes:
+            client = blocking_client_of(single_url(self._url, *node), EXAMINE_WITHIN_S)
+            try:
+                ranges = cast("Any", client).execute_command("CLUSTER SLOTS")
+                read = list(_ranges(ranges, node))
+            except (RedisError, OSError) as error:
+                failed = failure(error)
+                if "cluster support disabled" in str(error):
+                    failed = StoreError("no_cluster", "this is no cluster: give its URL as redis://HOST:PORT")
+                continue
+            finally:
+                client.close()
+            owners: list[Address | None] = [None] * SLOTS
+            every: dict[Address, None] = {}
+            for begin, end, its in read:
+                owners[begin : end + 1] = [its[0]] * (end + 1 - begin)
+                every |= dict.fromkeys(its)
+            if every:
+                return owners, list(every)
+        return failed
+
+    async def close(self) -> None:
+        """Close what is not a primary; whoever uses the primaries closes them."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.wait({self._refreshing})
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def plan_slots(plan: Plan | PackedPlan) -> list[int]:
+    """The slots of a plan: of its charges in order, and then of its kept answer, if it has one."""
+    if isinstance(plan, PackedPlan):
+        return [slot_of(key) for key in plan.keys]
+    slots = [slot_of(charge.key) for charge in plan.charges]
+    if plan.retry is not None:
+        slots.append(slot_of(retry_key(*plan.retry, clustered=True)))
+    return slots
+
+
+def _as_failure(error: Exception) -> StoreError:
+    return error if isinstance(error, StoreError) else StoreError("unexpected", repr(error))
+
+
+def _ranges(reply: Any, asked: Address) -> Iterator[tuple[int, int, list[Address]]]:
+    """What ``CLUSTER SLOTS`` says: ranges of slots, each with its primary and then its replicas."""
+    rows = (
+        [(begin, end, [its["primary"], *its["replicas"]]) for (begin, end), its in reply.items()]
+        if isinstance(reply, dict)
+        else [(row[0], row[1], row[2:]) for row in reply]
+    )
+    for begin, end, nodes in rows:
+        yield int(begin), int(end), [_address(node[0], node[1], asked) for node in nodes]
+
+
+def _address(host: Any, port: Any, asked: Address) -> Address:
+    text = host.decode() if isinstance(host, bytes) else host
+    return Address(text or asked.host, int(port))

