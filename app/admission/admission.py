@@ -109,7 +109,9 @@ class Admission:
         gathering: Any = {"budget_s": budget_s, "queue_s": queue_s, "queued": metrics.observe_queue}
         self._is_clustered = isinstance(store, ClusterStore)
         if isinstance(store, ClusterStore):
-            self.circuit = self._gatherer = ClusterGatherer(store, metrics, **gathering)
+            self.circuit = self._gatherer = ClusterGatherer(
+                store, metrics, sequential=sequential, **gathering
+            )
         else:
             self.circuit = Circuit(store, metrics)
             self._gatherer = Gatherer(self.circuit, **gathering)

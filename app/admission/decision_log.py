@@ -18,7 +18,15 @@ from typing import Final, Literal, NamedTuple, Protocol
 import structlog
 
 from app.admission.ending import end
-from app.admission.log_rows import ChangeEntry, DecisionEntry, IdsEntry, LogEntry, Packing, size_of
+from app.admission.log_rows import (
+    ChangeEntry,
+    DecisionEntry,
+    IdsEntry,
+    LogEntry,
+    Packing,
+    UndoneEntry,
+    size_of,
+)
 from app.admission.logs import Logs
 from app.admission.plan import Match
 from app.decision_log.batch import Sibling
@@ -146,6 +154,8 @@ class DecisionLog(Logs):
         """Record a decision, if it is to be logged."""
         if self._off:
             return
+        if answer is not None and answer.undone:
+            self._take_undone(ask, matches, answer)
         if self._all or decision.decision != "admit" or any(map(_differs_in_shadow, verdicts)):
             at_ms = self._at_ms(ask, answer)
             self._take(DecisionEntry("decision", at_ms, ask, matches, answer, decision, verdicts, failure))
@@ -194,6 +204,15 @@ class DecisionLog(Logs):
         """Record a change of what decisions depend on; ``before`` and ``after`` are JSON values."""
         if not self._off:
             self._take(ChangeEntry(kind, self._now_ms(), what, before, after, who, version, order))
+
+    def _take_undone(self, ask: Ask, matches: Sequence[Match], answer: Answer) -> None:
+        by_key = {match.key: match for match in matches}
+        for each in answer.undone:
+            of = (by_key[each.key],)
+            if each.order is not None:
+                self._take(UndoneEntry("undone", each.at_ms, ask, of, each.order, each.taken))
+            if each.undo_order is not None:
+                self._take(UndoneEntry("undo", each.at_ms, ask, of, each.undo_order, each.given))
 
     def _at_ms(self, ask: Ask, answer: Answer | None) -> int:
         """When it was decided: by the caller's clock where that counts, else by the store's or the node's."""

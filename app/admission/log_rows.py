@@ -25,7 +25,7 @@ from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.digest import digest, fingerprint
 from app.domain.quota import Quota
-from app.domain.usage import ids_of, usage_of
+from app.domain.usage import enforcement_of, ids_of, usage_of
 from app.store.port import Answer
 
 ROW_BYTES: Final = 1_000
@@ -77,7 +77,18 @@ class ChangeEntry(NamedTuple):
     order: int | None = None
 
 
-LogEntry = DecisionEntry | IdsEntry | ChangeEntry
+class UndoneEntry(NamedTuple):
+    """A charge that was taken back, or what was given back of it, which has the time of the charge."""
+
+    kind: Literal["undone", "undo"]
+    at_ms: int
+    ask: Ask
+    matches: Sequence[Match]
+    order: int
+    units: float
+
+
+LogEntry = DecisionEntry | IdsEntry | ChangeEntry | UndoneEntry
 
 
 def size_of(entry: LogEntry) -> int:
@@ -129,6 +140,8 @@ class Packing:
             return _change(entry)
         if isinstance(entry, IdsEntry):
             return self._ids_alone(entry)
+        if isinstance(entry, UndoneEntry):
+            return self._undone(entry)
         ask, decision, answer = entry.ask, entry.decision, entry.answer
         replayed = answer is not None and answer.kept is not None
         by = decision.limited_by
@@ -192,11 +205,37 @@ class Packing:
             verdicts=verdicts,
         )
 
+    def _undone(self, entry: UndoneEntry) -> Row:
+        (match,) = entry.matches
+        verdict = LoggedVerdict(
+            quota=self._place(match),
+            enforcement=enforcement_of(entry.ask, match.applied.quota),
+            usage=entry.units,
+            outcome="admit",
+            throttle_ms=0,
+            observed=None,
+            remaining=None,
+            reason=None,
+            correction=0,
+            ids=b"",
+            bucket_order=entry.order,
+        )
+        return Row(
+            kind=entry.kind,
+            at_ms=entry.at_ms,
+            order=entry.order,
+            principal=entry.ask.principal,
+            mode=entry.ask.mode,
+            source="store",
+            verdicts=[verdict],
+        )
+
     def _verdicts(self, entry: DecisionEntry) -> list[LoggedVerdict]:
         ask, answer = entry.ask, entry.answer
         results = answer.results if answer is not None else ()
         alone = len(entry.matches) - len(results)  # the first verdicts, which this node gave alone; or all
         id_outcomes = answer.id_outcomes if answer is not None else b""
+        orders = answer.orders if answer is not None else ()
         return [
             LoggedVerdict(
                 quota=self._place(match),
@@ -209,6 +248,7 @@ class Packing:
                 reason=verdict.reason,
                 correction=results[at - alone].correction if at >= alone else 0,
                 ids=id_outcomes if match.applied.quota.algorithm == "producer_ids" else b"",
+                bucket_order=orders[at - alone] if orders else None,
             )
             for at, (match, verdict) in enumerate(zip(entry.matches, entry.verdicts, strict=True))
         ]

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from app.admission.errors import AdmissionError
+from app.domain.decision import BYTE_RATES
 from app.domain.slots import SlotGroup, SlotGroups, groups_of
 from app.store.encoding import UNKNOWN_RESULT, spread_context, undo_plan
 from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError, Undone
@@ -66,8 +67,12 @@ def groups_in(slots: Sequence[int], principal: int | None, kept: int | None) -> 
     return groups_of(slots, home)
 
 
-def decide(plan: Plan, groups: SlotGroups) -> Steps:
+def decide(plan: Plan, groups: SlotGroups, *, sequential: bool = False) -> Steps:
     """Decide an ask.
+
+    Args:
+        sequential: add delays up as KIP-124 does: request rates are judged as of after the byte delay, so
+            that is looked at first.
 
     Yields:
         what to send at once, and in which phase. It must be sent what came, in the same order.
@@ -78,7 +83,10 @@ def decide(plan: Plan, groups: SlotGroups) -> Steps:
     Raises:
         AdmissionError: nothing is charged.
     """
-    ask = _Ask(plan, groups)
+    ask = _Ask(plan, groups, sequential=sequential)
+    if ask.sums and plan.retry is None and (plan.mode == "peek" or _cannot_be_refused(plan)):
+        of_bytes = ask.byte_groups()
+        ask.took(of_bytes, (yield Phase.LOOK, ask.parts(of_bytes, mode="peek")))
     if plan.mode == "peek":
         ask.took(ask.all, (yield Phase.LOOK, ask.parts(ask.all)))
         return ask.answer()
@@ -150,7 +158,7 @@ class _Ask:
         refreshes: whether the seen ids are still to be refreshed, as a refusal does.
     """
 
-    def __init__(self, plan: Plan, groups: SlotGroups) -> None:
+    def __init__(self, plan: Plan, groups: SlotGroups, *, sequential: bool) -> None:
         self.plan = plan
         self.groups = groups
         self.all = (*groups.others, groups.home)
@@ -162,6 +170,8 @@ class _Ask:
         self.error: AdmissionError | None = None
         self.undone: tuple[Undone, ...] = ()
         self.refreshes = False
+        self.sums = sequential and plan.mode != "refund" and len(self.byte_groups()) > 0
+        """Whether the byte delay counts for the other quotas."""
         self._stamped: list[tuple[SlotGroup, Answer]] = []
         """What was charged, and can be undone."""
         self._is_charged = False
@@ -171,6 +181,27 @@ class _Ask:
     ) -> list[SlotPlan]:
         """The plan's part of each group, without its kept answer."""
         return [SlotPlan(group.slot, self._part(group, mode, stamped=stamped)) for group in groups]
+
+    def byte_groups(self) -> tuple[SlotGroup, ...]:
+        """The groups that have byte rates."""
+        keys = [charge.applied.quota.key for charge in self.plan.charges]
+        return tuple(group for group in self.all if any(keys[place] in BYTE_RATES for place in group.places))
+
+    def _byte_delay_ms(self) -> int:
+        """The largest delay that a byte rate gave, as far as it was looked at."""
+        if not self.sums:
+            return 0
+        return max(
+            (
+                result.throttle_ms
+                for charge, result in zip(self.plan.charges, self.results, strict=True)
+                if charge.applied.quota.key in BYTE_RATES
+                and not charge.applied.quota.shadow
+                and result.outcome == "delay"
+                and result.reason is None
+            ),
+            default=0,
+        )
 
     def at_home(self, mode: str) -> SlotPlan:
         """The part of the home slot, which looks for the kept answer, and keeps one."""
@@ -197,6 +228,7 @@ class _Ask:
             context=b"",
             ids=0,
             stamped=stamped,
+            byte_delay_ms=self._byte_delay_ms(),
         )
 
     def took(self, groups: Sequence[SlotGroup], came: Sequence[Came]) -> None:
@@ -255,7 +287,8 @@ class _Ask:
             if plan is not None:
                 plans.append(SlotPlan(group.slot, plan))
             undone += [
-                (group.slot, Undone(charge.key, its.order, its.at_ms, stamp.taken)) for charge, stamp in pairs
+                (group.slot, Undone(charge.key, its.order, int(stamp.at_ms), stamp.taken))
+                for charge, stamp in pairs
             ]
         came = (yield Phase.UNDO, plans) if plans else []
         given: dict[bytes, tuple[float, int | None]] = {}

@@ -64,8 +64,11 @@ class Running:
         is_refused: whether its answer is a refusal; None before.
     """
 
-    def __init__(self, place: int, plan: Plan | PackedPlan, slots: Sequence[int]) -> None:
+    def __init__(
+        self, place: int, plan: Plan | PackedPlan, slots: Sequence[int], *, sequential: bool = False
+    ) -> None:
         self.place = place
+        self.sequential = sequential
         self.plan = plan
         self.slots = slots
         self.phases: dict[bytes, Phase] = {}
@@ -86,7 +89,7 @@ class Running:
             self.wants = phase, [SlotPlan(self.slots[0], cast("Plan", self.plan))]
             return
         assert isinstance(self.plan, Plan), "a plain ask of several slots was made readable"
-        self.steps = decide(self.plan, _groups_of(self.plan, self.slots))
+        self.steps = decide(self.plan, _groups_of(self.plan, self.slots), sequential=self.sequential)
         self._step(None)
 
     def came(self, came: list[Came | PackedAnswer]) -> None:
@@ -127,6 +130,7 @@ class ClusterGatherer:
 
     Args:
         budget_s, queue_s, queued: as for ``Gatherer``.
+        sequential: add delays up as KIP-124 does.
 
     Attributes:
         faults: the misconfigurations that the last examinations found.
@@ -140,7 +144,9 @@ class ClusterGatherer:
         budget_s: float,
         queue_s: float,
         queued: Callable[[float, int], None],
+        sequential: bool = False,
     ) -> None:
+        self._sequential = sequential
         self.faults: tuple[Fault, ...] = ()
         self._cluster = cluster
         self._metrics = metrics
@@ -331,7 +337,7 @@ class ClusterGatherer:
 
     async def _decide(self, group: Group, slots: Sequence[Sequence[int]], within_s: float | None) -> None:
         running = [
-            Running(place, plan, its)
+            Running(place, plan, its, sequential=self._sequential)
             for place, (plan, its) in enumerate(zip(group.plans, slots, strict=True))
         ]
         error: Exception | None = None
@@ -341,7 +347,7 @@ class ClusterGatherer:
                 if error := next((each.error for each in segment if _ends_all(each, running)), None):
                     break
                 for again in _to_repeat(segment):
-                    once_more = Running(again.place, again.plan, again.slots)
+                    once_more = Running(again.place, again.plan, again.slots, sequential=self._sequential)
                     next(segments([once_more]))
                     await self._run([once_more], group, within_s)
                     if once_more.answer is not None:

@@ -60,6 +60,7 @@ class LoggedVerdict(Struct, array_like=True, frozen=True, gc=False):
         quota: its index among the batch's quotas.
         enforcement: as it applied to this ask.
         ids: for producer ids, one byte for each of the row's ids: SEEN, CHARGED or REFRESHED.
+        bucket_order: its own place in the order, if the buckets of the row are in several slots of a cluster.
     """
 
     quota: int
@@ -72,6 +73,7 @@ class LoggedVerdict(Struct, array_like=True, frozen=True, gc=False):
     reason: str | None
     correction: int
     ids: bytes
+    bucket_order: int | None = None
 
 
 class LoggedLimit(Struct, array_like=True, frozen=True, gc=False):

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from app.domain.quota import Layers, Quota
 
-VERSION: Final = 2
+VERSION: Final = 3
 OLDEST: Final = 1
 """Files of these versions and of all in between are read. A later column is null in an older file."""
 
@@ -84,6 +84,14 @@ VERDICT: Final = (
     Column("charged_ids", ListOf("int64"), "Digests; null unless the quota counts ids.", True),
     Column("refreshed_ids", ListOf("int64"), "Digests; null unless the quota counts ids.", True),
     _MAX_DEBT,
+    Column(
+        "bucket_order",
+        "int64",
+        "The verdict's own place in the order, where the buckets of an ask are in several slots of a cluster;"
+        " null where all have the ask's.",
+        True,
+        3,
+    ),
 )
 
 QUOTA: Final = tuple(column.name for column in (*_QUOTA, _MAX_DEBT))
@@ -130,7 +138,9 @@ COLUMNS: Final = (
         "string",
         "decision; late: what the store decided of an ask that was already answered without it; ids: only"
         " the ids charged or refreshed by a decision that is not logged itself; renewal: ids that a node knew"
-        " and wrote to the store again; reset: a bucket was emptied;"
+        " and wrote to the store again; undone: a charge in one slot of a cluster that was taken back, since"
+        " another slot refused the ask; undo: what of it was given back, at_ms being the time of that charge;"
+        " reset: a bucket was emptied;"
         " load: a backfill was put into a bucket; quota: an entity's quotas changed; factor: this node began"
         " to apply a throttle factor; dropped: this node dropped rows.",
     ),

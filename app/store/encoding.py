@@ -60,7 +60,7 @@ _LAYER: Final = 4
 
 ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
 _MODES: Final = {**{mode: number for number, mode in enumerate((*MODES, "refresh", "renew"))}, "undo": 16}
-_KEEPS, _STAMPED = 32, 64
+_KEEPS, _STAMPED, _DELAYED = 32, 64, 128
 _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -93,7 +93,11 @@ def encode_plan(plan: Plan, *, clustered: bool = False) -> tuple[list[bytes], by
     context = len(plan.context) + 1 if keys else 0
     keys += [charge.key for charge in plan.charges]
     mode = _MODES[plan.mode] + _KEEPS * plan.keeps + _STAMPED * plan.stamped
+    if plan.byte_delay_ms:
+        mode += _DELAYED
     packed = [_ASK.pack(mode, len(plan.charges), plan.at_ms or 0, context)]
+    if plan.byte_delay_ms:
+        packed.append(NUMBER.pack(plan.byte_delay_ms))
     for charge in plan.charges:
         packed += (_encode_charge(plan, charge), charge.spreads)
     packed.append(plan.context if context else b"")

@@ -64,6 +64,7 @@ class Plan(Struct, frozen=True):
         ids: how many producer ids it has, which is counted from the charges; many ids make a call long.
         keeps: keep the answer even if nothing was charged, since other parts of the ask were.
         stamped: answer with the stamps of what was charged, by which it can be undone.
+        byte_delay_ms: the delay that byte rates of other slots gave, to be waited out first (KIP-124).
     """
 
     mode: Mode | Literal["refresh", "renew", "undo"]
@@ -75,6 +76,7 @@ class Plan(Struct, frozen=True):
     ids: int = 0
     keeps: bool = False
     stamped: bool = False
+    byte_delay_ms: int = 0
 
     def __post_init__(self) -> None:
         ids = 0
@@ -130,7 +132,7 @@ class Undone(NamedTuple):
     """A charge that was taken back, because another slot of a cluster refused the ask.
 
     Attributes:
-        order, at_ms: of the charge: its place among all decisions of the store, and the store's time.
+        order, at_ms: of the charge: its place among all decisions of the store, and the time in the bucket.
         taken, given: the units that it took, and that were given back; less if that was no longer possible.
         undo_order: the place of the undo; None if nothing came of it.
     """

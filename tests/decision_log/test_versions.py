@@ -51,6 +51,17 @@ def test_log_of_the_first_version_is_read():
         )
 
 
+def test_log_of_the_second_version_is_read():
+    second = Path(__file__).parent / "version-2"
+    rows = read(second).to_pylist()
+    assert Counter(row["kind"] for row in rows)["decision"] == 200
+    assert {verdict["bucket_order"] for row in rows for verdict in row["verdicts"] or ()} == {None}
+    for file in second.rglob("*.parquet"):
+        schema = pq.read_schema(file)
+        assert schema.metadata[VERSION_KEY] == b"2"
+        assert set(schema.names) == {column.name for column in COLUMNS if column.since <= 2}
+
+
 def test_old_files_are_merged_with_new_ones(tmp_path: Path):
     folder = Folder(Path(shutil.copytree(FIRST, tmp_path / "log")))
     newer = table([Node(began_ms=HOUR).batch(10)])

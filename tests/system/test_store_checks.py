@@ -92,7 +92,7 @@ def test_wrong_password_is_reported():
             assert "node:wrong" not in node.logged()
 
 
-def test_cluster_is_refused_at_start(tmp_path: Path):
+def test_cluster_whose_url_is_that_of_a_single_store_is_refused_at_start(tmp_path: Path):
     with stores.server("valkey", "--cluster-enabled", "yes") as server:
         catalog = f"sqlite:///{tmp_path / 'catalog.db'}"
         schema.upgrade(catalog)
@@ -109,4 +109,4 @@ def test_cluster_is_refused_at_start(tmp_path: Path):
             command, env={**bare, **own}, capture_output=True, text=True, timeout=60, check=False
         )
         assert ended.returncode == 1
-        assert "a cluster of stores is not supported" in ended.stdout + ended.stderr
+        assert "this is a cluster: give its URL as redis+cluster://" in ended.stdout + ended.stderr

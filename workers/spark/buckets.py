@@ -74,6 +74,7 @@ class BucketRow(NamedTuple):
     correction: int
     charged_ids: list[int] | None
     refreshed_ids: list[int] | None
+    bucket_order: int | None
 
     @property
     def is_charged(self) -> bool:
@@ -111,7 +112,9 @@ def by_bucket(rows: DataFrame) -> DataFrame:
     the place of their time. Answers repeated to a retry are left out.
     """
     by_store = (f.col("source") == "store") | (f.col("failure") == "store_full")
-    decided = f.col("order").isNotNull() & by_store & ~f.col("replayed")
+    # In several slots of a cluster each verdict has its own place; one without was not given by the store.
+    own_places = f.exists("verdicts", lambda one: one["bucket_order"].isNotNull())
+    decided = f.col("order").isNotNull() & (by_store | own_places) & ~f.col("replayed")
     written = f.col("kind").isin("decision", "late", "ids", "renewal") & decided
     verdict = f.col("verdict")
     exploded = rows.where(written | answered_alone()).select(
@@ -125,8 +128,11 @@ def by_bucket(rows: DataFrame) -> DataFrame:
         f.coalesce(f.col("decision").isin("throttle", "reject"), f.lit(False)).alias("is_refused"),
         _byte_delay().alias("byte_delay_ms"),
         f.col("ids").alias("all_ids"),
+        (own_places & ~by_store).alias("in_part"),
         f.explode("verdicts").alias("verdict"),
     )
+    exploded = exploded.where(~f.col("in_part") | verdict["bucket_order"].isNotNull())
+    exploded = exploded.withColumn("order", f.coalesce(verdict["bucket_order"], "order"))
     is_alone = (
         f.col("kind").isin("decision", "late")
         & (verdict["algorithm"] == "producer_ids")

@@ -18,10 +18,12 @@ ARGV[1]  The call, struct <B B d>:
 ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
            B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew, 16 undo (undo.lua); plus
               32 to keep the answer even if no bucket of this ask was charged: buckets of other slots were,
-              64 to answer with the stamps of what was charged, by which it can be undone
+              64 to answer with the stamps of what was charged, by which it can be undone,
+              128 if a byte delay follows
            B  quotas (count)
            d  the caller's time (ms since 1970); ignored under the store's clock
            I2 length of the context (bytes) + 1; 0 if the ask has no id; in mode renew 1
+           d  only if announced: the byte delay that buckets of other slots gave (ms), for KIP-124's sum
          A quota, struct <B B I2 d d d d d d>, then its ids:
            B  algorithm: 1 sampled rate, 2 token bucket, 3 producer ids
            B  flags: 1 deny, 2 shadow, 4 connection creation rate, 8 recheck, 16 byte rate, 32 request rate,
@@ -68,7 +70,7 @@ Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the
 
 local CALL, ASK, QUOTA, RESULT = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
 local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW, UNDO = 0, 1, 2, 3, 4, 5, 16
-local KEEP, STAMPED = 32, 64
+local KEEP, STAMPED, DELAYED = 32, 64, 128
 local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
 local CAPACITY, TOO_LARGE, STORE_FULL = 1, 2, 4
 local DENY, SHADOW, CONNECTION, RECHECK, BYTES, REQUESTS, CLOSED = 1, 2, 4, 8, 16, 32, 64
@@ -85,7 +87,7 @@ local call = redis.call
 
 local KEYS, ARGV, caller_clock, max_ids, sequential, logged, clock, written, full, history
 local ask, mode, now -- the ask at hand, its mode and its time (ms)
-local keeps, stamped -- whether the ask at hand wants its answer kept, and stamps
+local keeps, stamped, delayed -- whether the ask at hand wants its answer kept, and stamps; its delay elsewhere (ms)
 local looked_at, was_full = -huge, false
 
 local function begin(keys, args)

@@ -62,7 +62,7 @@ end
 
 -- Unpack the quotas of an ask and load their buckets; returns where the ask's context begins.
 local function read_checks()
-  local at = 13
+  local at = delayed and 21 or 13
   for i = 1, quotas do
     local check = checks[i] or {}
     checks[i], check.key = check, KEYS[next_key]
@@ -81,7 +81,7 @@ end
 
 -- KIP-124: a client waits out the larger byte delay first, so request rates are judged as of after that.
 local function sum_delays()
-  local byte_delay = 0
+  local byte_delay = delayed or 0
   for i = 1, quotas do
     local check = checks[i]
     if band(check.flags, BYTES) > 0 and band(check.flags, SHADOW) == 0 and check.outcome == DELAY then
@@ -148,8 +148,9 @@ end
 local function decide()
   local at_ms, context, retry, kept
   mode, quotas, at_ms, context = unpack_(ASK, ask)
-  keeps, stamped = false, false
+  keeps, stamped, delayed = false, false, nil
   if mode >= KEEP then
+    if band(mode, DELAYED) > 0 then delayed = unpack_('<d', ask, 13) end
     keeps, stamped, mode = band(mode, KEEP) > 0, band(mode, STAMPED) > 0, band(mode, KEEP - 1)
   end
   now = caller_clock and at_ms or store_time
