@@ -48,7 +48,7 @@ class SlotPlan(NamedTuple):
 
 
 Came = Answer | StoreError | AdmissionError
-"""What came of a part: an answer, or why there is none. After an ``AdmissionError`` nothing was charged."""
+"""What came of a part: an answer, or why it is missing. After an ``AdmissionError`` nothing was charged."""
 
 Steps = Generator[tuple[Phase, list[SlotPlan]], list[Came], Answer]
 

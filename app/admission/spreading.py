@@ -24,7 +24,7 @@ from app.domain.slots import SlotGroups, slot_of, slot_of_tag
 from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
 from app.store.encoding import decode_answer, merged_answer, undo_plan
 from app.store.keys import retry_key, short
-from app.store.port import NONE_KNOWN, Answer, Fault, PackedAnswer, PackedPlan, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Fault, PackedAnswer, PackedPlan, Plan, StoreError, Undone
 from app.store.port import Came as CallCame
 
 log: Final = structlog.get_logger("quotagate.store")
@@ -62,6 +62,8 @@ class Running:
         phases: by key that it touches, in which phase it charges or reads that.
         wants: what it wants to send next, and in which phase; None once it has an answer or an error.
         is_refused: whether its answer is a refusal; None before.
+        last_phase: that of what was sent last, except for undos.
+        undone: its charges that were taken back.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class Running:
         self.answer: PackedAnswer | None = None
         self.error: Exception | None = None
         self.is_refused: bool | None = None
+        self.last_phase = Phase.LOOK
+        self.undone: tuple[Undone, ...] = ()
 
     @property
     def is_single(self) -> bool:
@@ -116,7 +120,7 @@ class Running:
             self._failed(error)
 
     def _ended(self, packed: PackedAnswer, answer: Answer) -> None:
-        self.answer = packed
+        self.answer, self.undone = packed, answer.undone
         self.is_refused = any(result.outcome in REFUSING for result in answer.results)
 
     def _failed(self, error: Exception) -> None:
@@ -328,7 +332,7 @@ class ClusterGatherer:
         return None if store is None else self._reached.get(store.address)
 
     def _of_all(self, slots: Sequence[Sequence[int]]) -> Reached | None:
-        """The one primary that has everything, each ask in one slot; None if there is none."""
+        """The one primary that has everything, each ask in one slot; None if no primary has."""
         first = self._of_slot(slots[0][0])
         for each in slots:
             if any(slot != each[0] for slot in each[1:]) or self._of_slot(each[0]) is not first:
@@ -346,12 +350,17 @@ class ClusterGatherer:
                 await self._run(segment, group, within_s)
                 if error := next((each.error for each in segment if _ends_all(each, running)), None):
                     break
-                for again in _to_repeat(segment):
-                    once_more = Running(again.place, again.plan, again.slots, sequential=self._sequential)
-                    next(segments([once_more]))
-                    await self._run([once_more], group, within_s)
-                    if once_more.answer is not None:
-                        running[again.place] = once_more
+                while again := _to_repeat(segment):
+                    anew = [
+                        Running(each.place, each.plan, each.slots, sequential=self._sequential)
+                        for each in again
+                    ]
+                    for part in segments(anew):
+                        await self._run(part, group, within_s)
+                    for each in anew:
+                        if each.answer is not None:
+                            running[each.place] = each
+                    segment = anew  # noqa: PLW2901  only these may have to be decided once more
         except Exception as unexpected:
             log.exception("an ask of several slots could not be decided")
             error = StoreError("unexpected", repr(unexpected))
@@ -373,6 +382,9 @@ class ClusterGatherer:
                 each for each in waiting if each.wants is not None and each.wants[0] in {phase, Phase.UNDO}
             ]
             sent = [each.wants[1] for each in now if each.wants is not None]
+            for each in now:
+                if each.wants is not None and each.wants[0] != Phase.UNDO:
+                    each.last_phase = phase
             plans = [plan for its in sent for plan in its]
             came = iter(
                 await self._send(plans, group, within_s if is_first else None, is_first=is_first, asks=now)
@@ -477,22 +489,26 @@ def segments(running: Sequence[Running]) -> Iterator[list[Running]]:
         yield segment
 
 
-def _to_repeat(segment: Sequence[Running]) -> list[Running]:
-    """The asks that were refused in buckets from which charges of others were taken back meanwhile."""
+def _to_repeat(asks: Sequence[Running]) -> list[Running]:
+    """The refused asks that an order of the asks would perhaps have answered otherwise.
+
+    They were refused by a look, which came before the charge of an earlier ask to the same bucket; or by a
+    bucket from which the charge of another ask was taken back meanwhile.
+    """
     undone: dict[bytes, set[int]] = {}
-    for each in segment:
-        answer = None if each.answer is None else decode_answer(each.answer)
-        for charge in answer.undone if answer is not None else ():
+    charged: set[bytes] = set()
+    again = []
+    for each in asks:
+        for charge in each.undone:
             undone.setdefault(charge.key, set()).add(each.place)
-    if not undone:
-        return []
-    return [
-        each
-        for each in segment
-        if each.is_refused
-        and each.answer is not None
-        and any(undone.get(key, set()) - {each.place} for key in each.phases)
-    ]
+    for each in asks:
+        if each.is_refused is False and each.plan.mode != "peek":
+            charged |= each.phases.keys()
+        elif each.is_refused and each.answer is not None:
+            is_overtaken = each.last_phase == Phase.LOOK and not charged.isdisjoint(each.phases)
+            if is_overtaken or any(undone.get(key, set()) - {each.place} for key in each.phases):
+                again.append(each)
+    return again
 
 
 def _ends_all(each: Running, running: Sequence[Running]) -> bool:

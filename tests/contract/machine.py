@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -659,8 +659,20 @@ def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bo
     return explored(Run, url, examples=examples, steps=steps, shrink=shrink)
 
 
-def explored(machine: type[Any], url: str, *, examples: int, steps: int, shrink: bool) -> Counter[str]:
+def explored(
+    machine: type[Any],
+    url: str,
+    *,
+    examples: int,
+    steps: int,
+    shrink: bool,
+    opened: Callable[[asyncio.AbstractEventLoop], None] = lambda _loop: None,
+    closed: Callable[[asyncio.AbstractEventLoop], None] = lambda _loop: None,
+) -> Counter[str]:
     """Run a given machine against a store, and return which events it met how often.
+
+    Args:
+        opened, closed: called with the loop before and after all histories.
 
     Raises:
         Difference: the store and the oracle disagreed.
@@ -670,6 +682,7 @@ def explored(machine: type[Any], url: str, *, examples: int, steps: int, shrink:
     machine.url, machine.met, machine.loop = url, met, loop
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
     try:
+        opened(loop)
         run_state_machine_as_test(
             machine,
             settings=settings(
@@ -687,5 +700,6 @@ def explored(machine: type[Any], url: str, *, examples: int, steps: int, shrink:
             raise
         raise Difference.last from flaky
     finally:
+        closed(loop)
         loop.close()
     return met

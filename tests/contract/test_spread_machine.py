@@ -1,0 +1,221 @@
+"""Decisions over a cluster agree with the oracle over random histories, also in batches and retried."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from app.admission.admission import Admission
+from app.admission.buckets import Buckets
+from app.admission.metrics import Metrics
+from app.admission.plan import matches_of, plan_of
+from app.catalog.snapshot import Snapshot
+from app.domain.ask import Ask
+from app.domain.entity import Entity
+from app.domain.ladder import applied_quotas
+from app.domain.oracle import Oracle
+from app.domain.quota import KEYS, Quota
+from app.store.cluster import ClusterStore, plan_slots
+from tests import clusters
+from tests.clusters import Cluster
+from tests.contract.histories import asks, entities_of, quotas
+from tests.contract.machine import RULES, SECRET, Difference, explored, rare
+from tests.report import say
+
+MAX_IDS = 160
+QUICK_STEPS, STEPS = 300, 4_000
+MUST_MEET = (
+    "several slots",
+    "refused",
+    "retry",
+    "reset",
+    "clock back",
+    *(f"mode {mode}" for mode in ("record", "refund", "peek")),
+)
+
+
+class SpreadMachine(RuleBasedStateMachine):
+    """Sends every ask to the oracle and to a node on a cluster; their decisions must be equal."""
+
+    url: str
+    met: Counter[str]
+    loop: asyncio.AbstractEventLoop
+    cluster: Cluster
+    nodes: dict[bool, Admission]
+    in_force: ClassVar[dict[str, dict[Entity, Quota]]]
+    """The quotas, for the nodes, which live longer than a history."""
+
+    @initialize(sequential=st.booleans(), data=st.data())
+    def begin(self, sequential: bool, data: Any) -> None:
+        self.met["steps"] -= 1
+        self.quotas: dict[str, dict[Entity, Quota]] = {}
+        for node in self.cluster.primaries:
+            node.call("FLUSHALL")
+        self.now = 1_000_000
+        self.names = itertools.count()
+        self.epochs = itertools.count(1)
+        self.asked: list[Ask] = []
+        self.oracle = Oracle(SECRET, max_ids=MAX_IDS, sequential=sequential)
+        self.admission = self.nodes[sequential]
+        for key in KEYS:
+            places = entities_of(key)
+            chosen = data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=2, unique=True))
+            self.quotas[key] = {entity: _lasting(data.draw(quotas(key, MAX_IDS))) for entity in chosen}
+
+    @rule(ask=asks(), with_id=st.booleans())
+    def ask(self, ask: Ask, with_id: bool) -> None:
+        if with_id:
+            ask = replace(ask, id=f"ask-{next(self.names)}")
+            self.asked.append(ask)
+        self._decide([ask])
+
+    @rule(ask=asks(), times=st.integers(2, 6))
+    def insist(self, ask: Ask, times: int) -> None:
+        for _ in range(times):
+            self._decide([ask])
+
+    @rule(several=st.lists(asks(), min_size=2, max_size=5))
+    def one_after_the_other(self, several: list[Ask]) -> None:
+        for ask in several:
+            self._decide([ask])
+
+    @rule(key=st.sampled_from(list(KEYS)), amount=st.sampled_from((1, 2, 3)))
+    def exhaust(self, key: str, amount: int) -> None:
+        """Spend from buckets in several slots until one refuses."""
+        whole = Ask({"connections": 1}, None, "a", "c", "10.0.0.1", "1", "L", deny=True, detail=True)
+        for n in range(8):
+            if key == "producer_ids_rate":
+                self._decide([replace(whole, producer_ids=(f"new-{self.now}-{n}",))])
+            else:
+                usage = {"connections": 1, KEYS[key].usage: amount * KEYS[key].per_unit}
+                self._decide([replace(whole, usage=usage)])
+
+    @rule(data=st.data())
+    def retry(self, data: Any) -> None:
+        if self.asked:
+            self._decide([data.draw(st.sampled_from(self.asked[-5:]))])
+            self.met["retry"] += 1
+
+    @rule(ms=st.sampled_from((0, 1, 100, 150, 499, 1_001, 2_200, 61_000)))
+    def advance(self, ms: int) -> None:
+        self.now += ms
+
+    @rule(ms=st.sampled_from((1, 300, 90_000)), ask=asks())
+    def fall_back(self, ms: int, ask: Ask) -> None:
+        self._decide([ask])
+        self.now -= ms
+        self._decide([ask])
+        self.met["clock back"] += 1
+
+    @rule(data=st.data(), key=st.sampled_from(list(KEYS)))
+    def change_limit(self, data: Any, key: str) -> None:
+        entity = data.draw(st.sampled_from(sorted(self.quotas[key], key=str)))
+        changed = replace(self.quotas[key][entity], limit=data.draw(quotas(key, MAX_IDS)).limit)
+        self.quotas = {**self.quotas, key: {**self.quotas[key], entity: changed}}
+
+    @rule(ask=asks())
+    def reset(self, ask: Ask) -> None:
+        type(self).in_force = self.quotas
+        for applied in applied_quotas(ask, self.quotas, RULES):
+            buckets = Buckets(self.admission.circuit, self.snapshot, RULES)
+            name = buckets.parse(applied.bucket)
+            self.loop.run_until_complete(buckets.reset(name, applied.quota.key))
+            self.oracle.reset(applied, 0)
+            self.met["reset"] += 1
+
+    @invariant()
+    def count_step(self) -> None:
+        self.met["steps"] += 1
+
+    @classmethod
+    def snapshot(cls) -> Snapshot:
+        """The quotas in force."""
+        return Snapshot(1, cls.in_force)
+
+    def _decide(self, asks: Sequence[Ask]) -> None:
+        asks = [replace(ask, at_ms=self.now) for ask in asks]
+        type(self).in_force = self.quotas
+        got = self.loop.run_until_complete(self._decided(asks))
+        for ask, decision in zip(asks, got, strict=True):
+            expected = self.oracle.decide(ask, self.quotas, RULES, self.now)
+            if decision != expected:
+                raise Difference(f"{ask}\ncluster: {decision}\noracle:  {expected}")
+            self.met[f"mode {ask.mode}"] += 1
+            self.met["refused"] += decision.decision in {"throttle", "reject"}
+            self.met["several slots"] += self._slots(ask) > 1
+
+    async def _decided(self, asks: Sequence[Ask]) -> list[Any]:
+        decisions = await self.admission.decide(asks)
+        if (working := self.admission._refresher._working) is not None:
+            await asyncio.wait({working})
+        return decisions
+
+    def _slots(self, ask: Ask) -> int:
+        plan = plan_of(ask, matches_of(ask, self.quotas, RULES), SECRET)
+        return 0 if plan is None else len(set(plan_slots(plan)))
+
+
+def _lasting(quota: Quota) -> Quota:
+    """A look that refuses ends no debt, so debts have no end here."""
+    return replace(quota, max_debt=math.inf)
+
+
+def run(cluster: Cluster, examples: int, steps: int) -> Counter[str]:
+    """Run the machine, and return which events it met how often.
+
+    Raises:
+        Difference: a node and the oracle disagreed.
+    """
+
+    class Run(SpreadMachine):
+        pass
+
+    Run.cluster, Run.nodes = cluster, {}
+
+    def opened(loop: asyncio.AbstractEventLoop) -> None:
+        for sequential in (False, True):
+            Run.nodes[sequential] = loop.run_until_complete(_open(cluster, Run, sequential=sequential))
+
+    def closed(loop: asyncio.AbstractEventLoop) -> None:
+        for node in Run.nodes.values():
+            loop.run_until_complete(node.close())
+
+    return explored(
+        Run, cluster.url, examples=examples, steps=steps, shrink=False, opened=opened, closed=closed
+    )
+
+
+async def _open(cluster: Cluster, machine: type[SpreadMachine], *, sequential: bool) -> Admission:
+    store = ClusterStore(cluster.url, caller_clock=True, sequential=sequential, logged=True, max_ids=MAX_IDS)
+    admission = Admission(
+        store,
+        machine.snapshot,
+        rules=RULES,
+        secret=lambda: SECRET,
+        sequential=sequential,
+        budget_s=30.0,
+        metrics=Metrics(),
+    )
+    await admission.open()
+    return admission
+
+
+@pytest.mark.parametrize("steps", [QUICK_STEPS, STEPS])
+@pytest.mark.timeout(3600)
+def test_cluster_and_oracle_agree(steps: int) -> None:
+    met: Counter[str] = Counter()
+    with clusters.running(replicas=False) as cluster:
+        while met["steps"] < steps:
+            met += run(cluster, 10, 30)
+    say(f"{met['steps']:,} steps, {met['several slots']:,} asks of several slots, no difference")
+    if steps == STEPS:
+        assert rare(met, MUST_MEET) == {}
