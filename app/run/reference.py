@@ -88,7 +88,7 @@ Strimzi's settings begin with `client.quota.callback.static.`
 def page() -> str:
     """Return the whole page."""
     rows = [
-        f"| `{_name(field)}` | {_default(about.default)} | {about.description} |\n"
+        f"| `{_name(field)}` | {_default(about.default)} | {_one_line(about.description)} |\n"
         for field, about in Settings.model_fields.items()
     ]
     spellings = [f"| {proposal} | {theirs} | {ours} |\n" for proposal, theirs, ours in SPELLINGS]
@@ -97,6 +97,11 @@ def page() -> str:
 
 def _name(field: str) -> str:
     return f"{PREFIX}{field.upper()}" + ("_*" if field == "kafka" else "")
+
+
+def _one_line(text: str | None) -> str:
+    """A documentation string as a cell of a table."""
+    return " ".join((text or "").split())
 
 
 def _default(value: Any) -> str:
