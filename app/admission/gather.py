@@ -154,11 +154,22 @@ class Gatherer:
             return group.answers, failure
         raise failure
 
-    def submit(self, group: Group, within_s: float | None = None) -> None:
+    def check(self, group: Group, within_s: float | None = None) -> None:
+        """Check that a group could be submitted now.
+
+        Raises:
+            OverloadedError: the asks of this principal have waited too long.
+        """
+        if not self.is_late:
+            within_s = self._queue_s if within_s is None else min(within_s, self._queue_s)
+            self._check_age(group, asyncio.get_running_loop().time() - within_s)
+
+    def submit(self, group: Group, within_s: float | None = None, *, is_checked: bool = False) -> None:
         """Send a group when its turn comes; its callback may be called before this returns.
 
         Args:
             within_s: how long it may wait in the queue, if that is less than for all others.
+            is_checked: it was checked before, and is not shed now.
 
         Raises:
             OverloadedError: the asks of this principal have waited too long; nothing is sent.
@@ -168,7 +179,8 @@ class Gatherer:
         if self.is_late:
             self._answer_without_store(group)
         else:
-            self._check_age(group, loop.time() - within_s)
+            if not is_checked:
+                self._check_age(group, loop.time() - within_s)
             self._queue.add(group)
         if not self._is_calling and self._queue:
             self._is_calling = True

@@ -91,7 +91,7 @@ def decide(plan: Plan, groups: SlotGroups, *, sequential: bool = False) -> Steps
         ask.took(ask.all, (yield Phase.LOOK, ask.parts(ask.all)))
         return ask.answer()
     if plan.retry is None and _cannot_be_refused(plan):
-        ask.charged(ask.all, (yield Phase.CHARGE, ask.parts(ask.all, stamped=plan.mode == "admit")))
+        ask.charged(ask.all, (yield Phase.CHARGE, ask.parts(ask.all, stamped=plan.mode != "refund")))
         return (yield from _ended(ask))
     if plan.mode == "refund":
         return (yield from _refund(ask))
@@ -249,6 +249,9 @@ class _Ask:
 
     def charged(self, groups: Sequence[SlotGroup], came: Sequence[Came]) -> None:
         """Take what came of parts that were to be charged."""
+        if self.plan.mode == "refund" and (self._is_charged or not _are_all_shed(came)):
+            # What was given back cannot be undone, so the request is not refused.
+            came = [StoreError("budget") if isinstance(its, AdmissionError) else its for its in came]
         self.took(groups, came)
         for group, its in zip(groups, came, strict=True):
             if isinstance(its, Answer) and its.error is None and not self._refuses(group):
@@ -332,6 +335,10 @@ class _Ask:
 
     def _has_no_room(self) -> bool:
         return any(result.reason == "store_full" for result in self.results)
+
+
+def _are_all_shed(came: Sequence[Came]) -> bool:
+    return all(isinstance(its, AdmissionError) for its in came)
 
 
 def _cannot_be_refused(plan: Plan) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 import structlog
 
 from app.admission.circuit import Circuit
-from app.admission.errors import AdmissionError, OverloadedError
+from app.admission.errors import AdmissionError
 from app.admission.gather import CLOSE_WITHIN_S, Gatherer
 from app.admission.metrics import Metrics
 from app.admission.queue import Group, LateCallback
@@ -323,6 +323,8 @@ class ClusterGatherer:
         if reached is not None:
             reached.gatherer.submit(group, within_s)
             return
+        for each in self._reached_by(slots):
+            each.gatherer.check(group, within_s)  # from here on it is not shed, as parts of it may be charged
         task = asyncio.create_task(self._decide(group, slots, within_s), name="decide in several slots")
         self._deciding.add(task)
         task.add_done_callback(self._deciding.discard)
@@ -330,6 +332,11 @@ class ClusterGatherer:
     def _of_slot(self, slot: int) -> Reached | None:
         store = self._cluster.primary_of(slot)
         return None if store is None else self._reached.get(store.address)
+
+    def _reached_by(self, slots: Sequence[Sequence[int]]) -> list[Reached]:
+        """The primaries that have these slots."""
+        found = {slot: self._of_slot(slot) for slot in {slot for its in slots for slot in its}}
+        return list({each.store.address: each for each in found.values() if each is not None}.values())
 
     def _of_all(self, slots: Sequence[Sequence[int]]) -> Reached | None:
         """The one primary that has everything, each ask in one slot; None if no primary has."""
@@ -440,13 +447,14 @@ class ClusterGatherer:
                 group.on_behalf_of,
                 group.since if is_first else loop.time(),
             )
-            try:
-                if reached.circuit.error is not None:
-                    done(its, reached.circuit.error)
-                else:
-                    reached.gatherer.submit(its, within_s)
-            except OverloadedError as error:
-                done(its, error)
+            if len(asks) > 1 or any(each.last_phase != Phase.LOOK or each.is_single for each in asks):
+                its.is_accounting = (
+                    True  # it is neither dropped nor shed: parts of the request may be charged
+                )
+            if reached.circuit.error is not None:
+                done(its, reached.circuit.error)
+            else:
+                reached.gatherer.submit(its, within_s, is_checked=True)
             waiting.append(finished)
         for each in waiting:
             await each

@@ -198,6 +198,18 @@ def test_shed_part_undoes_the_others_and_refuses_the_request() -> None:
     assert slots.used.total() == 0
 
 
+def test_shed_part_of_a_record_undoes_the_others_and_of_a_refund_does_not() -> None:
+    for mode, left in (("record", 0), ("refund", -1)):
+        slots = Slots()
+        asking = Asking(plan_for("user=a", "ip=1", mode=mode))
+        first, _ = asking.wants
+        asking.step([slots.answer(first), OverloadedError("age")])
+        while asking.wants:
+            asking.step([slots.answer(part) for part in asking.wants])
+        assert slots.used[first.plan.charges[0].key] == left
+        assert (asking.error is None) == (mode == "refund"), "a request that is shed has charged nothing"
+
+
 def test_kept_answer_has_the_results_of_all_slots() -> None:
     """As the script keeps it: the context of the home slot, then its results."""
     slots = Slots()
