@@ -22,7 +22,9 @@ PRIMARIES: Final = 3
 BUS: Final = 10_000
 """A node's own port for its cluster lies this much above the one for clients."""
 
-NODE_TIMEOUT_MS: Final = 1_500
+NODE_TIMEOUT_MS: Final = 60_000
+"""After which a silent node counts as failed: long, since on a crowded machine a healthy one may be silent for
+seconds. A test of a failover gives a shorter one."""
 
 
 class Node(Program):
