@@ -23,7 +23,7 @@ BUS: Final = 10_000
 """A node's own port for its cluster lies this much above the one for clients."""
 
 NODE_TIMEOUT_MS: Final = 60_000
-"""After which a silent node counts as failed: long, since on a crowded machine a healthy one may be silent for
+"""After which a silent node counts as failed: long, as on a crowded machine a healthy one may be silent for
 seconds. A test of a failover gives a shorter one."""
 
 
