@@ -115,7 +115,7 @@ FAULTS = {
 
 SHORT_WAY_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     "a shadow quota on the short way": (plain, "if any(quota.shadow or quota.key ==", "if any(quota.key =="),
-    "deny left out of what asks share": (plain, "(ask.deny, *[id", "(*[id"),
+    "deny left out of what asks share": (plain, "(ask.deny, *[id", "(True, *[id"),
     "a recheck on the short way": (plain, "(ask.recheck or ask.cluster_action)", "ask.cluster_action"),
     "remaining for observed in the detail": (plain, "* place + OBSERVED]", "* place + REMAINING]"),
     "a record on the short way": (plain, 'ask.mode == "admit"', 'ask.mode in ("admit", "record")'),
