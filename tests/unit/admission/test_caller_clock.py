@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from app.admission.caller_clock import CallerClock, CallerTime
+from app.admission.plain import PlainAsk
+from app.admission.port import Decider
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
@@ -13,11 +15,20 @@ from app.domain.quota import Quota
 ADMITTED = Decision("admit", 0, True, 0, "local", None)
 
 
-class AdmitsAll:
+class AdmitsAll(Decider):
     """An admission that admits every ask."""
 
-    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
+    def plain(self, ask: Ask) -> PlainAsk | None:
+        return None
+
+    def is_valid(self, plain: PlainAsk) -> bool:
+        raise AssertionError(plain)
+
+    async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         return [ADMITTED for _ in asks]
+
+    def begin(self, ask: PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]) -> None:
+        raise AssertionError(ask)
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
