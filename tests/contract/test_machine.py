@@ -49,8 +49,9 @@ FAULTS = {
         "do local p = checks[i] p.algorithm[p.outcome < THROTTLE and 'charge' or 'touch'](p) end",
     ),
     "remembering a throttled id": (
-        "  if check.dirty then write_head(check) end",
-        "for _, id in ipairs(check.unseen) do write(check, id) end if check.dirty then write_head(check) end",
+        "  if check.dirty then write_head(check) end\nend\n\n-- Write ids that a node knows",
+        "for _, id in ipairs(check.unseen) do write(check, id) end if check.dirty then write_head(check) end\n"
+        "end\n\n-- Write ids that a node knows",
     ),
     "time taken from the caller under the store's clock": (
         "now = caller_clock and at_ms or store_time",
@@ -109,7 +110,10 @@ FAULTS = {
     ),
     "a renewal beyond the most ids": ("    if remembered(check) < max_ids and not", "    if not"),
     "an open layer that does not hold all ids": ("check.ids > 0 and check.missing == 0", "check.ids > 0"),
-    "a retry charged again": ("if kept and now - unpack_('<d', kept) < RETRY_MS then", "if false then"),
+    "a retry charged again": (
+        "if mode ~= RENEW and kept and now - unpack_('<d', kept) < RETRY_MS then",
+        "if false then",
+    ),
 }
 
 
