@@ -22,7 +22,7 @@ from app.admission.plain import PlainAsk, PlainAsks, PlainQuotas, PlannedAsk, ad
 from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_matches, scaled_match
 from app.admission.queue import DoneCallback, Group, LateCallback
 from app.admission.refresh import Refresher
-from app.admission.slices import Slices, Work
+from app.admission.slices import STRIDE, Slices, Work, weight_of
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import SEEN
 from app.domain.ask import Ask
@@ -36,9 +36,6 @@ from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, Store, 
 
 log: Final = structlog.get_logger("quotagate.store")
 T = TypeVar("T")
-
-STRIDE: Final = 8
-"""How many asks of a batch are planned or answered in one step."""
 
 NOT_WRITTEN: Final = b"\0"
 """The outcome of an id that was neither charged nor refreshed."""
@@ -135,7 +132,7 @@ class Admission:
 
     def is_valid(self, plain: PlainAsk) -> bool:
         """Return whether the quotas of a plain ask are still those that apply to it."""
-        return plain.quotas.snapshot is self._matches_in_force()
+        return plain.quotas.edition is self._matches_in_force().edition
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order; if the store is silent for too long, by each quota's ``on_store_failure``.
@@ -150,7 +147,9 @@ class Admission:
             (planned,) = self._planned(asks, caller)
             return [await self._decide_one(planned, caller)]
         began = perf_counter()
-        planned_asks = await self._as_list(self._planned(asks, caller), caller)
+        planned_asks = await self._as_list(
+            self._planned(asks, caller), caller, lambda each: weight_of(len(each.ask.producer_ids or ()))
+        )
         return await self._decide_all(planned_asks, caller, began)
 
     async def decide_in_full(
@@ -171,7 +170,9 @@ class Admission:
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
     ) -> None:
-        """Decide one ask, and call ``then`` once with the decision or the ``AdmissionError``.
+        """Decide one ask, and call ``then`` once with the decision, or with why there is none.
+
+        That is an ``AdmissionError``, or an unexpected error.
 
         It may be called before this returns.
 
@@ -219,16 +220,22 @@ class Admission:
 
     def _finish_one(self, group: Group, failure: Exception | None) -> None:
         assert isinstance(group, SingleAsk)
-        if failure is None or isinstance(failure, StoreError):
+        if failure is not None and not isinstance(failure, StoreError):
+            group.then(failure)
+            return
+        try:
             (decision,) = self._decisions((group.planned,), group.answers, failure)
             self._metrics.observe_decision(perf_counter() - group.began)
-            group.then(decision)
+        except Exception as error:  # noqa: BLE001  the caller gets it: nobody else waits for this answer
+            group.then(error)
         else:
-            group.then(failure)
+            group.then(decision)
 
-    async def _as_list(self, work: Iterator[T], caller: Caller) -> list[T]:
+    async def _as_list(
+        self, work: Iterator[T], caller: Caller, weigh: Callable[[T], int] = lambda _: 1
+    ) -> list[T]:
         """Return all items of an iterator as a list, made in slices."""
-        return await self._slices.run(caller.turn, _in_steps(work))
+        return await self._slices.run(caller.turn, _in_steps(work, weigh))
 
     def _planned(self, asks: Sequence[Ask | PlainAsk], caller: Caller) -> Iterator[PlannedAsk]:
         matches, secret = self._matches_in_force(), self._secret()
@@ -253,7 +260,7 @@ class Admission:
     def _planned_plain(self, plain: PlainAsk, matches: Matches, caller: Caller) -> PlannedAsk | None:
         """Return a plain ask for the short way; None if more has to be looked at."""
         ask = plain.planned.ask
-        if plain.quotas.snapshot is not matches or caller.bound_to:
+        if plain.quotas.edition is not matches.edition or caller.bound_to:
             return None
         if ask.producer_ids and self.local.remembers:
             return None  # what the store says of the ids is learned
@@ -421,11 +428,13 @@ def _principal_of(ask: Ask) -> str:
     return ask.principal or ask.ip or ask.client_id or ""
 
 
-def _in_steps(work: Iterator[T]) -> Work[list[T]]:
+def _in_steps(work: Iterator[T], weigh: Callable[[T], int]) -> Work[list[T]]:
     """Make a list of an iterator, some items per step."""
-    made = []
+    made, weight = [], 0
     for each in work:
         made.append(each)
-        if not len(made) % STRIDE:
+        weight += weigh(each)
+        if weight >= STRIDE:
+            weight = 0
             yield
     return made

@@ -61,12 +61,12 @@ class PlainQuotas(Struct, frozen=True):
     """The quotas of a plain ask, as far as an admission needs them.
 
     Attributes:
-        snapshot: the quotas of which these are some; others may be in force by now.
+        edition: that of the quotas of which these are some (``Matches``); others may be in force by now.
         forgiving: for each quota, whether it is a token bucket.
         decision: the one if all of them admit.
     """
 
-    snapshot: Matches
+    edition: object
     forgiving: tuple[bool, ...]
     places: tuple[Place, ...]
     decision: Decision
@@ -155,7 +155,7 @@ class PlainAsks:
         if shared is None:
             shared = _shared_bytes(ask, matches, self._secret) or False
             self._shared.add(which, shared, SHARED_BYTES * (1 + len(matches)))
-        return _plain_ask(ask, matches, shared, self._matches, self._secret) if shared else None
+        return _plain_ask(ask, matches, shared, self._matches.edition, self._secret) if shared else None
 
 
 def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> SharedBytes | None:
@@ -177,7 +177,7 @@ def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Shared
 
 
 def _plain_ask(
-    ask: Ask, matches: tuple[Match, ...], shared: SharedBytes, snapshot: Matches, secret: bytes
+    ask: Ask, matches: tuple[Match, ...], shared: SharedBytes, edition: object, secret: bytes
 ) -> PlainAsk:
     packed: PackedPlan | None = None
     keys = tuple([match.key for match in matches])
@@ -190,7 +190,7 @@ def _plain_ask(
     elif (plan := plan_of(ask, matches, secret)) is not None:
         packed = PackedPlan(keys, encode_plan(plan)[1], plan.ids)
     places = tuple([Place(applied.quota, (applied.quota.key, applied.bucket)) for applied, _ in matches])
-    quotas = PlainQuotas(snapshot, shared.forgiving, places, shared.decision)
+    quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision)
     size = OWN_BYTES + SHARED_BYTES * len(matches)
     if packed is not None:
         size += len(packed.argument) + 4 * sum(map(len, keys)) + ID_BYTES * packed.ids

@@ -59,9 +59,14 @@ class Matches:
 
     Args:
         most_bytes: the size of the cache. When it is full, only what was not asked for lately is forgotten.
+
+    Attributes:
+        edition: an object that only these quotas have. Who keeps it can tell whether they are still in force,
+            and keeps nothing else of them.
     """
 
     def __init__(self, quotas: Quotas, rules: MatchingRules, most_bytes: int = MATCHES_BYTES) -> None:
+        self.edition: Final = object()
         self._quotas = quotas
         self._rules = rules
         self._kept: Generations[tuple[object, ...], tuple[Match, ...]] = Generations(most_bytes)

@@ -7,7 +7,7 @@ from typing import Final
 
 from app.admission.plain import PlainAsk
 from app.admission.port import Decider
-from app.admission.slices import Slices, Work, step
+from app.admission.slices import STRIDE, Slices, Work, step, weight_of
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.domain.errors import OutOfBoundsError
@@ -16,7 +16,6 @@ from app.http.access import Access
 from app.http.bodies import MAX_IDS_IN_BATCH
 from app.http.known_bodies import KnownBodies
 from app.http.wire import (
-    STRIDE,
     Clock,
     SentAsk,
     decode_ask,
@@ -114,19 +113,22 @@ class DecisionRoutes:
     def _read_quickly(self, body: bytes, grant: Grant) -> Work[list[Ask | PlainAsk] | None]:
         """Return the asks of a batch, those that are known unread; None if anything is wrong."""
         asks: list[Ask | PlainAsk] = []
-        ids = 0
+        ids = weight = 0
         for part in split_batch(body) or ():
             known = self._known.get(part)
             if known is not None:
                 asks.append(known.ask)
-                ids += known.ids
+                its = known.ids
             else:
                 sent = read_ask(part, self._clock)
                 if sent is None:
                     return None
                 asks.append(self._remembered(part, sent))
-                ids += sent.ids
-            if not len(asks) % STRIDE:
+                its = sent.ids
+            ids += its
+            weight += weight_of(its)
+            if weight >= STRIDE:
+                weight = 0
                 yield
         if ids > MAX_IDS_IN_BATCH:
             return None

@@ -217,7 +217,7 @@ class HotRoute(PlainRoute):
         try:
             if self._begin(body, sender.grant, caller_of(sender, is_gone), answer):
                 return True
-        except (ProblemError, OverloadedError) as error:
+        except Exception as error:  # noqa: BLE001  it is an answer; an unexpected one is logged
             answer(error)
             return True
         self._intake.give_back(turn, size)

@@ -37,7 +37,8 @@ MAX_REMEMBERED: Final = 8_192
 """How much a connection remembers, by ``_cost``. A caller that varies its heads makes only itself slower:
 no head is remembered for another connection, and no connection can push out those of others."""
 MIN_COST: Final = 512
-"""About what a remembered head costs besides its bytes, which are there three times."""
+FIELD_COST: Final = 160
+"""About what a remembered head and each of its fields cost besides its bytes, which are there three times."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _EXTRAORDINARY: Final = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
@@ -139,7 +140,9 @@ class LaneProtocol(Protocol):
         whole = not self._in_request and size == self._announced_size and head.endswith(_HEAD_END)
         if sender is None or not whole or head in self._heads:
             return
-        cost = MIN_COST + 3 * len(head)
+        cost = MIN_COST + 3 * len(head) + FIELD_COST * len(scope["headers"])
+        if cost > MAX_REMEMBERED:
+            return
         if self._cost + cost > MAX_REMEMBERED:
             self._forget()
         self._cost += cost

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from app.admission.plain import ADMITTED
+from app.admission.slices import STRIDE
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.digest import as_id
@@ -46,8 +47,6 @@ _TYPES: Final = {
     "array": "a list",
     "object": "an object",
 }
-STRIDE: Final = 8
-"""How many asks of a batch are read or written in one step."""
 _LENGTHS: Final = {"str": "characters", "array": "entries"}
 read_address: Final = lru_cache(4096)(normalise_ip)
 """Cached: returns an address as RFC 5952 spells it; raises ``EntityError`` for anything else."""
@@ -111,6 +110,8 @@ def split_batch(body: bytes) -> list[bytes] | None:
     The asks themselves are not read: ``decode_batch`` says what is wrong with any of them.
     """
     try:
+        if not body.isascii():
+            body.decode()  # what is not read is not decoded either
         return [bytes(ask) for ask in _RAW_BATCH.decode(body).asks]
     except (ValueError, RecursionError):
         return None

@@ -54,6 +54,9 @@ async def test_replies_arrive_in_the_order_of_their_commands(kind: str):
             assert replies == [*(b"%d" % n for n in range(100)), 1, b"x" * 1_000_000]
             with pytest.raises(ResponseError, match="unknown command"):
                 await connection.call("NONSENSE")
+            with pytest.raises(TypeError):
+                await connection.call("ECHO", cast("Any", object()))  # and no reply is due for it
+            assert await connection.call("ECHO", "next") == b"next"
             assert connection.silent_since() is None
 
 

@@ -50,8 +50,7 @@ FAULTS = {
     ),
     "remembering a throttled id": (
         "  if check.dirty then write_head(check) end\nend\n\n-- Write ids that a node knows",
-        "for _, id in ipairs(check.unseen) do write(check, id) end if check.dirty then write_head(check) end\n"
-        "end\n\n-- Write ids that a node knows",
+        "for _, id in ipairs(check.unseen) do write(check, id) end write_head(check)\nend\n\n-- Write ids",
     ),
     "time taken from the caller under the store's clock": (
         "now = caller_clock and at_ms or store_time",

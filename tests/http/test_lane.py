@@ -213,11 +213,12 @@ async def test_heads_that_vary_are_remembered_within_bounds():
         assert lane_of(connection)._cost <= MAX_REMEMBERED
         assert len(lane_of(connection)._heads) <= MAX_REMEMBERED // lane.MIN_COST
     large = message("POST", ONE, ["X-Large: " + "x" * MAX_HEAD], BODY)
+    many = message("POST", ONE, [f"a{n}: b" for n in range(200)], BODY)
     lane_of(connection)._forget()
-    for _ in range(3):
-        await connection.send(large)
+    for head in (large, many) * 2:
+        await connection.send(head)
     assert lane_of(connection)._heads == {}
-    assert len(connection.admission.asked) == 203
+    assert len(connection.admission.asked) == 204
     connection.end()
 
 

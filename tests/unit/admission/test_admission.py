@@ -9,9 +9,9 @@ from time import perf_counter
 
 import pytest
 
-from app.admission.admission import Admission
+from app.admission.admission import Admission, _in_steps
 from app.admission.metrics import Metrics
-from app.admission.slices import Slices
+from app.admission.slices import Slices, weight_of
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.ladder import MatchingRules
@@ -98,6 +98,10 @@ async def test_time_of_a_decision_is_measured_from_the_ask(store: ThrottlingStor
     [(seconds, asks)] = metrics.took
     assert 0 <= seconds <= perf_counter() - began
     assert asks == 2
+
+
+def test_asks_with_many_ids_take_more_of_a_step():
+    assert len(list(_in_steps(iter([1_000, 10, 10, 190, 1]), weight_of))) == 2
 
 
 @pytest.mark.parametrize(("asks", "turns"), [(1, 1), (400, 10)])

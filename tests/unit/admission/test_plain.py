@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -252,6 +254,30 @@ async def test_changed_quotas_make_plain_asks_invalid_and_are_in_force_all_the_s
     await node.decide([plain])
     (plan,) = store.sent
     assert plan.charges[0].applied.quota.limit == 7  # type: ignore[attr-defined]
+
+
+async def test_plain_asks_do_not_keep_quotas_that_are_no_longer_in_force() -> None:
+    node = admission(Store(Answer((ADMIT,))))
+    snapshots = [SNAPSHOT]
+    node._snapshot = lambda: snapshots[-1]
+    kept = [ready(node, ASK)]
+    former = weakref.ref(node._matches_in_force())
+    snapshots[:] = [SNAPSHOT.apply(2, [("request_rate", EVERYONE, replace(RATE, limit=7))])]
+    kept.append(ready(node, ASK))
+    assert [node.is_valid(plain) for plain in kept] == [False, True]
+    gc.collect()
+    assert former() is None
+
+
+async def test_unexpected_error_of_an_answer_reaches_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = admission(Store(Answer((ADMIT,))))
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(node._metrics, "count_admission", fail)
+    with pytest.raises(ZeroDivisionError):
+        await node.decide([ready(node, ASK)])
 
 
 async def test_single_ask_can_be_decided_by_callback() -> None:
