@@ -170,9 +170,7 @@ class Admission:
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
     ) -> None:
-        """Decide one ask, and call ``then`` once with the decision, or with why there is none.
-
-        That is an ``AdmissionError``, or an unexpected error.
+        """Decide one ask, and call ``then`` once: with the decision, an ``AdmissionError`` or an unexpected error.
 
         It may be called before this returns.
 
