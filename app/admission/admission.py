@@ -170,7 +170,7 @@ class Admission:
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
     ) -> None:
-        """Decide one ask, and call ``then`` once: with the decision, an ``AdmissionError`` or an unexpected error.
+        """Decide one ask, and call ``then`` once with the decision, an ``AdmissionError`` or another error.
 
         It may be called before this returns.
 
