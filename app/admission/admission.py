@@ -18,8 +18,9 @@ from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, hold_decision
 from app.admission.local import LocalAnswers
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
-from app.admission.plain import PlainAsk, PlainAsks, PlainQuotas, PlannedAsk, admission_of
+from app.admission.plain import PlainAsk, PlainAsks, PlannedAsk, admission_of, remaining_of
 from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_matches, scaled_match
+from app.admission.port import InFull, Remaining
 from app.admission.queue import DoneCallback, Group, LateCallback
 from app.admission.refresh import Refresher
 from app.admission.slices import Slices, Work
@@ -29,9 +30,8 @@ from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import MatchingRules, Quotas
-from app.domain.quota import Quota
 from app.domain.usage import ids_of
-from app.store.encoding import admitted_values, decode_answer
+from app.store.encoding import Values, admitted_values, decode_answer
 from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
@@ -45,9 +45,9 @@ NOT_WRITTEN: Final = b"\0"
 
 
 class SingleAsk(Group):
-    """A request of one ask, which is answered by a call of ``then``."""
+    """A request of one ask, which is answered by a call of ``then``, or of ``admitted`` if that is given."""
 
-    __slots__ = ("began", "planned", "then")
+    __slots__ = ("admitted", "began", "planned", "then")
 
     def __init__(
         self,
@@ -57,11 +57,13 @@ class SingleAsk(Group):
         late: LateCallback,
         caller: Caller,
         then: Callable[[Decision | Exception], None],
+        admitted: Callable[[Remaining], None] | None,
     ) -> None:
         since = caller.came_at or asyncio.get_running_loop().time()
         super().__init__((plan,), done, late, caller, _principal_of(planned.ask), since)
         self.planned = planned
         self.then = then
+        self.admitted = admitted
         self.began = perf_counter()
         if planned.plain is not None:
             self.weight = 1
@@ -155,8 +157,8 @@ class Admission:
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
-        """Decide an ask that wants detail and has no id; also return the quota of each verdict, in order.
+    ) -> InFull:
+        """Decide an ask that wants detail and has no id.
 
         Args:
             within_s: how long the ask may wait in this node, if that is less than for all others.
@@ -166,7 +168,7 @@ class Admission:
         """
         (planned,) = self._planned((self.plain(ask) or ask,), caller)
         decision = await self._decide_one(planned, caller, within_s)
-        return decision, tuple(match.applied.quota for match in planned.matches)
+        return in_full(planned, decision)
 
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
@@ -180,6 +182,33 @@ class Admission:
         """
         (planned,) = self._planned((ask,), caller)
         self._begin(planned, caller, then)
+
+    def begin_in_full(
+        self,
+        ask: Ask | PlainAsk,
+        caller: Caller,
+        then: Callable[[Remaining | InFull | Exception], None],
+        within_s: float | None = None,
+    ) -> None:
+        """Decide one ask that wants detail and has no id, and call ``then`` once, as ``begin`` does.
+
+        It gets what remains of each quota if the ask is plain, every quota admits, and there is no more to
+        say; else the whole decision, or the ``AdmissionError``.
+
+        Args:
+            within_s: as for ``decide_in_full``.
+
+        Raises:
+            OutOfBoundsError, OverloadedError: as for ``decide``.
+        """
+        (planned,) = self._planned((ask,), caller)
+        self._begin(
+            planned,
+            caller,
+            lambda result: then(result if isinstance(result, Exception) else in_full(planned, result)),
+            within_s,
+            then,
+        )
 
     async def _decide_one(
         self, planned: PlannedAsk, caller: Caller, within_s: float | None = None
@@ -203,28 +232,49 @@ class Admission:
         caller: Caller,
         then: Callable[[Decision | Exception], None],
         within_s: float | None = None,
+        admitted: Callable[[Remaining], None] | None = None,
     ) -> SingleAsk | None:
-        """Decide a planned ask; return the request that waits for the store, if one does."""
+        """Decide a planned ask; return the request that waits for the store, if one does.
+
+        Args:
+            admitted: called instead of ``then`` if the ask goes the short way, and all of its quotas admit.
+        """
         failure = self.circuit.error
         if planned.plan is None or failure is not None:
-            began = perf_counter()
-            (decision,) = self._decisions((planned,), (), failure)
-            self._metrics.observe_decision(perf_counter() - began)
-            then(decision)
+            self._conclude(planned, (), failure, perf_counter(), then, admitted)
             return None
         late = partial(self._log_late, (planned,))
-        group = SingleAsk(planned, planned.plan, self._finish_one, late, caller, then)
+        group = SingleAsk(planned, planned.plan, self._finish_one, late, caller, then, admitted)
         self._gatherer.submit(group, within_s)
         return group
 
     def _finish_one(self, group: Group, failure: Exception | None) -> None:
         assert isinstance(group, SingleAsk)
         if failure is None or isinstance(failure, StoreError):
-            (decision,) = self._decisions((group.planned,), group.answers, failure)
-            self._metrics.observe_decision(perf_counter() - group.began)
-            group.then(decision)
+            self._conclude(group.planned, group.answers, failure, group.began, group.then, group.admitted)
         else:
             group.then(failure)
+
+    def _conclude(
+        self,
+        planned: PlannedAsk,
+        answers: Sequence[PackedAnswer],
+        failure: StoreError | None,
+        began: float,
+        then: Callable[[Decision | Exception], None],
+        admitted: Callable[[Remaining], None] | None,
+    ) -> None:
+        """Decide one ask by its answer, if one came, and call back."""
+        values = self._admitted(planned, answers[0] if answers else None)
+        if values is None:
+            (decision,) = self._decisions((planned,), answers, failure)
+        elif admitted is None:
+            decision = admission_of(planned, values)
+        self._metrics.observe_decision(perf_counter() - began)
+        if values is None or admitted is None:
+            then(decision)
+        else:
+            admitted(remaining_of(values))
 
     async def _as_list(self, work: Iterator[T], caller: Caller) -> list[T]:
         """Return all items of an iterator as a list, made in slices."""
@@ -294,7 +344,7 @@ class Admission:
         arrived = iter(answers)
         for each in planned:
             packed = None if each.plan is None else next(arrived, None)
-            if each.plain is not None and (values := self._admitted(each.plain, packed)) is not None:
+            if (values := self._admitted(each, packed)) is not None:
                 yield admission_of(each, values)
                 continue
             ask, its, alone, travels = each.ask, each.matches, each.alone, each.travels
@@ -327,12 +377,13 @@ class Admission:
             self._logs.decided(ask, its, logged, decision, verdicts, why)
             yield decision
 
-    def _admitted(self, plain: PlainQuotas, packed: PackedAnswer | None) -> Sequence[float] | None:
-        """Count a plain ask and return the numbers of its answer, if it is a plain admission; else None."""
-        if self._logs.takes_admissions:
+    def _admitted(self, planned: PlannedAsk, packed: PackedAnswer | None) -> Values | None:
+        """Count an ask of the short way and return its answer's numbers if every quota admits; else None."""
+        plain = planned.plain
+        if plain is None or self._logs.takes_admissions:
             return None
         if packed is None:
-            values: Sequence[float] | None = None if plain.places else ()
+            values: Values | None = None if plain.places else ()
         elif packed.id_outcomes.strip(NOT_WRITTEN):  # which are logged
             return None
         else:
@@ -414,6 +465,11 @@ def _with_all_ids(answer: Answer, ask: Ask, travels: Ask) -> Answer:
     if not outcomes:
         return answer
     return structs.replace(answer, id_outcomes=bytes(outcomes.get(each, SEEN) for each in ids_of(ask)))
+
+
+def in_full(planned: PlannedAsk, decision: Decision) -> InFull:
+    """Return a decision with all verdicts, with the quotas that made it."""
+    return InFull(decision, tuple([match.applied.quota for match in planned.matches]))
 
 
 def _principal_of(ask: Ask) -> str:

@@ -19,7 +19,16 @@ from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, Quota
 from app.domain.usage import enforcement_of, usage_of
-from app.store.encoding import NUMBER, OBSERVED, REMAINING, VALUES, VALUES_OF, encode_plan, pieces_of
+from app.store.encoding import (
+    NUMBER,
+    OBSERVED,
+    REMAINING,
+    VALUES,
+    VALUES_OF,
+    Values,
+    encode_plan,
+    pieces_of,
+)
 from app.store.port import PackedPlan, Plan
 
 OWN_BYTES: Final = 1_000
@@ -112,7 +121,12 @@ def is_plain(ask: Ask) -> bool:
     return ask.mode == "admit" and ask.id is None and not (ask.recheck or ask.cluster_action)
 
 
-def admission_of(planned: PlannedAsk, values: Sequence[float]) -> Decision:
+def remaining_of(values: Values) -> Values:
+    """Return what remains of each quota, by the values of an answer in which all of them admit."""
+    return values[1 + REMAINING :: VALUES]
+
+
+def admission_of(planned: PlannedAsk, values: Values) -> Decision:
     """Return the decision on a plain ask that every quota admits, of whose answer these are the values."""
     assert planned.plain is not None
     decision, ask = planned.plain.decision, planned.ask

@@ -34,6 +34,7 @@ _USAGE_AT: Final = 12
 """Where the caller's time lies in the bytes of an ask, and the usage in those of a charge."""
 
 OBSERVED, REMAINING, REMEMBERED, FILL = 3, 4, 5, 6
+Values = tuple[float, ...]
 VALUES: Final = 7
 """What ``admitted_values`` reads of each quota: outcome, reason, clock and layers, and the numbers above."""
 VALUES_OF: Final = [struct.Struct("<B" + "BBB8xdd8xdd" * quotas) for quotas in range(len(KEYS) + 3)]
@@ -115,7 +116,7 @@ async def answers_of(store: StoreCalls, plans: Sequence[Plan | PackedPlan]) -> l
     return [decode_answer(answer) for answer in await packed_answers_of(store, plans)]
 
 
-def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Sequence[float] | None:
+def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Values | None:
     """The numbers of an answer in which every quota admits; None of any other.
 
     None too, if there is more to say: the answer was kept, a clock was corrected, debt was forgiven.
@@ -128,7 +129,7 @@ def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Sequence[float]
     """
     if packed[0]:
         return None
-    values: Sequence[float] = VALUES_OF[len(forgiving)].unpack(packed)
+    values: Values = VALUES_OF[len(forgiving)].unpack(packed)
     at = 1
     for forgives in forgiving:
         if values[at] or values[at + 1] or values[at + 2] % _LAYER or (forgives and values[at + FILL]):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.admission.caller_clock import CallerClock, CallerTime
+from app.admission.port import InFull
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
-from app.domain.quota import Quota
 
 ADMITTED = Decision("admit", 0, True, 0, "local", None)
 
@@ -21,8 +21,8 @@ class AdmitsAll:
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
-        return ADMITTED, ()
+    ) -> InFull:
+        return InFull(ADMITTED, ())
 
 
 async def test_time_is_0_before_the_first_ask_and_then_the_newest_one():
