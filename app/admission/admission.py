@@ -19,7 +19,15 @@ from app.admission.local import LocalAnswers
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
 from app.admission.plain import PlainAsk, PlainAsks, PlannedAsk, admission_of, remaining_of
-from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_matches, scaled_match
+from app.admission.plan import (
+    LocalVerdict,
+    Match,
+    Matches,
+    decision_of,
+    plan_of,
+    restricted_matches,
+    scaled_match,
+)
 from app.admission.port import InFull, Remaining
 from app.admission.queue import DoneCallback, Group, LateCallback
 from app.admission.refresh import Refresher
@@ -31,7 +39,7 @@ from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import MatchingRules, Quotas
 from app.domain.usage import ids_of
-from app.store.encoding import Values, admitted_values, decode_answer
+from app.store.encoding import OPEN_MS, Values, admitted_values, decode_answer
 from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
@@ -149,8 +157,7 @@ class Admission:
             CallerGoneError: the caller has left; nothing was charged.
         """
         if len(asks) == 1:
-            (planned,) = self._planned(asks, caller)
-            return [await self._decide_one(planned, caller)]
+            return [await self._decide_one(self._planned_one(asks[0], caller), caller)]
         began = perf_counter()
         planned_asks = await self._as_list(self._planned(asks, caller), caller)
         return await self._decide_all(planned_asks, caller, began)
@@ -166,7 +173,7 @@ class Admission:
         Raises:
             OverloadedError, CallerGoneError: as for ``decide``.
         """
-        (planned,) = self._planned((self.plain(ask) or ask,), caller)
+        planned = self._planned_one(self.plain(ask) or ask, caller)
         decision = await self._decide_one(planned, caller, within_s)
         return in_full(planned, decision)
 
@@ -180,8 +187,7 @@ class Admission:
         Raises:
             OutOfBoundsError, OverloadedError: as for ``decide``.
         """
-        (planned,) = self._planned((ask,), caller)
-        self._begin(planned, caller, then)
+        self._begin(self._planned_one(ask, caller), caller, then)
 
     def begin_in_full(
         self,
@@ -201,7 +207,7 @@ class Admission:
         Raises:
             OutOfBoundsError, OverloadedError: as for ``decide``.
         """
-        (planned,) = self._planned((ask,), caller)
+        planned = self._planned_one(ask, caller)
         self._begin(
             planned,
             caller,
@@ -281,35 +287,63 @@ class Admission:
         return await self._slices.run(caller.turn, _in_steps(work))
 
     def _planned(self, asks: Sequence[Ask | PlainAsk], caller: Caller) -> Iterator[PlannedAsk]:
-        matches, secret = self._matches_in_force(), self._secret()
+        matches = self._matches_in_force()
         for place, ask in enumerate(asks):
-            if isinstance(ask, PlainAsk):
-                if planned := self._planned_plain(ask, matches, caller):
-                    yield planned
-                    continue
-                ask = ask.planned.ask  # noqa: PLW2901  it goes the readable way
-            its, is_held = self._match(ask, matches)
-            if caller.bound_to:
-                its = restricted_matches(ask, its, caller.bound_to, place)
-            if is_held:
-                # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
-                yield PlannedAsk(ask, its, is_held, plan_of(ask, (), secret, caller.key))
-                continue
-            alone = self.local.verdict(ask, its)
-            travels = self.local.unknown(ask, its) if alone is None else None
-            plan = plan_of(travels or ask, its if alone is None else its[1:], secret, caller.key)
-            yield PlannedAsk(ask, its, is_held, plan, None, alone, travels, self.local.turn)
+            yield self._planned_one(ask, caller, matches, place)
 
-    def _planned_plain(self, plain: PlainAsk, matches: Matches, caller: Caller) -> PlannedAsk | None:
-        """Return a plain ask for the short way; None if more has to be looked at."""
-        ask = plain.planned.ask
+    def _planned_one(
+        self, ask: Ask | PlainAsk, caller: Caller, matches: Matches | None = None, place: int = 0
+    ) -> PlannedAsk:
+        if matches is None:
+            matches = self._matches_in_force()
+        if isinstance(ask, PlainAsk):
+            plain, ask = ask, ask.planned.ask
+            if self._goes_the_short_way(plain, matches, caller):
+                return self._planned_plain(plain)
+        its, is_held = self._match(ask, matches)
+        if caller.bound_to:
+            its = restricted_matches(ask, its, caller.bound_to, place)
+        if is_held:
+            # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
+            return PlannedAsk(ask, its, is_held, plan_of(ask, (), self._secret(), caller.key))
+        alone = self.local.verdict(ask, its)
+        travels = self.local.unknown(ask, its) if alone is None else None
+        return self._planned_with(ask, its, alone, travels, caller.key)
+
+    def _planned_with(
+        self,
+        ask: Ask,
+        its: tuple[Match, ...],
+        alone: LocalVerdict | None,
+        travels: Ask | None,
+        key: str | None = None,
+    ) -> PlannedAsk:
+        """Plan an ask the readable way, by what this node knows of its ids."""
+        plan = plan_of(travels or ask, its if alone is None else its[1:], self._secret(), key)
+        return PlannedAsk(ask, its, False, plan, None, alone, travels, self.local.turn)
+
+    def _goes_the_short_way(self, plain: PlainAsk, matches: Matches, caller: Caller) -> bool:
         if plain.quotas.snapshot is not matches or caller.bound_to:
-            return None
-        if ask.producer_ids and self.local.remembers:
-            return None  # what the store says of the ids is learned
-        if PRODUCE in ask.usage and self._factor.on(ask) != 1:
-            return None
-        return plain.planned
+            return False
+        ask = plain.planned.ask
+        return PRODUCE not in ask.usage or self._factor.on(ask) == 1
+
+    def _planned_plain(self, plain: PlainAsk) -> PlannedAsk:
+        """Plan a plain ask; one that needs more than kept bytes goes the readable way from here."""
+        planned = plain.planned
+        if plain.quotas.learns is None or not self.local.remembers:
+            return planned
+        ask, its, answered = planned.ask, planned.matches, plain.answered
+        if answered is not None:
+            known_ms = self.local.known_at(answered.match, ask.producer_ids or ())
+            if known_ms is not None:
+                alone = LocalVerdict(answered.verdict, known_ms)
+                return PlannedAsk(ask, its, False, answered.plan, answered.quotas, alone)
+            refusal = self.local.refusal(ask, its)
+            travels = self.local.unknown(ask, its) if refusal is None else None
+            if refusal is not None or travels is not None:
+                return self._planned_with(ask, its, refusal, travels)
+        return PlannedAsk(ask, its, False, planned.plan, plain.quotas, turn=self.local.turn)
 
     def _match(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
         """Return the quotas that apply to an ask, scaled by the factor, and whether the factor holds it."""
@@ -388,14 +422,18 @@ class Admission:
             return None
         else:
             values = admitted_values(packed.packed, plain.forgiving)
+            if values is not None and plain.learns is not None:
+                open_ms = int(values[1 + OPEN_MS])
+                self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.turn)
         if values is not None:
-            self._metrics.count_admission(plain.places, values)
+            self._metrics.count_admission(plain.places, values, plain.alone)
         return values
 
     def _readable(self, planned: PlannedAsk) -> Plan | None:
         """Return the plan of an ask, made now if the ask went the short way."""
         if isinstance(planned.plan, PackedPlan):
-            return plan_of(planned.ask, planned.matches, self._secret())
+            its = planned.matches if planned.alone is None else planned.matches[1:]
+            return plan_of(planned.ask, its, self._secret())
         return planned.plan
 
     def _log_late(self, asked: Sequence[PlannedAsk], place: int, packed: PackedAnswer) -> None:
