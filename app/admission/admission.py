@@ -18,8 +18,17 @@ from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, hold_decision
 from app.admission.local import LocalAnswers
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
-from app.admission.plain import PlainAsk, PlainAsks, PlainQuotas, PlannedAsk, admission_of
-from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_matches, scaled_match
+from app.admission.plain import PlainAsk, PlainAsks, PlannedAsk, admission_of, remaining_of
+from app.admission.plan import (
+    LocalVerdict,
+    Match,
+    Matches,
+    decision_of,
+    plan_of,
+    restricted_matches,
+    scaled_match,
+)
+from app.admission.port import InFull, Remaining
 from app.admission.queue import DoneCallback, Group, LateCallback
 from app.admission.refresh import Refresher
 from app.admission.slices import STRIDE, Slices, Work, weight_of
@@ -29,9 +38,8 @@ from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import MatchingRules, Quotas
-from app.domain.quota import Quota
 from app.domain.usage import ids_of
-from app.store.encoding import admitted_values, decode_answer
+from app.store.encoding import OPEN_MS, Values, admitted_values, decode_answer
 from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
@@ -42,9 +50,9 @@ NOT_WRITTEN: Final = b"\0"
 
 
 class SingleAsk(Group):
-    """A request of one ask, which is answered by a call of ``then``."""
+    """A request of one ask, which is answered by a call of ``then``, or of ``admitted`` if that is given."""
 
-    __slots__ = ("began", "planned", "then")
+    __slots__ = ("admitted", "began", "planned", "then")
 
     def __init__(
         self,
@@ -54,11 +62,13 @@ class SingleAsk(Group):
         late: LateCallback,
         caller: Caller,
         then: Callable[[Decision | Exception], None],
+        admitted: Callable[[Remaining], None] | None,
     ) -> None:
         since = caller.came_at or asyncio.get_running_loop().time()
         super().__init__((plan,), done, late, caller, _principal_of(planned.ask), since)
         self.planned = planned
         self.then = then
+        self.admitted = admitted
         self.began = perf_counter()
         if planned.plain is not None:
             self.weight = 1
@@ -144,8 +154,7 @@ class Admission:
             CallerGoneError: the caller has left; nothing was charged.
         """
         if len(asks) == 1:
-            (planned,) = self._planned(asks, caller)
-            return [await self._decide_one(planned, caller)]
+            return [await self._decide_one(self._planned_one(asks[0], caller), caller)]
         began = perf_counter()
         planned_asks = await self._as_list(
             self._planned(asks, caller), caller, lambda each: weight_of(len(each.ask.producer_ids or ()))
@@ -154,8 +163,8 @@ class Admission:
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
-        """Decide an ask that wants detail and has no id; also return the quota of each verdict, in order.
+    ) -> InFull:
+        """Decide an ask that wants detail and has no id.
 
         Args:
             within_s: how long the ask may wait in this node, if that is less than for all others.
@@ -163,9 +172,9 @@ class Admission:
         Raises:
             OverloadedError, CallerGoneError: as for ``decide``.
         """
-        (planned,) = self._planned((self.plain(ask) or ask,), caller)
+        planned = self._planned_one(self.plain(ask) or ask, caller)
         decision = await self._decide_one(planned, caller, within_s)
-        return decision, tuple(match.applied.quota for match in planned.matches)
+        return in_full(planned, decision)
 
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
@@ -177,8 +186,34 @@ class Admission:
         Raises:
             OutOfBoundsError, OverloadedError: as for ``decide``.
         """
-        (planned,) = self._planned((ask,), caller)
-        self._begin(planned, caller, then)
+        self._begin(self._planned_one(ask, caller), caller, then)
+
+    def begin_in_full(
+        self,
+        ask: Ask | PlainAsk,
+        caller: Caller,
+        then: Callable[[Remaining | InFull | Exception], None],
+        within_s: float | None = None,
+    ) -> None:
+        """Decide one ask that wants detail and has no id, and call ``then`` once, as ``begin`` does.
+
+        It gets what remains of each quota if the ask is plain, every quota admits, and there is no more to
+        say; else the whole decision, or the ``AdmissionError``.
+
+        Args:
+            within_s: as for ``decide_in_full``.
+
+        Raises:
+            OutOfBoundsError, OverloadedError: as for ``decide``.
+        """
+        planned = self._planned_one(ask, caller)
+        self._begin(
+            planned,
+            caller,
+            lambda result: then(result if isinstance(result, Exception) else in_full(planned, result)),
+            within_s,
+            then,
+        )
 
     async def _decide_one(
         self, planned: PlannedAsk, caller: Caller, within_s: float | None = None
@@ -202,32 +237,54 @@ class Admission:
         caller: Caller,
         then: Callable[[Decision | Exception], None],
         within_s: float | None = None,
+        admitted: Callable[[Remaining], None] | None = None,
     ) -> SingleAsk | None:
-        """Decide a planned ask; return the request that waits for the store, if one does."""
+        """Decide a planned ask; return the request that waits for the store, if one does.
+
+        Args:
+            admitted: called instead of ``then`` if the ask goes the short way, and all of its quotas admit.
+        """
         failure = self.circuit.error
         if planned.plan is None or failure is not None:
-            began = perf_counter()
-            (decision,) = self._decisions((planned,), (), failure)
-            self._metrics.observe_decision(perf_counter() - began)
-            then(decision)
+            self._conclude(planned, (), failure, perf_counter(), then, admitted)
             return None
         late = partial(self._log_late, (planned,))
-        group = SingleAsk(planned, planned.plan, self._finish_one, late, caller, then)
+        group = SingleAsk(planned, planned.plan, self._finish_one, late, caller, then, admitted)
         self._gatherer.submit(group, within_s)
         return group
 
     def _finish_one(self, group: Group, failure: Exception | None) -> None:
         assert isinstance(group, SingleAsk)
-        if failure is not None and not isinstance(failure, StoreError):
-            group.then(failure)
-            return
-        try:
-            (decision,) = self._decisions((group.planned,), group.answers, failure)
-            self._metrics.observe_decision(perf_counter() - group.began)
-        except Exception as error:  # noqa: BLE001  the caller gets it: nobody else waits for this answer
-            group.then(error)
+        if failure is None or isinstance(failure, StoreError):
+            self._conclude(group.planned, group.answers, failure, group.began, group.then, group.admitted)
         else:
-            group.then(decision)
+            group.then(failure)
+
+    def _conclude(
+        self,
+        planned: PlannedAsk,
+        answers: Sequence[PackedAnswer],
+        failure: StoreError | None,
+        began: float,
+        then: Callable[[Decision | Exception], None],
+        admitted: Callable[[Remaining], None] | None,
+    ) -> None:
+        """Decide one ask by its answer, if one came, and call back."""
+        decision: Decision | None = None
+        try:
+            values = self._admitted(planned, answers[0] if answers else None)
+            if values is None:
+                (decision,) = self._decisions((planned,), answers, failure)
+            elif admitted is None:
+                decision = admission_of(planned, values)
+            self._metrics.observe_decision(perf_counter() - began)
+        except Exception as error:  # noqa: BLE001  the caller gets it: nobody else waits for this answer
+            then(error)
+            return
+        if decision is not None:
+            then(decision)
+        elif values is not None and admitted is not None:
+            admitted(remaining_of(values))
 
     async def _as_list(
         self, work: Iterator[T], caller: Caller, weigh: Callable[[T], int] = lambda _: 1
@@ -236,35 +293,63 @@ class Admission:
         return await self._slices.run(caller.turn, _in_steps(work, weigh))
 
     def _planned(self, asks: Sequence[Ask | PlainAsk], caller: Caller) -> Iterator[PlannedAsk]:
-        matches, secret = self._matches_in_force(), self._secret()
+        matches = self._matches_in_force()
         for place, ask in enumerate(asks):
-            if isinstance(ask, PlainAsk):
-                if planned := self._planned_plain(ask, matches, caller):
-                    yield planned
-                    continue
-                ask = ask.planned.ask  # noqa: PLW2901  it goes the readable way
-            its, is_held = self._match(ask, matches)
-            if caller.bound_to:
-                its = restricted_matches(ask, its, caller.bound_to, place)
-            if is_held:
-                # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
-                yield PlannedAsk(ask, its, is_held, plan_of(ask, (), secret, caller.key))
-                continue
-            alone = self.local.verdict(ask, its)
-            travels = self.local.unknown(ask, its) if alone is None else None
-            plan = plan_of(travels or ask, its if alone is None else its[1:], secret, caller.key)
-            yield PlannedAsk(ask, its, is_held, plan, None, alone, travels, self.local.turn)
+            yield self._planned_one(ask, caller, matches, place)
 
-    def _planned_plain(self, plain: PlainAsk, matches: Matches, caller: Caller) -> PlannedAsk | None:
-        """Return a plain ask for the short way; None if more has to be looked at."""
-        ask = plain.planned.ask
+    def _planned_one(
+        self, ask: Ask | PlainAsk, caller: Caller, matches: Matches | None = None, place: int = 0
+    ) -> PlannedAsk:
+        if matches is None:
+            matches = self._matches_in_force()
+        if isinstance(ask, PlainAsk):
+            plain, ask = ask, ask.planned.ask
+            if self._goes_the_short_way(plain, matches, caller):
+                return self._planned_plain(plain)
+        its, is_held = self._match(ask, matches)
+        if caller.bound_to:
+            its = restricted_matches(ask, its, caller.bound_to, place)
+        if is_held:
+            # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
+            return PlannedAsk(ask, its, is_held, plan_of(ask, (), self._secret(), caller.key))
+        alone = self.local.verdict(ask, its)
+        travels = self.local.unknown(ask, its) if alone is None else None
+        return self._planned_with(ask, its, alone, travels, caller.key)
+
+    def _planned_with(
+        self,
+        ask: Ask,
+        its: tuple[Match, ...],
+        alone: LocalVerdict | None,
+        travels: Ask | None,
+        key: str | None = None,
+    ) -> PlannedAsk:
+        """Plan an ask the readable way, by what this node knows of its ids."""
+        plan = plan_of(travels or ask, its if alone is None else its[1:], self._secret(), key)
+        return PlannedAsk(ask, its, False, plan, None, alone, travels, self.local.turn)
+
+    def _goes_the_short_way(self, plain: PlainAsk, matches: Matches, caller: Caller) -> bool:
         if plain.quotas.edition is not matches.edition or caller.bound_to:
-            return None
-        if ask.producer_ids and self.local.remembers:
-            return None  # what the store says of the ids is learned
-        if PRODUCE in ask.usage and self._factor.on(ask) != 1:
-            return None
-        return plain.planned
+            return False
+        ask = plain.planned.ask
+        return PRODUCE not in ask.usage or self._factor.on(ask) == 1
+
+    def _planned_plain(self, plain: PlainAsk) -> PlannedAsk:
+        """Plan a plain ask; one that needs more than kept bytes goes the readable way from here."""
+        planned = plain.planned
+        if plain.quotas.learns is None or not self.local.remembers:
+            return planned
+        ask, its, answered = planned.ask, planned.matches, plain.answered
+        if answered is not None:
+            known_ms = self.local.known_at(answered.match, ask.producer_ids or ())
+            if known_ms is not None:
+                alone = LocalVerdict(answered.verdict, known_ms)
+                return PlannedAsk(ask, its, False, answered.plan, answered.quotas, alone)
+            refusal = self.local.refusal(ask, its)
+            travels = self.local.unknown(ask, its) if refusal is None else None
+            if refusal is not None or travels is not None:
+                return self._planned_with(ask, its, refusal, travels)
+        return PlannedAsk(ask, its, False, planned.plan, plain.quotas, turn=self.local.turn)
 
     def _match(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
         """Return the quotas that apply to an ask, scaled by the factor, and whether the factor holds it."""
@@ -299,7 +384,7 @@ class Admission:
         arrived = iter(answers)
         for each in planned:
             packed = None if each.plan is None else next(arrived, None)
-            if each.plain is not None and (values := self._admitted(each.plain, packed)) is not None:
+            if (values := self._admitted(each, packed)) is not None:
                 yield admission_of(each, values)
                 continue
             ask, its, alone, travels = each.ask, each.matches, each.alone, each.travels
@@ -332,24 +417,29 @@ class Admission:
             self._logs.decided(ask, its, logged, decision, verdicts, why)
             yield decision
 
-    def _admitted(self, plain: PlainQuotas, packed: PackedAnswer | None) -> Sequence[float] | None:
-        """Count a plain ask and return the numbers of its answer, if it is a plain admission; else None."""
-        if self._logs.takes_admissions:
+    def _admitted(self, planned: PlannedAsk, packed: PackedAnswer | None) -> Values | None:
+        """Count an ask of the short way and return its answer's numbers if every quota admits; else None."""
+        plain = planned.plain
+        if plain is None or self._logs.takes_admissions:
             return None
         if packed is None:
-            values: Sequence[float] | None = None if plain.places else ()
+            values: Values | None = None if plain.places else ()
         elif packed.id_outcomes.strip(NOT_WRITTEN):  # which are logged
             return None
         else:
             values = admitted_values(packed.packed, plain.forgiving)
+            if values is not None and plain.learns is not None:
+                open_ms = int(values[1 + OPEN_MS])
+                self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.turn)
         if values is not None:
-            self._metrics.count_admission(plain.places, values)
+            self._metrics.count_admission(plain.places, values, plain.alone)
         return values
 
     def _readable(self, planned: PlannedAsk) -> Plan | None:
         """Return the plan of an ask, made now if the ask went the short way."""
         if isinstance(planned.plan, PackedPlan):
-            return plan_of(planned.ask, planned.matches, self._secret())
+            its = planned.matches if planned.alone is None else planned.matches[1:]
+            return plan_of(planned.ask, its, self._secret())
         return planned.plan
 
     def _log_late(self, asked: Sequence[PlannedAsk], place: int, packed: PackedAnswer) -> None:
@@ -419,6 +509,11 @@ def _with_all_ids(answer: Answer, ask: Ask, travels: Ask) -> Answer:
     if not outcomes:
         return answer
     return structs.replace(answer, id_outcomes=bytes(outcomes.get(each, SEEN) for each in ids_of(ask)))
+
+
+def in_full(planned: PlannedAsk, decision: Decision) -> InFull:
+    """Return a decision with all verdicts, with the quotas that made it."""
+    return InFull(decision, tuple([match.applied.quota for match in planned.matches]))
 
 
 def _principal_of(ask: Ask) -> str:

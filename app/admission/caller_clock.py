@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from app.admission.plain import PlainAsk
-from app.admission.port import Decider
+from app.admission.port import Decider, InFull, Remaining
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
-from app.domain.quota import Quota
 
 
 class CallerTime:
@@ -76,9 +75,19 @@ class CallerClock:
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
-        """Decide an ask that wants detail and has no id; also return the quota of each verdict."""
+    ) -> InFull:
+        """Decide an ask that wants detail and has no id."""
         self.time.begin(ask.at_ms or 0)
         decided = await self._admission.decide_in_full(ask, caller, within_s)
         self.time.note(ask.at_ms or 0)
         return decided
+
+    def begin_in_full(
+        self,
+        ask: PlainAsk,
+        caller: Caller,
+        then: Callable[[Remaining | InFull | Exception], None],
+        within_s: float | None = None,
+    ) -> None:
+        """Decide a plain ask that wants detail, and call ``then`` once; none comes here, as for ``begin``."""
+        self._admission.begin_in_full(ask, caller, then, within_s)

@@ -141,22 +141,27 @@ class Metrics:
             listener = bounded(counts.blocked, (ask.listener or "",))
             counts.blocked[listener] = counts.blocked.get(listener, 0) + decision.throttle_ms / 1000
 
-    def count_admission(self, places: Sequence[Place], values: Sequence[float]) -> None:
+    def count_admission(
+        self, places: Sequence[Place], values: Sequence[float], alone: Place | None = None
+    ) -> None:
         """Count a plain ask that every quota admitted, as ``count_decision`` would.
 
         Args:
-            places: of its quotas.
+            places: of its quotas that the store decided.
+            alone: of the quota of its ids, if this node decided that alone.
             values: what the store said of them (``app.store.encoding.admitted_values``).
         """
         counts = self._counts
         admitted = ("admit", "", "store" if places else "local")
         counts.decisions[admitted] = counts.decisions.get(admitted, 0) + 1
         if not places:
-            counts.unmatched += 1
+            counts.unmatched += alone is None
             return
         now = self._clock()
         if now >= self._halve_at:
             self._halve(now)
+        if alone is not None:
+            touch(counts.rates, alone.labels, now, None)
         at = 1
         for quota, labels in places:
             if quota.algorithm == "token_bucket":

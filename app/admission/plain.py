@@ -14,12 +14,23 @@ from typing import Final, Literal, NamedTuple
 from msgspec import Struct
 
 from app.admission.generations import Generations
-from app.admission.plan import LocalVerdict, Match, Matches, combined, named, plan_of
+from app.admission.plan import (
+    LocalVerdict,
+    Match,
+    Matches,
+    combined,
+    decision_of,
+    ids_match,
+    local_verdict,
+    may_answer_alone,
+    named,
+    plan_of,
+)
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, Quota
-from app.domain.usage import enforcement_of, usage_of
-from app.store.encoding import NUMBER, OBSERVED, REMAINING, VALUES, VALUES_OF, encode_plan, pieces_of
+from app.domain.usage import enforcement_of, spreads_of, usage_of
+from app.store.encoding import COUNT, NUMBER, OBSERVED, REMAINING, VALUES, VALUES_OF, Values, pieces_of
 from app.store.port import PackedPlan, Plan
 
 OWN_BYTES: Final = 1_000
@@ -35,6 +46,8 @@ ADMITTED: Final[Sequence[Decision]] = [
     combined("admit", (_ADMITS,) * quotas, detail=False, sequential=False) for quotas in range(len(VALUES_OF))
 ]
 """The decision that is made when every quota admits, by their number; each is one object for all asks."""
+ADMITTED_ALONE: Final = decision_of(Ask(), None, None, sequential=False, alone=_ADMITS)[0]
+"""The decision of a node that knows all ids of an ask which nothing else limits."""
 
 
 class Place(NamedTuple):
@@ -48,11 +61,13 @@ class SharedBytes(Struct, frozen=True):
     """What plain asks with the same quotas have in common.
 
     Attributes:
-        pieces: the argument of an ask, between the numbers that differ; none if it has producer ids.
+        pieces: the argument of an ask, between what differs; none without quotas.
+        others: likewise without the quota of its ids; none if that is the only one, or there are no ids.
         forgiving: for each quota, whether it is a token bucket.
     """
 
     pieces: tuple[bytes, ...]
+    others: tuple[bytes, ...]
     forgiving: tuple[bool, ...]
     decision: Decision
 
@@ -62,14 +77,33 @@ class PlainQuotas(Struct, frozen=True):
 
     Attributes:
         edition: that of the quotas of which these are some (``Matches``); others may be in force by now.
-        forgiving: for each quota, whether it is a token bucket.
+        forgiving: for each quota that the store decides, whether it is a token bucket.
+        places: these quotas.
         decision: the one if all of them admit.
+        alone: the quota of the ask's ids, if this node decides that alone.
+        learns: the match of the ask's ids, if this node learns of them from the store's answer.
     """
 
     edition: object
     forgiving: tuple[bool, ...]
     places: tuple[Place, ...]
     decision: Decision
+    alone: Place | None = None
+    learns: Match | None = None
+
+
+class AnsweredIds(Struct, frozen=True):
+    """A plain ask at a node that knows all of its ids.
+
+    Attributes:
+        match, verdict: the quota of the ids, and the verdict that this node gives alone.
+        plan, quotas: the other quotas; without any there is nothing to send.
+    """
+
+    match: Match
+    verdict: Verdict
+    plan: PackedPlan | None
+    quotas: PlainQuotas
 
 
 class PlannedAsk(Struct, frozen=True):
@@ -100,11 +134,13 @@ class PlainAsk(Struct, frozen=True):
 
     Attributes:
         size: how many bytes of memory it takes, by estimate.
+        answered: the ask at a node that knows its ids; None if a node must not answer for them.
     """
 
     planned: PlannedAsk
     quotas: PlainQuotas
     size: int
+    answered: AnsweredIds | None = None
 
 
 def is_plain(ask: Ask) -> bool:
@@ -112,7 +148,12 @@ def is_plain(ask: Ask) -> bool:
     return ask.mode == "admit" and ask.id is None and not (ask.recheck or ask.cluster_action)
 
 
-def admission_of(planned: PlannedAsk, values: Sequence[float]) -> Decision:
+def remaining_of(values: Values) -> Values:
+    """Return what remains of each quota, by the values of an answer in which all of them admit."""
+    return values[1 + REMAINING :: VALUES]
+
+
+def admission_of(planned: PlannedAsk, values: Values) -> Decision:
     """Return the decision on a plain ask that every quota admits, of whose answer these are the values."""
     assert planned.plain is not None
     decision, ask = planned.plain.decision, planned.ask
@@ -167,34 +208,60 @@ def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Shared
     quotas = [match.applied.quota for match in matches]
     if any(quota.shadow or quota.key == MAX_CONNECTION_CREATION_RATE for quota in quotas):
         return None
-    algorithms = [quota.algorithm for quota in quotas]
-    plan = None if "producer_ids" in algorithms else plan_of(ask, matches, secret)
+    plan, others = plan_of(ask, matches, secret), plan_of(ask, _others(matches), secret)
     return SharedBytes(
-        () if plan is None else pieces_of(encode_plan(plan)[1], len(quotas)),
-        tuple(algorithm == "token_bucket" for algorithm in algorithms),
+        () if plan is None else pieces_of(plan),
+        () if others is None else pieces_of(others),
+        tuple(quota.algorithm == "token_bucket" for quota in quotas),
         ADMITTED[len(quotas)],
     )
+
+
+def _others(matches: tuple[Match, ...]) -> tuple[Match, ...]:
+    """Return the matches behind that of the ids; none if no quota counts ids."""
+    return matches[1:] if matches and matches[0].applied.quota.algorithm == "producer_ids" else ()
 
 
 def _plain_ask(
     ask: Ask, matches: tuple[Match, ...], shared: SharedBytes, edition: object, secret: bytes
 ) -> PlainAsk:
-    packed: PackedPlan | None = None
-    keys = tuple([match.key for match in matches])
-    if shared.pieces:
-        first, second, *others = shared.pieces
-        argument = [first, NUMBER.pack(ask.at_ms or 0), second]
-        for match, piece in zip(matches, others, strict=True):
-            argument += (NUMBER.pack(usage_of(ask, match.applied.quota)), piece)
-        packed = PackedPlan(keys, b"".join(argument))
-    elif (plan := plan_of(ask, matches, secret)) is not None:
-        packed = PackedPlan(keys, encode_plan(plan)[1], plan.ids)
+    packed = _packed(ask, matches, shared.pieces, secret)
     places = tuple([Place(applied.quota, (applied.quota.key, applied.bucket)) for applied, _ in matches])
-    quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision)
+    learns = ids_match(ask, matches)
+    quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision, None, learns)
     size = OWN_BYTES + SHARED_BYTES * len(matches)
     if packed is not None:
-        size += len(packed.argument) + 4 * sum(map(len, keys)) + ID_BYTES * packed.ids
-    return PlainAsk(PlannedAsk(ask, matches, False, packed, quotas), quotas, size)
+        size += len(packed.argument) + 4 * sum([len(key) for key in packed.keys]) + ID_BYTES * packed.ids
+    planned = PlannedAsk(ask, matches, False, packed, quotas)
+    if learns is None or not may_answer_alone(ask):
+        return PlainAsk(planned, quotas, size)
+    others = _packed(ask, matches[1:], shared.others, secret)
+    decision = ADMITTED_ALONE if others is None else shared.decision
+    its = PlainQuotas(edition, shared.forgiving[1:], places[1:], decision, places[0])
+    answered = AnsweredIds(learns, local_verdict(ask, learns), others, its)
+    return PlainAsk(planned, quotas, size + OWN_BYTES + SHARED_BYTES * (len(matches) - 1), answered)
+
+
+def _packed(
+    ask: Ask, matches: tuple[Match, ...], pieces: tuple[bytes, ...], secret: bytes
+) -> PackedPlan | None:
+    """Return the plan of an ask for some of its quotas, whose argument was cut into these pieces."""
+    if not matches:
+        return None
+    parts = [NUMBER.pack(ask.at_ms or 0)]
+    ids = 0
+    for match in matches:
+        quota = match.applied.quota
+        if quota.algorithm == "producer_ids":
+            spreads = spreads_of(ask, secret)
+            ids = len(spreads)
+            parts += (COUNT.pack(ids), NUMBER.pack(ids), b"".join(spreads))
+        else:
+            parts.append(NUMBER.pack(usage_of(ask, quota)))
+    argument = [pieces[0]]
+    for part, piece in zip(parts, pieces[1:], strict=True):
+        argument += (part, piece)
+    return PackedPlan(tuple([match.key for match in matches]), b"".join(argument), ids)
 
 
 assert len(VALUES_OF) > len(KEYS), "each key may match, and two of them twice"

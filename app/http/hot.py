@@ -30,13 +30,14 @@ SENDER: Final = "quotagate.sender"
 
 log = structlog.get_logger("quotagate.http")
 
-Then = Callable[["HttpAnswer | None"], None]
+Then = Callable[["HttpAnswer | ReadyAnswer | None"], None]
 """Called once with an answer; with None if the caller has gone."""
 Begin = Callable[[bytes, Grant, Caller, Callable[[bytes | Exception], None]], bool]
 Fields = Sequence[tuple[bytes, bytes]]
 IsGone = Callable[[], bool]
 
 JSON: Final[Fields] = ((b"content-type", b"application/json"),)
+JSON_LINES: Final = b"content-type: application/json\r\n"
 
 
 class HttpAnswer(NamedTuple):
@@ -44,6 +45,13 @@ class HttpAnswer(NamedTuple):
 
     status: int
     headers: Fields
+    body: bytes
+
+
+class ReadyAnswer(NamedTuple):
+    """A 200 whose own fields are lines already, as the connection sends them."""
+
+    lines: bytes
     body: bytes
 
 
@@ -205,7 +213,7 @@ class HotRoute(PlainRoute):
         def answer(result: bytes | Exception) -> None:
             self._intake.give_back(turn, size)
             if isinstance(result, bytes):
-                then(HttpAnswer(HTTPStatus.OK, JSON, result))
+                then(ReadyAnswer(JSON_LINES, result))
             else:
                 then(self._of_error(result, scope))
 
@@ -225,7 +233,7 @@ class HotRoute(PlainRoute):
 
     async def _respond(self, body: bytes, sender: Sender, is_gone: IsGone) -> HttpAnswer:
         answer = await self._answer(body, sender.grant, caller_of(sender, is_gone))
-        return HttpAnswer(200, JSON, answer)
+        return HttpAnswer(HTTPStatus.OK, JSON, answer)
 
 
 async def refuse(problem: ProblemError, scope: Scope, send: Send) -> None:
@@ -264,6 +272,11 @@ def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
 def sized(answer: HttpAnswer) -> Fields:
     """Return the fields of an answer with the length of its body."""
     return [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+
+
+def lines_of(fields: Fields) -> bytes:
+    """Return fields as lines."""
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
 
 
 def is_gone_of(scope: Scope) -> IsGone:

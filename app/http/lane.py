@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from app.http.access import Sender
-from app.http.hot import JSON, SENDER, Fields, HttpAnswer, PlainRoute, sized
+from app.http.hot import JSON, JSON_LINES, SENDER, Fields, HttpAnswer, PlainRoute, ReadyAnswer, lines_of
 from app.http.protocol import Protocol
 
 MAX_HEAD: Final = 2_048
@@ -45,7 +45,8 @@ _EXTRAORDINARY: Final = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
 _NEVER_AWAITED: Final = asyncio.Event()
 
 log = structlog.get_logger("quotagate.http")
-Making = Coroutine["asyncio.Future[Any] | None", None, HttpAnswer | None]
+Answer = HttpAnswer | ReadyAnswer
+Making = Coroutine["asyncio.Future[Any] | None", None, Answer | None]
 
 
 class KnownHead(NamedTuple):
@@ -90,7 +91,7 @@ class LaneProtocol(Protocol):
         self._is_receiving = False
         self._known_cycle = KnownCycle()
         self._default_headers: Fields = ()
-        self._before_length = b""
+        self._default_lines = b""
 
     def data_received(self, data: bytes) -> None:
         """Answer a whole request with a known head; else parse what arrived."""
@@ -165,7 +166,7 @@ class LaneProtocol(Protocol):
     def _is_gone(self) -> bool:
         return self._known_cycle.disconnected
 
-    def _finish_known(self, answer: HttpAnswer | None) -> None:
+    def _finish_known(self, answer: Answer | None) -> None:
         """Send the answer that the route has called back with."""
         if answer is None or self._known_cycle.disconnected:
             return
@@ -207,7 +208,7 @@ class LaneProtocol(Protocol):
 
     # Answers
 
-    def finish(self, cycle: RequestResponseCycle, answer: HttpAnswer) -> None:
+    def finish(self, cycle: RequestResponseCycle, answer: Answer) -> None:
         """Send an answer, and continue with the next request."""
         self._write(answer, keep_alive=cycle.keep_alive)
         cycle.response_complete = True
@@ -216,25 +217,19 @@ class LaneProtocol(Protocol):
             self.transport.close()
         self.on_response_complete()
 
-    def _write(self, answer: HttpAnswer, *, keep_alive: bool) -> None:
+    def _write(self, answer: Answer, *, keep_alive: bool) -> None:
         """Send an answer as uvicorn does, with its own fields first."""
-        status, headers, body = answer
-        if status == HTTPStatus.OK and headers is JSON and keep_alive:
-            self.transport.write(b"%b%d\r\n\r\n%b" % (self._before_the_length(), len(body), body))
-            return
-        fields = [*self.server_state.default_headers, *sized(answer)]
-        if not keep_alive:
-            fields.append((b"connection", b"close"))
-        lines = [name + b": " + value + b"\r\n" for name, value in fields]
-        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
-
-    def _before_the_length(self) -> bytes:
-        """Return the beginning of a usual answer; uvicorn's own fields are other ones each second."""
-        if self.server_state.default_headers is not self._default_headers:
+        if isinstance(answer, ReadyAnswer):
+            (lines, body), status = answer, HTTPStatus.OK.value
+        else:
+            status, headers, body = answer
+            lines = JSON_LINES if headers is JSON else lines_of(headers)
+        if self.server_state.default_headers is not self._default_headers:  # they are others each second
             self._default_headers = self.server_state.default_headers
-            lines = [name + b": " + value + b"\r\n" for name, value in (*self._default_headers, *JSON)]
-            self._before_length = b"".join([STATUS_LINE[HTTPStatus.OK], *lines, b"content-length: "])
-        return self._before_length
+            self._default_lines = lines_of(self._default_headers)
+        end = b"\r\n\r\n" if keep_alive else b"\r\nconnection: close\r\n\r\n"
+        parts = (STATUS_LINE[status], self._default_lines, lines, len(body), end, body)
+        self.transport.write(b"%b%b%bcontent-length: %d%b%b" % parts)
 
 
 class Answering:
@@ -265,7 +260,7 @@ class Answering:
         try:
             waits_for = self._making.send(None)
         except StopIteration as done:
-            answer: HttpAnswer | None = done.value
+            answer: Answer | None = done.value
         except (Exception, asyncio.CancelledError):
             log.exception("a request failed")
             self._connection.transport.abort()
@@ -283,6 +278,6 @@ class Answering:
             self._connection.finish(self._cycle, answer)
 
 
-async def _after(before: Coroutine[Any, Any, None], answer: HttpAnswer) -> HttpAnswer | None:
+async def _after(before: Coroutine[Any, Any, None], answer: Answer) -> Answer | None:
     await before
     return answer

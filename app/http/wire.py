@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, NoReturn, TypeVar
 import msgspec
 from msgspec import UNSET, Struct
 
-from app.admission.plain import ADMITTED
+from app.admission.plain import ADMITTED, ADMITTED_ALONE
 from app.admission.slices import STRIDE
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
@@ -133,6 +133,8 @@ def encode_decision(decision: Decision) -> bytes:
     applied = decision.applied
     if applied < len(ADMITTED) and decision is ADMITTED[applied]:
         return _ADMITTED[applied]
+    if decision is ADMITTED_ALONE:
+        return _ADMITTED_ALONE
     return _ENCODER.encode(_decision(decision))
 
 
@@ -325,4 +327,5 @@ def _field_error(fault: str) -> FieldError:
     return FieldError(pointer(*at), f"must be {choices}")
 
 
+_ADMITTED_ALONE: Final = _ENCODER.encode(_decision(ADMITTED_ALONE))
 _ADMITTED: Final = [_ENCODER.encode(_decision(decision)) for decision in ADMITTED]

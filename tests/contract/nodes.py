@@ -2,11 +2,15 @@
 
 Every call to the store is repeated in the oracle, which must agree. What a node answers alone is held to what
 the oracle says at that moment; and an id in use must not be forgotten, whichever node was asked.
+
+Plain asks go the short way too, with a copy of the node's memory: it must send, decide, count, note and learn
+what the readable way does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,22 +22,27 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from app.admission import admission
+from app.admission.admission import count_answer
 from app.admission.local import LocalAnswers
 from app.admission.metrics import Metrics
+from app.admission.plain import PlainAsk, PlannedAsk
 from app.admission.plan import LocalVerdict, Match, decision_of, matches_of, plan_of
 from app.admission.queue import LateCallback
+from app.catalog.snapshot import Snapshot
 from app.domain import known_ids
 from app.domain.ask import Ask, Mode
-from app.domain.decision import Decision
+from app.domain.caller import ANYONE
+from app.domain.decision import Decision, Verdict
 from app.domain.entity import Entity
 from app.domain.known_ids import KnownIds
 from app.domain.ladder import MatchingRules, Quotas
 from app.domain.oracle import IdsBucket, Oracle, key_of
 from app.domain.quota import Layers, Quota
 from app.domain.usage import ids_of, spreads_of
-from app.store.encoding import decode_answer, packed_answers_of
+from app.store.encoding import decode_answer, encode_plan, packed_answers_of
 from app.store.keys import RESETS_KEY
-from app.store.port import Answer, Mark, PackedAnswer, Plan, StoreError
+from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, StoreError
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
 from tests.contract.machine import Difference
@@ -63,20 +72,31 @@ MUST_MEET = (
     "policy change",
     "learned late",
     "nothing learned",
+    "short way: known",
+    "short way: rates asked",
+    "short way: learned",
+    "short way: refused",
 )
 AT_LEAST = 20
 
 
 @dataclass
 class LateReply:
-    """An answer of the store that its node has not read yet, and how many events were before it."""
+    """An answer of the store that its node has not read yet, and how many events were before it.
+
+    Attributes:
+        short: the ask as the short way planned it, if it is plain.
+    """
 
     ask: Ask
     matches: tuple[Match, ...]
     plan: Plan
+    packed: PackedAnswer
     answer: Answer
     turn: int
     events: int
+    short: PlannedAsk | None
+    sent: Ask
 
 
 @dataclass
@@ -91,6 +111,15 @@ class Node:
     known: KnownIds
     looked: int = 0
     late: list[LateReply] = field(default_factory=list)
+
+
+@dataclass
+class ShortWay:
+    """A copy of what a node knows, on which an ask goes the short way, and what is counted by either way."""
+
+    local: LocalAnswers
+    short: Metrics
+    readable: Metrics
 
 
 class Unhurried(LocalAnswers):
@@ -140,6 +169,17 @@ class Nodes(RuleBasedStateMachine):
             "request_rate": {everybody: rate},
         }
         self.nodes = [self._node() for _ in range(many)]
+        self.snapshot = Snapshot()
+        self.short = admission.Admission(
+            self.store,  # nothing is sent by it
+            lambda: self.snapshot,
+            rules=RULES,
+            secret=lambda: SECRET,
+            sequential=False,
+            budget_s=1.0,
+            metrics=Metrics(),
+        )
+        self.plain: dict[str, PlainAsk] = {}
 
     def _node(self) -> Node:
         known = self.module.KnownIds()
@@ -334,9 +374,16 @@ class Nodes(RuleBasedStateMachine):
         if node.late and not late:
             self._read(node)  # replies are read in order
         matches = matches_of(ask, self.quotas, RULES)
-        alone, turn = node.local.verdict(ask, matches), node.local.turn
+        short = way = None
+        if (ready := self._ready(ask)) is not None:
+            way = self._short_way(node)
+            short = self.short._planned_one(ready, ANYONE)
+        sent, alone, turn = ask, node.local.verdict(ask, matches), node.local.turn
         timed = replace(ask, at_ms=self.now)
         travels = node.local.unknown(ask, matches) if alone is None else None
+        if short is not None and way is not None:
+            self._compare_plans(short, ask, matches, alone, travels, turn)
+            self._compare_memory(node, way, ask)
         if travels is not None:
             self.met["known in part"] += 1
             left_out = tuple(each for each in ids_of(ask) if each not in ids_of(travels))
@@ -345,12 +392,15 @@ class Nodes(RuleBasedStateMachine):
         plan = plan_of(timed, matches if alone is None else matches[1:], SECRET)
         if alone is not None:
             self._check_alone(node, ask, alone)
-            self._decide_alone(ask, timed, plan, alone)
+            self._decide_alone(ask, timed, plan, alone, short, way)
+            if way is not None:
+                self._compare_memory(node, way, ask)
             return
         assert plan is not None
         if ask.mode == "record":
             self._note_write(node, ask)
-        (answer,) = self._decide([plan])
+        packed = self._decide(plan)
+        answer = decode_answer(packed)
         found = self._found(ask)
         expected = self.oracle.decide(timed, self.quotas, RULES, self.now)
         got, _ = decision_of(timed, plan, answer, sequential=False)
@@ -358,10 +408,7 @@ class Nodes(RuleBasedStateMachine):
         self._check_remembered(ask, found)
         self._note_lives(ask)
         self.gone -= {(ask.principal or "", each) for each in ids_of(ask)}
-        reply = LateReply(
-            ask, matches, plan, msgspec.structs.replace(answer, at_ms=self.now), turn, self.events
-        )
-        node.late.append(reply)
+        node.late.append(LateReply(ask, matches, plan, packed, answer, turn, self.events, short, sent))
         if not late:
             self._read(node)
 
@@ -369,8 +416,13 @@ class Nodes(RuleBasedStateMachine):
         for reply in node.late:
             self.met["learned late"] += reply.answer.at_ms < self.now
             self.met["nothing learned"] += reply.turn != node.local.turn
+            way = None if reply.short is None else self._short_way(node)
             if reply.answer.kept is None:
                 node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.turn)
+            if reply.short is not None and way is not None:
+                self._compare_short(way, reply.short, reply.sent, reply.plan, reply.packed, None)
+                self._compare_memory(node, way, reply.ask)
+                self.met["short way: learned"] += isinstance(reply.short.plan, PackedPlan)
             if reply.answer.results[0].open_ms and reply.events == node.looked == self.events:
                 self._note_use(reply.ask, ids_of(reply.ask), reply.answer.at_ms)
         node.late.clear()
@@ -395,8 +447,81 @@ class Nodes(RuleBasedStateMachine):
             self._compare_renewal(plan, decode_answer(answer))
         return [msgspec.structs.replace(answer, at_ms=self.now) for answer in answers], None
 
-    def _decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        return self.loop.run_until_complete(self.store.decide(plans))
+    def _decide(self, plan: Plan) -> PackedAnswer:
+        (answer,) = self.loop.run_until_complete(packed_answers_of(self.store, [plan]))
+        return msgspec.structs.replace(answer, at_ms=self.now)
+
+    # The short way
+
+    def _short_way(self, node: Node) -> ShortWay:
+        """A copy of what a node knows now, for the short way; what is counted from now on is compared."""
+        memo: dict[int, Any] = {}
+        for its in (node.known._buckets, node.known._waiting):
+            memo |= {id(kept.applied): kept.applied for kept in its.values()}  # compared by identity
+        way = ShortWay(copy.copy(node.local), Metrics(clock=lambda: 0.0), Metrics(clock=lambda: 0.0))
+        way.local._known = copy.deepcopy(node.known, memo)
+        way.local._metrics = self.short._metrics = way.short
+        node.local._metrics = way.readable
+        self.short.local = way.local
+        return way
+
+    def _ready(self, ask: Ask) -> PlainAsk | None:
+        """An ask made ready for the short way, and kept for equal ones; None if it is not plain."""
+        if self.snapshot.quotas != self.quotas:
+            self.snapshot = Snapshot(0, {key: dict(its) for key, its in self.quotas.items()})
+        ready = self.plain.get(repr(ask))
+        if ready is None or not self.short.is_valid(ready):
+            ready = self.short.plain(ask)
+            if ready is None:
+                return None
+            self.plain[repr(ask)] = ready
+        return ready
+
+    def _compare_plans(
+        self,
+        short: PlannedAsk,
+        ask: Ask,
+        matches: tuple[Match, ...],
+        alone: LocalVerdict | None,
+        travels: Ask | None,
+        turn: int,
+    ) -> None:
+        plan = plan_of(travels or ask, matches if alone is None else matches[1:], SECRET)
+        if isinstance(short.plan, PackedPlan) and plan is not None:
+            same = ([*short.plan.keys], short.plan.argument) == encode_plan(plan)
+            same = same and short.plan.ids == plan.ids
+        else:
+            same = short.plan == plan
+        if (
+            not same
+            or (short.alone, short.travels) != (alone, travels)
+            or (alone is None and short.turn != turn)
+        ):
+            raise Difference(f"{ask}\nshort way: {short}\nreadable:  {alone}, {travels}, {plan}, {turn}")
+
+    def _compare_memory(self, node: Node, way: ShortWay, ask: Ask) -> None:
+        if vars(way.local._known) != vars(node.known):
+            raise Difference(f"{ask}\nshort way: {vars(way.local._known)}\nreadable:  {vars(node.known)}")
+        if way.short._counts != way.readable._counts:
+            raise Difference(f"{ask}\nshort way: {way.short._counts}\nreadable:  {way.readable._counts}")
+
+    def _compare_short(
+        self,
+        way: ShortWay,
+        short: PlannedAsk,
+        ask: Ask,
+        plan: Plan | None,
+        packed: PackedAnswer | None,
+        alone: Verdict | None,
+    ) -> None:
+        """The short way decides and counts as the readable one."""
+        answer = None if packed is None else decode_answer(packed)
+        expected, verdicts = decision_of(ask, plan, answer, sequential=False, alone=alone)
+        (got,) = self.short._decisions((short,), () if packed is None else (packed,), None)
+        if got != expected:
+            raise Difference(f"{ask}\nshort way: {got}\nreadable:  {expected}")
+        count_answer(way.readable, ask, short.matches, plan, answer, expected, verdicts)
+        self.met["short way: refused"] += got.decision != "admit"
 
     def _compare_renewal(self, plan: Plan, answer: Answer) -> None:
         (charge,) = plan.charges
@@ -507,15 +632,30 @@ class Nodes(RuleBasedStateMachine):
             if self.now - used < layers.ttl_ms - layers.interval_ms - STEP_MS - 20 * self.lag:
                 raise Difference(f"{ask}: {each} is forgotten {self.now - used} ms after its use")
 
-    def _decide_alone(self, ask: Ask, timed: Ask, plan: Plan | None, alone: LocalVerdict) -> None:
+    def _decide_alone(
+        self,
+        ask: Ask,
+        timed: Ask,
+        plan: Plan | None,
+        alone: LocalVerdict,
+        short: PlannedAsk | None,
+        way: ShortWay | None,
+    ) -> None:
         """The other quotas of an ask travel; both together make the decision."""
         if plan is None:
             got, _ = decision_of(timed, None, None, sequential=False, alone=alone.verdict)
             if (got.source, got.applied, got.decision) != ("local", 1, alone.verdict.outcome):
                 raise Difference(f"{ask}: {got}")
+            if short is not None and way is not None:
+                self._compare_short(way, short, ask, None, None, alone.verdict)
+                self.met["short way: known"] += short.plain is not None
             return
         self.met["known alone, rates asked"] += 1
-        (answer,) = self._decide([plan])
+        packed = self._decide(plan)
+        answer = decode_answer(packed)
+        if short is not None and way is not None:
+            self._compare_short(way, short, ask, plan, packed, alone.verdict)
+            self.met["short way: rates asked"] += short.plain is not None
         got, _ = decision_of(timed, plan, answer, sequential=False, alone=alone.verdict)
         expected = self.oracle.decide(replace(timed, producer_ids=None), self.quotas, RULES, self.now)
         self._compare(ask, got, replace(expected, applied=expected.applied + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from pathlib import Path
@@ -9,7 +10,9 @@ from types import ModuleType
 
 import pytest
 
+from app.admission import admission, local, metrics, plain
 from app.domain import known_ids
+from tests.contract import nodes
 from tests.contract.machine import Difference, explored, rare
 from tests.contract.nodes import AT_LEAST, MUST_MEET, Nodes
 from tests.contract.test_machine import report
@@ -58,6 +61,43 @@ FAULTS: dict[str, tuple[str, str]] = {
 }
 """Faults in ``app.domain.known_ids``, each planted in one place."""
 
+SHORT_WAY_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
+    "ids learned under no turn": (admission, "plain.quotas, turn=self.local.turn)", "plain.quotas)"),
+    "nothing learned": (admission, "if values is not None and plain.learns is not None:", "if False:"),
+    "another time for the layer's end": (admission, "int(values[1 + OPEN_MS])", "int(values[OPEN_MS])"),
+    "a refusal asked for again": (admission, "refusal = self.local.refusal(ask, its)", "refusal = None"),
+    "known ids among unknown ones sent": (
+        admission,
+        "travels = self.local.unknown(ask, its) if refusal is None else None",
+        "travels = None",
+    ),
+    "a refusal taken for an admission": (
+        admission,
+        "if refusal is not None or travels is not None:",
+        "if travels is not None:",
+    ),
+    "a failed ask planned with all quotas": (
+        admission,
+        "its = planned.matches if planned.alone is None else planned.matches[1:]",
+        "its = planned.matches",
+    ),
+    "detail answered alone": (plain, "learns is None or not may_answer_alone(ask)", "learns is None"),
+    "a decision of the store that was never asked": (
+        plain,
+        "ADMITTED_ALONE if others is None else shared.decision",
+        "shared.decision",
+    ),
+    "the ids among the other quotas": (
+        plain,
+        "shared.forgiving[1:], places[1:]",
+        "shared.forgiving[1:], places[:-1]",
+    ),
+    "ids that are not counted": (plain, "COUNT.pack(ids), NUMBER", "COUNT.pack(1), NUMBER"),
+    "a gauge that ends": (metrics, "touch(counts.rates, alone.labels, now, None)", "pass"),
+    "a known id counted as without quotas": (metrics, "+= alone is None", "+= 1"),
+}
+"""Faults of the short way of asks with ids: in which module, what is right, and what is wrong."""
+
 
 def run(url: str, *, examples: int, rules: ModuleType = known_ids, shrink: bool = True) -> Counter[str]:
     class Run(Nodes):
@@ -77,6 +117,22 @@ def test_planted_fault_is_found(fault: str) -> None:
     exec(compile(source.replace(right, wrong), "planted", "exec"), planted.__dict__)
     with running("valkey") as url, pytest.raises(Difference):
         run(url, examples=400, rules=planted, shrink=False)
+
+
+@pytest.mark.parametrize("fault", SHORT_WAY_FAULTS)
+def test_planted_fault_in_the_short_way_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that finds the short way equal to the readable one finds each difference."""
+    module, right, wrong = SHORT_WAY_FAULTS[fault]
+    source = inspect.getsource(module)
+    assert source.count(right) == 1, "the fault must be planted in one place"
+    faulty = dict(vars(module))
+    exec(compile(source.replace(right, wrong), str(module.__file__), "exec"), faulty)
+    for user in (admission, local, metrics, plain, nodes):
+        for name, value in vars(user).items():
+            if getattr(value, "__module__", None) == module.__name__ and name in faulty:
+                monkeypatch.setattr(user, name, faulty[name])
+    with running("valkey") as url, pytest.raises(Difference):
+        run(url, examples=400, shrink=False)
 
 
 def test_nodes_and_oracle_agree_in_1000_steps() -> None:

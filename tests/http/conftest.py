@@ -22,12 +22,13 @@ from app.admission.caller_clock import CallerClock
 from app.admission.errors import OverloadedError
 from app.admission.metrics import Metrics
 from app.admission.plain import PlainAsk
+from app.admission.port import InFull
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
-from app.domain.quota import Defaults, Quota
+from app.domain.quota import Defaults
 from app.http.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
@@ -65,7 +66,7 @@ class Admission:
     broken: bool = False
     overloaded: str | None = None
     held: asyncio.Event | None = None
-    full: tuple[Decision, tuple[Quota, ...]] | None = None
+    full: InFull | None = None
 
     def plain(self, ask: Ask) -> PlainAsk | None: ...
 
@@ -91,9 +92,14 @@ class Admission:
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
+    ) -> InFull:
         (decision,) = await self.decide((ask,), caller)
-        return self.full or (replace(decision, quotas=()), ())
+        return self.full or InFull(replace(decision, quotas=()), ())
+
+    def begin_in_full(
+        self, ask: PlainAsk, caller: Caller, then: object, within_s: float | None = None
+    ) -> None:
+        raise AssertionError(f"no ask was plain, but {ask}")
 
 
 @dataclass

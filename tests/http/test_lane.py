@@ -474,13 +474,29 @@ async def test_known_bodies_are_answered_the_same():
         connection = Connection(InMemory(lane=lane_, decider=real(store)))
         nobodys = message("POST", ONE, (), b'{"ip": "10.0.0.7", "usage": {"mutations": 1}}')
         recorded = message("POST", ONE, [KEY], RECORD)
-        for request_ in (ONE_ASK, nobodys, TWO_ASKS, A_CHECK, recorded, ONE_ASK + nobodys + ONE_ASK):
+        nobody = message("GET", CHECK, ["X-Quotagate-IP: 10.0.0.7"])
+        invalid = message("GET", f"{CHECK}?requests=x")
+        mixed = ONE_ASK + nobodys + ONE_ASK + A_CHECK + nobody
+        for request_ in (ONE_ASK, nobodys, TWO_ASKS, A_CHECK, nobody, invalid, recorded, mixed):
             await connection.send(*[request_] * 3)
         answers.append(bytes(connection.line.sent))
-        assert store.asked == 3 * (1 + 2 + 1 + 1 + 2)
+        assert store.asked == 3 * (1 + 2 + 1 + 1 + 3)
         connection.end()
     assert answers[0] == answers[1]
-    assert answers[0].count(b"HTTP/1.1 200") == 24
+    assert answers[0].count(b"HTTP/1.1 200") == 33
+    assert answers[0].count(b'ratelimit: "request_rate";r=99;t=10') == 6
+    assert answers[0].count(b"HTTP/1.1 400") == 3
+
+
+async def test_a_known_check_that_is_the_last_one_says_so(one: Real):
+    await one.connection.send(A_CHECK)
+    one.store.held = []
+    before = len(await one.connection.send(A_CHECK))
+    one.connection.protocol.shutdown()
+    one.store.held.pop()()
+    answer = (await one.connection.settle())[before:]
+    assert answer.count(b"HTTP/1.1 200") == answer.count(b"connection: close\r\n") == 1
+    assert one.connection.line.is_closing()
 
 
 async def test_a_known_ask_in_flight_is_answered_in_order_and_keeps_its_bytes_counted(one: Real):

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 from app.admission.caller_clock import CallerClock, CallerTime
 from app.admission.plain import PlainAsk
-from app.admission.port import Decider
+from app.admission.port import Decider, InFull
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
-from app.domain.quota import Quota
 
 ADMITTED = Decision("admit", 0, True, 0, "local", None)
 
@@ -32,8 +31,8 @@ class AdmitsAll(Decider):
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
-        return ADMITTED, ()
+    ) -> InFull:
+        return InFull(ADMITTED, ())
 
 
 async def test_time_is_0_before_the_first_ask_and_then_the_newest_one():

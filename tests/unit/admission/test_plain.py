@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from app.admission.errors import CallerGoneError
 from app.admission.hold import UNTHROTTLED, FactorSource
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Metrics
-from app.admission.plain import ADMITTED, PlainAsk, PlainAsks
+from app.admission.plain import ADMITTED, ADMITTED_ALONE, PlainAsk, PlainAsks
 from app.admission.plan import Matches
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
@@ -27,7 +27,8 @@ from app.domain.decision import Decision
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
-from app.store.port import Answer, Came, ChargeResult, Fault, PackedPlan, StoreError
+from app.store.encoding import encode_plans
+from app.store.port import Answer, Came, ChargeResult, Fault, Mark, PackedPlan, StoreError
 from tests.packed import packed
 
 EVERYONE = Entity.of(user=ANY)
@@ -102,8 +103,17 @@ class Recorded(Logs):
         self.heard.append(heard)
 
 
+async def birth() -> Mark:
+    """The marks of a store that never lost anything."""
+    return Mark(1_000, b"birth", 0)
+
+
 def admission(
-    store: Store, logs: Logs = UNLOGGED, factor: FactorSource = UNTHROTTLED, snapshot: Snapshot = SNAPSHOT
+    store: Store,
+    logs: Logs = UNLOGGED,
+    factor: FactorSource = UNTHROTTLED,
+    snapshot: Snapshot = SNAPSHOT,
+    mark: Callable[[], Awaitable[Mark]] | None = None,
 ) -> Admission:
     made = Admission(
         store,
@@ -115,7 +125,9 @@ def admission(
         metrics=Metrics(clock=lambda: 0.0),
         factor=factor,
         logs=logs,
+        mark=mark,
     )
+    made.local._now_s = lambda: 1.0
     made.circuit._working_since = -1e9
     return made
 
@@ -129,7 +141,7 @@ def ready(of: Admission, ask: Ask) -> PlainAsk:
 def counted(of: Admission) -> object:
     """What was counted, without times."""
     counts = of._metrics._counts
-    names = ("decisions", "shadows", "fallbacks", "unmatched", "corrections", "forgiven")
+    names = ("decisions", "shadows", "fallbacks", "unmatched", "corrections", "forgiven", "local_ids")
     return [getattr(counts, name) for name in names], counts.gauges
 
 
@@ -149,6 +161,79 @@ async def test_both_ways_decide_count_and_log_the_same(
     assert counted(short) == counted(readable)
     # The log may leave a plain admission out, unless it takes them.
     assert logs[0].heard == (logs[1].heard if answer not in SHORT or takes_admissions else [])
+
+
+OF_OTHERS = {
+    "admitted": Answer((ADMIT, ADMIT)),
+    "throttled": Answer((ADMIT, but(ADMIT, outcome="throttle", throttle_ms=9))),
+    "unreadable": Answer((), error=StoreError("response", "WRONGTYPE")),
+}
+ONLY_IDS = Ask({}, (1, "a"), principal="alice")
+
+
+def arguments(store: Store) -> list[tuple[list[bytes], list[bytes]]]:
+    """The keys and arguments of all that was sent."""
+    return [encode_plans([plan]) for plan in store.sent]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("answer", OF_OTHERS)
+@pytest.mark.parametrize("takes_admissions", [False, True])
+@pytest.mark.parametrize("error", [None, StoreError("timeout")])
+async def test_both_ways_learn_ids_and_answer_for_them(
+    answer: str, takes_admissions: bool, error: StoreError | None
+) -> None:
+    """The whole ask is sent first, then its other quotas, and without others nothing."""
+    logs = [Recorded(takes_admissions=takes_admissions) for _ in range(2)]
+    stores = [Store(Answer((but(SEEN, open_ms=5_000), ADMIT, ADMIT), at_ms=1_000)) for _ in range(2)]
+    short, readable = (admission(store, log, mark=birth) for store, log in zip(stores, logs, strict=True))
+    for node in (short, readable):
+        await node.local._look()
+    plain = {repr(ask): ready(short, ask) for ask in (ALL, ONLY_IDS)}
+    for ask in (ALL, ALL, ONLY_IDS, ALL):
+        assert await short.decide([plain[repr(ask)]]) == await readable.decide([ask])
+        for store in stores:
+            store.answer, store.error = packed(OF_OTHERS[answer]), error
+    assert (await short.decide([plain[repr(ONLY_IDS)]]))[0] is ADMITTED_ALONE or takes_admissions
+    await readable.decide([ONLY_IDS])
+    assert arguments(stores[0]) == arguments(stores[1])
+    assert len(stores[0].sent) == (2 if error else 3)
+    assert counted(short) == counted(readable)
+    assert vars(short.local._known) == vars(readable.local._known)
+    # The log may leave plain admissions out, unless it takes them.
+    said = [
+        heard for heard in logs[1].heard if takes_admissions or heard[3] not in (*ADMITTED, ADMITTED_ALONE)
+    ]
+    assert logs[0].heard == said
+
+
+async def test_late_answer_of_an_ask_whose_ids_are_known_is_logged_in_full() -> None:
+    logs = Recorded()
+    store = Store(Answer((but(SEEN, open_ms=5_000), ADMIT, ADMIT), at_ms=1_000))
+    node = admission(store, logs, mark=birth)
+    await node.local._look()
+    plain = ready(node, ALL)
+    await node.decide([plain])
+    node._log_late((node._planned_one(plain, ANYONE),), 0, packed(OF_OTHERS["admitted"]))
+    ((ask, matches, answer, decision, verdicts),) = logs.heard
+    assert (ask, answer, decision) == (ALL, OF_OTHERS["admitted"], ADMITTED[3])
+    assert isinstance(verdicts, tuple)
+    assert isinstance(matches, tuple)
+    assert [verdict.observed for verdict in verdicts] == [None, 0.25, 0.25]
+    assert len(matches) == 3
+
+
+async def test_ids_are_learned_with_detail_but_not_answered_alone() -> None:
+    store = Store(Answer((but(SEEN, open_ms=5_000),), at_ms=1_000))
+    node = admission(store, mark=birth)
+    await node.local._look()
+    detailed = ready(node, replace(ONLY_IDS, detail=True))
+    for _ in range(2):
+        (decision,) = await node.decide([detailed])
+        assert decision.source == "store"
+    assert node.local._known.ids == 2
+    (decision,) = await node.decide([ready(node, ONLY_IDS)])
+    assert decision is ADMITTED_ALONE
+    assert len(store.sent) == 2
 
 
 @pytest.mark.parametrize("ask", [ASK, ALL, Ask({"fetch_bytes": 1}, principal="alice")])

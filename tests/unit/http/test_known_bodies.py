@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.admission.plain import ADMITTED
+from app.admission.plain import ADMITTED, ADMITTED_ALONE
 from app.admission.slices import Slices
 from app.domain.caller import ANYONE
 from app.domain.decision import Decision
@@ -32,10 +32,10 @@ def batch(*asks: bytes) -> bytes:
     return b'{"asks": [' + b" , ".join(asks) + b"]}"
 
 
-@pytest.mark.parametrize("applied", range(len(ADMITTED)))
-def test_admissions_are_encoded_once_and_like_all_others(applied: int) -> None:
-    assert encode_decision(ADMITTED[applied]) == encode_decision(replace(ADMITTED[applied]))
-    assert encode_decision(ADMITTED[applied]) is encode_decision(ADMITTED[applied])
+@pytest.mark.parametrize("admitted", [*ADMITTED, ADMITTED_ALONE])
+def test_admissions_are_encoded_once_and_like_all_others(admitted: Decision) -> None:
+    assert encode_decision(admitted) == encode_decision(replace(admitted))
+    assert encode_decision(admitted) is encode_decision(admitted)
 
 
 async def test_equal_bodies_are_read_once_alone_or_in_a_batch() -> None:
