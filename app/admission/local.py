@@ -288,7 +288,12 @@ class LocalAnswers:
         """Take the renewals of the next call."""
         pending: list[PendingRenewal] = []
         room, secret = IDS_IN_CALL, self._secret()
-        while room > 0 and (taken := self._known.next_renewal(room, self._in_force)):
+        now_ms = self._now_ms()
+        while (
+            now_ms is not None
+            and room > 0
+            and (taken := self._known.next_renewal(room, now_ms, self._in_force))
+        ):
             key, renewal = taken
             room -= max(len(renewal.ids), 1)
             ask = Ask({}, renewal.ids, renewal.principal)
@@ -310,7 +315,7 @@ class LocalAnswers:
         for place, answer in enumerate(answers):
             came(place, answer)
         for each in pending[len(answers) :]:
-            self._known.put_back(each.key, each.renewal)
+            self._known.put_back(each.key, each.renewal, turn)
         return len(answers) == len(pending)
 
     def _renewed(self, pending: PendingRenewal, answer: Answer, turn: int) -> None:

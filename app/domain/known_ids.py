@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from sys import getsizeof
 from typing import Final, NamedTuple
 
@@ -40,6 +41,9 @@ KNOWN_BYTES: Final = 32 * 1024 * 1024
 
 MOST_RENEWALS: Final = 200_000
 """The most ids that wait to be renewed. Beyond it the oldest bucket's are dropped."""
+
+RENEWED_WITHIN_MS: Final = 250
+"""A use is answered alone only if its renewal has at least this time until the layer dies."""
 
 
 class StoreTime:
@@ -157,11 +161,18 @@ class KnownBucket:
         newest_first = self.layers[::-1]
         return all(each == NO_PRODUCER_ID or any(each in layer.ids for layer in newest_first) for each in ids)
 
-    def closed(self, ids: Iterable[Id], now_ms: int) -> list[Id]:
-        """Return those of the ids that no open layer holds, so that their use has to be renewed."""
-        newest = self.layers[-1]
-        is_open = now_ms < newest.closes_ms
-        return [each for each in ids if each != NO_PRODUCER_ID and not (is_open and each in newest.ids)]
+    def closed(self, ids: Iterable[Id], now_ms: int) -> list[tuple[Id, int]]:
+        """Return those of the ids that no open layer holds, so that their use has to be renewed.
+
+        Returns:
+            each with the time when the layer dies that holds it.
+        """
+        found, newest_first = list[tuple[Id, int]](), self.layers[::-1]
+        for each in ids:
+            layer = next((layer for layer in newest_first if each in layer.ids), None)
+            if layer is not None and now_ms >= layer.closes_ms:
+                found.append((each, layer.dies_ms))
+        return found
 
     def put(self, ids: Iterable[Id], closes_ms: int) -> None:
         """Note that a layer which closes at this time holds these ids."""
@@ -186,12 +197,14 @@ class Renewal:
 
     Attributes:
         resets: as in ``KnownBucket``: if the bucket was reset after that, the store does not write them.
+        dies_ms: when the layer dies in which the node knows them; 0 without ids.
     """
 
     applied: AppliedQuota
     principal: str
     resets: int
     ids: tuple[Id, ...]
+    dies_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -200,7 +213,8 @@ class _Waiting:
 
     Attributes:
         resets, birth: as in ``KnownBucket``, when the first of them was used.
-        ids: in order of use.
+        ids: by the time when the layer dies in which the node knows them, each in order of use. What is dead
+            is not renewed: nobody may write it, and what says that the bucket was reset lives no longer.
         has_to_ask: whether the store has to be asked whether the bucket was reset, even without ids.
     """
 
@@ -208,8 +222,33 @@ class _Waiting:
     principal: str
     resets: int
     birth: bytes
-    ids: dict[Id, None] = field(default_factory=dict)
+    ids: dict[int, dict[Id, None]] = field(default_factory=dict)
     has_to_ask: bool = False
+
+    @property
+    def known(self) -> int:
+        """How many ids wait."""
+        return sum(map(len, self.ids.values()))
+
+    def add(self, each: Id, dies_ms: int) -> None:
+        """Let an id wait, if it does not."""
+        if not any(each in its for its in self.ids.values()):
+            self.ids.setdefault(dies_ms, {})[each] = None
+
+    def drop_dead(self, now_ms: int) -> None:
+        """Drop the ids of layers that the store no longer has."""
+        for dies_ms in [dies_ms for dies_ms in self.ids if now_ms >= dies_ms]:
+            del self.ids[dies_ms]
+
+    def take(self, most: int) -> tuple[tuple[Id, ...], int]:
+        """Take some ids of one layer, and return when that dies; no ids and 0 if none wait."""
+        dies_ms, its = next(iter(self.ids.items()), (0, dict[Id, None]()))
+        ids = tuple(islice(its, most))
+        for each in ids:
+            del its[each]
+        if ids and not its:
+            del self.ids[dies_ms]
+        return ids, dies_ms
 
 
 class KnownIds:
@@ -229,8 +268,9 @@ class KnownIds:
         self._most_bytes = most_bytes
         self._buckets: OrderedDict[bytes, KnownBucket] = OrderedDict()
         self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
-        self._lost: dict[bytes, list[Id] | None] = {}
-        """Buckets that the store lost, with the ids that are still to be renewed; None before the first."""
+        self._lost: dict[bytes, list[tuple[int, list[Id]]] | None] = {}
+        """Buckets that the store lost, with the ids that are still to be renewed, by the time when their layer
+        dies; None before the first."""
         self._birth = b""
         self._resets = 0
         self.turn = 0
@@ -261,10 +301,12 @@ class KnownIds:
             return False
         self._buckets.move_to_end(key)
         if closed := bucket.closed(ids, now_ms):
+            if any(dies_ms - now_ms < RENEWED_WITHIN_MS for _, dies_ms in closed):
+                return False  # the store writes it in time
             waiting = self._wait(key, bucket)
-            new = dict.fromkeys(each for each in closed if each not in waiting.ids)
-            waiting.ids.update(new)
-            self.waiting += len(new)
+            with self._waits(waiting):
+                for each, dies_ms in closed:
+                    waiting.add(each, dies_ms)
             self._drop_waiting()
         return True
 
@@ -396,6 +438,7 @@ class KnownIds:
             birth: empty if it is not known.
             resets: the number of the last reset of any bucket.
         """
+        before = self._resets
         if resets != self._resets:
             self.turn += 1
             self._resets = resets
@@ -403,11 +446,26 @@ class KnownIds:
             return
         if self._birth:
             self.turn += 1
-            self._lost = dict.fromkeys(reversed(self._buckets))  # those used lately first
+            self._lose(before)
         else:  # the first look; nothing that is known is older
             for bucket in self._buckets.values():
                 bucket.birth = birth
         self._birth = birth
+
+    def _lose(self, before: int) -> None:
+        """Have everything renewed, but what may have been reset: the store does not know that any more.
+
+        Args:
+            before: the number of the last reset in the state that is lost.
+        """
+        for key in [key for key, bucket in self._buckets.items() if bucket.resets != before]:
+            self._forget(key)
+        for key in [key for key, waiting in self._waiting.items() if waiting.resets != before]:
+            self._end_wait(key)
+        if self._resets == 0:  # no bucket was reset since
+            for each in (*self._buckets.values(), *self._waiting.values()):
+                each.resets = 0
+        self._lost = dict.fromkeys(reversed(self._buckets))  # those used lately first
 
     def _bucket(self, key: bytes, applied: AppliedQuota, principal: str) -> KnownBucket | None:
         """Return the bucket to add something learned to; None until it is known whether it was reset."""
@@ -434,15 +492,16 @@ class KnownIds:
         return bool(self._lost)
 
     def next_renewal(
-        self, most_ids: int, in_force: Callable[[AppliedQuota], AppliedQuota | None]
+        self, most_ids: int, now_ms: int, in_force: Callable[[AppliedQuota], AppliedQuota | None]
     ) -> tuple[bytes, Renewal] | None:
-        """Take the next renewal: those after a loss come first. None if nothing waits.
+        """Take the next renewal: those after a loss come first. None if nothing waits that is alive.
 
         Args:
             in_force: returns a quota as it is now; None if it was removed, or has another bucket.
         """
         while self._lost or self._waiting:
-            taken = self._next_lost(most_ids) if self._lost else self._next_waiting(most_ids)
+            take = self._next_lost if self._lost else self._next_waiting
+            taken = take(most_ids, now_ms)
             if taken is None:
                 continue
             renewal = taken[1]
@@ -466,44 +525,61 @@ class KnownIds:
         elif key not in self._lost and (bucket.resets == renewal.resets or bucket.birth != self._birth):
             bucket.resets, bucket.birth = self._resets, self._birth  # it is confirmed, or all of it restored
 
-    def put_back(self, key: bytes, renewal: Renewal) -> None:
-        """Keep a renewal that could not be sent for later."""
+    def put_back(self, key: bytes, renewal: Renewal, turn: int) -> None:
+        """Keep a renewal that could not be sent for later.
+
+        Args:
+            turn: that in which it was taken. If the node forgot something since, it may have been this.
+        """
+        if turn != self.turn:
+            return
         bucket = self._buckets.get(key)
         birth = self._birth if bucket is None else bucket.birth
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = _Waiting(renewal.applied, renewal.principal, renewal.resets, birth)
             self._waiting[key] = waiting
-        new = dict.fromkeys(each for each in renewal.ids if each not in waiting.ids)
-        waiting.ids.update(new)
+        with self._waits(waiting):
+            for each in renewal.ids:
+                waiting.add(each, renewal.dies_ms)
         waiting.has_to_ask = waiting.has_to_ask or not renewal.ids
-        self.waiting += len(new)
 
-    def _next_lost(self, most_ids: int) -> tuple[bytes, Renewal] | None:
+    def _next_lost(self, most_ids: int, now_ms: int) -> tuple[bytes, Renewal] | None:
         key = next(iter(self._lost))
         left, bucket = self._lost[key], self._buckets.get(key)
         if bucket is None:
             del self._lost[key]
             return None
         if left is None:
-            left = self._lost[key] = [each for layer in bucket.layers for each in layer.ids]
-        ids = tuple(left[-most_ids:])
-        del left[-most_ids:]
+            left = self._lost[key] = [
+                (layer.dies_ms, list(layer.ids)) for layer in bucket.layers if layer.ids
+            ]
+        left[:] = [(dies_ms, its) for dies_ms, its in left if now_ms < dies_ms]
+        if not left:
+            del self._lost[key]
+            return None
+        dies_ms, its = left[-1]
+        ids = tuple(its[-most_ids:])
+        del its[-most_ids:]
+        if not its:
+            left.pop()
         if not left:
             del self._lost[key]
         # what was reset since the loss was reset since the node learned it
-        return key, Renewal(bucket.applied, bucket.principal, 0, ids)
+        return key, Renewal(bucket.applied, bucket.principal, 0, ids, dies_ms)
 
-    def _next_waiting(self, most_ids: int) -> tuple[bytes, Renewal] | None:
+    def _next_waiting(self, most_ids: int, now_ms: int) -> tuple[bytes, Renewal] | None:
         key, waiting = next(iter(self._waiting.items()))
-        ids = tuple(waiting.ids)[:most_ids]
-        for each in ids:
-            del waiting.ids[each]
-        self.waiting -= len(ids)
+        with self._waits(waiting):
+            waiting.drop_dead(now_ms)
+            ids, dies_ms = waiting.take(most_ids)
+        has_to_ask, waiting.has_to_ask = waiting.has_to_ask and key in self._buckets, False
         if not waiting.ids:
             del self._waiting[key]
+        if not ids and not has_to_ask:
+            return None
         resets = waiting.resets if waiting.birth == self._birth else 0
-        return key, Renewal(waiting.applied, waiting.principal, resets, ids)
+        return key, Renewal(waiting.applied, waiting.principal, resets, ids, dies_ms)
 
     def _wait(self, key: bytes, bucket: KnownBucket) -> _Waiting:
         waiting = self._waiting.get(key)
@@ -512,10 +588,23 @@ class KnownIds:
             self._waiting[key] = waiting
         return waiting
 
+    def _end_wait(self, key: bytes) -> None:
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            self.waiting -= waiting.known
+
     def _drop_waiting(self) -> None:
         while self.waiting > MOST_RENEWALS:
             _, dropped = self._waiting.popitem(last=False)
-            self.waiting -= len(dropped.ids)
+            self.waiting -= dropped.known
+
+    @contextmanager
+    def _waits(self, waiting: _Waiting) -> Iterator[None]:
+        known = waiting.known
+        try:
+            yield
+        finally:
+            self.waiting += waiting.known - known
 
     # Room
 
@@ -533,9 +622,7 @@ class KnownIds:
         if bucket is not None:
             self.bytes -= bucket.bytes
             self.ids -= bucket.known
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None:
-            self.waiting -= len(waiting.ids)
+        self._end_wait(key)
         self._lost.pop(key, None)
 
     def _make_room(self) -> None:

@@ -14,6 +14,7 @@ from app.domain.known_ids import (
     ID_BYTES,
     REFUSAL_BYTES,
     REFUSED_MS,
+    RENEWED_WITHIN_MS,
     KnownIds,
     Renewal,
     StoreTime,
@@ -49,10 +50,10 @@ def refuse(known: KnownIds, throttle_ms: int = 36_000, at: int = BEGAN) -> None:
     known.learn_refusal(KEY, ALICE, "alice", 9, "throttle", throttle_ms, None, at)
 
 
-def renewals(known: KnownIds, most: int = 100) -> list[tuple[tuple[int | str, ...], int]]:
+def renewals(known: KnownIds, most: int = 100, at: int = BEGAN) -> list[tuple[tuple[int | str, ...], int]]:
     """All renewals that wait: their ids, and the reset that they name."""
     taken = []
-    while (found := known.next_renewal(most, lambda applied: applied)) is not None:
+    while (found := known.next_renewal(most, at, lambda applied: applied)) is not None:
         taken.append((found[1].ids, found[1].resets))
     return taken
 
@@ -61,8 +62,10 @@ def test_known_id_is_answered_until_its_layer_dies():
     known = knowing(1, "a")
     assert answers(known, 1)
     assert answers(known, "a", 1, -1)
-    assert answers(known, 1, at=BEGAN + TTL - 1)
-    assert not answers(known, 1, at=BEGAN + TTL)
+    assert answers(known, 1, at=BEGAN + TTL - RENEWED_WITHIN_MS)
+    assert not answers(known, 1, at=BEGAN + TTL - RENEWED_WITHIN_MS + 1)  # the use could not be renewed
+    assert known.passes(KEY, ALICE, [1], BEGAN + TTL - 1)
+    assert not known.passes(KEY, ALICE, [1], BEGAN + TTL)
 
 
 def test_unknown_id_or_none_at_all_is_left_to_the_store():
@@ -114,6 +117,12 @@ def test_another_limit_keeps_the_knowledge_and_ends_refusals():
     assert known.refusal(KEY, other, 9, BEGAN) is None
 
 
+def confirm(known: KnownIds, at: int = BEGAN) -> None:
+    """Let the store say that no bucket was reset, and renew what waits."""
+    while (found := known.next_renewal(100, at, lambda applied: applied)) is not None:
+        known.renewed(*found, known.turn, was_reset=False)
+
+
 def replace_quota(**changes: object) -> AppliedQuota:
     return AppliedQuota(replace(QUOTA, **changes), ALICE.entity, ALICE.bucket, ALICE.owner)  # type: ignore[arg-type]
 
@@ -134,7 +143,7 @@ def test_reset_elsewhere_has_the_bucket_confirmed():
     known.look(b"born", 7)
     assert not answers(known, 1)
     learn(known, 2)  # what is learned before it is confirmed is not kept
-    key, renewal = known.next_renewal(100, lambda applied: applied) or (b"", None)
+    key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert (key, renewal) == (KEY, Renewal(ALICE, "alice", 0, ()))
     assert renewal is not None
     known.renewed(key, renewal, known.turn, was_reset=False)
@@ -146,7 +155,7 @@ def test_bucket_that_was_reset_elsewhere_is_forgotten():
     known = knowing(1)
     known.look(b"born", 7)
     assert not answers(known, 1)
-    key, renewal = known.next_renewal(100, lambda applied: applied) or (b"", None)
+    key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
     known.renewed(key, renewal, known.turn, was_reset=True)
     assert not answers(known, 1)
@@ -162,10 +171,61 @@ def test_loss_keeps_the_answers_and_renews_everything():
     assert sorted(len(ids) for ids, _ in renewals(known, 2)) == [1, 2]
 
 
+def test_loss_renews_nothing_that_is_dead():
+    known = knowing(1)
+    learn(known, 2, closes_ms=CLOSES + INTERVAL)
+    known.look(b"other", 0)
+    assert renewals(known, at=BEGAN + TTL) == [((2,), 0)]
+    known.look(b"another", 0)
+    assert renewals(known, at=BEGAN + 11 * 86_400_000) == []
+
+
+def test_layer_that_dies_while_it_is_restored_is_not_written():
+    known = knowing(1, 2, 3)
+    known.look(b"other", 0)
+    assert known.next_renewal(1, BEGAN, lambda applied: applied) is not None
+    assert renewals(known, at=BEGAN + TTL) == []
+
+
+def test_loss_restores_no_bucket_that_may_have_been_reset():
+    known = knowing(1, 2, 3)
+    answers(known, 1, at=CLOSES)  # its renewal waits, too
+    known.look(b"born", 7)
+    known.look(b"other", 7)
+    assert renewals(known) == []
+    assert not answers(known, 1)
+
+
+def test_reset_before_a_loss_is_no_reset_after_it():
+    known = KnownIds()
+    known.look(b"born", 7)
+    learn(known, 1)
+    known.look(b"other", 0)
+    assert answers(known, 1)
+
+
+def test_use_whose_layer_died_is_not_renewed():
+    known = knowing(1)
+    answers(known, 1, at=CLOSES)
+    assert renewals(known, at=BEGAN + TTL) == []
+    assert (known.waiting, known.has_renewals) == (0, False)
+
+
+def test_renewal_that_fails_after_the_node_forgot_something_is_dropped():
+    known = knowing(1)
+    answers(known, 1, at=CLOSES)
+    turn = known.turn
+    key, renewal = known.next_renewal(1, CLOSES, lambda applied: applied) or (b"", None)
+    assert renewal is not None
+    known.reset([KEY])
+    known.put_back(key, renewal, turn)
+    assert not known.has_renewals
+
+
 def test_restored_bucket_is_like_any_other():
     known = knowing(1)
     known.look(b"born again", 5)
-    key, renewal = known.next_renewal(100, lambda applied: applied) or (b"", None)
+    key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
     assert renewal.resets == 0  # a number of after the loss is newer than all that is known
     known.renewed(key, renewal, known.turn, was_reset=False)
@@ -184,11 +244,11 @@ def test_birth_that_is_not_known_is_no_loss():
 def test_renewal_of_a_quota_that_changed_is_dropped():
     known = knowing(1)
     answers(known, 1, at=CLOSES)
-    assert known.next_renewal(100, lambda _: None) is None
+    assert known.next_renewal(100, BEGAN, lambda _: None) is None
     answers(known, 1, at=CLOSES)
-    assert known.next_renewal(100, lambda _: replace_quota(window_ms=1)) is None
+    assert known.next_renewal(100, BEGAN, lambda _: replace_quota(window_ms=1)) is None
     answers(known, 1, at=CLOSES)
-    _, renewal = known.next_renewal(100, lambda _: replace_quota(limit=9)) or (b"", None)
+    _, renewal = known.next_renewal(100, BEGAN, lambda _: replace_quota(limit=9)) or (b"", None)
     assert renewal is not None
     assert renewal.applied.quota.limit == 9
 
@@ -196,9 +256,9 @@ def test_renewal_of_a_quota_that_changed_is_dropped():
 def test_failed_renewal_waits_again():
     known = knowing(1, 2)
     answers(known, 1, 2, at=CLOSES)
-    key, renewal = known.next_renewal(1, lambda applied: applied) or (b"", None)
+    key, renewal = known.next_renewal(1, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
-    known.put_back(key, renewal)
+    known.put_back(key, renewal, known.turn)
     assert known.waiting == 2
     assert sorted(renewals(known)[0][0]) == [1, 2]
 
