@@ -269,8 +269,8 @@ class KnownIds:
         self._buckets: OrderedDict[bytes, KnownBucket] = OrderedDict()
         self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
         self._lost: dict[bytes, list[tuple[int, list[Id]]] | None] = {}
-        """Buckets that the store lost, with the ids that are still to be renewed, by the time when their layer
-        dies; None before the first."""
+        """Buckets that the store lost, with the ids that are still to be renewed, by when their layer dies; None
+        before the first."""
         self._birth = b""
         self._resets = 0
         self.turn = 0
@@ -296,8 +296,7 @@ class KnownIds:
         bucket = self._known(key, applied, ids, now_ms)
         if bucket is None:
             return False
-        if bucket.resets != self._resets and bucket.birth == self._birth:
-            self._wait(key, bucket).has_to_ask = True  # was it this one?
+        if not self._is_certain(key, bucket):
             return False
         self._buckets.move_to_end(key)
         if closed := bucket.closed(ids, now_ms):
@@ -321,7 +320,7 @@ class KnownIds:
         if (
             bucket is None
             or bucket.applied.quota is not applied.quota
-            or (bucket.resets != self._resets and bucket.birth == self._birth)
+            or bucket.resets != self._resets
             or not bucket.layers
             or now_ms >= bucket.layers[-1].closes_ms
         ):
@@ -334,8 +333,9 @@ class KnownIds:
         return rest
 
     def passes(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> bool:
-        """Return whether ids pass while the store is away: it held all of them."""
-        return self._known(key, applied, ids, now_ms) is not None
+        """Return whether ids pass while the store is away: it held all of them, and was not reset since."""
+        bucket = self._known(key, applied, ids, now_ms)
+        return bucket is not None and self._is_certain(key, bucket)
 
     def refusal(self, key: bytes, applied: AppliedQuota, each: Id, now_ms: int) -> Refusal | None:
         """Return the refusal to repeat for one id; None if the store has to be asked."""
@@ -377,7 +377,7 @@ class KnownIds:
         Args:
             closes_ms: when that layer closes, by the store.
         """
-        bucket = self._bucket(key, applied, principal)
+        bucket = self._bucket(key, applied, principal, now_ms)
         if bucket is None:
             return
         with self._changing(bucket):
@@ -401,7 +401,7 @@ class KnownIds:
         at_ms: int,
     ) -> None:
         """Note that the store refused one id at a time, which it will do again until its wait is over."""
-        bucket = self._bucket(key, applied, principal)
+        bucket = self._bucket(key, applied, principal, at_ms)
         if bucket is None or at_ms < bucket.quiet_until_ms:
             return
         passes_ms = at_ms + throttle_ms if throttle_ms else 0
@@ -463,11 +463,13 @@ class KnownIds:
         for key in [key for key, waiting in self._waiting.items() if waiting.resets != before]:
             self._end_wait(key)
         if self._resets == 0:  # no bucket was reset since
-            for each in (*self._buckets.values(), *self._waiting.values()):
-                each.resets = 0
+            for bucket in self._buckets.values():
+                bucket.resets = 0
+            for waiting in self._waiting.values():
+                waiting.resets = 0
         self._lost = dict.fromkeys(reversed(self._buckets))  # those used lately first
 
-    def _bucket(self, key: bytes, applied: AppliedQuota, principal: str) -> KnownBucket | None:
+    def _bucket(self, key: bytes, applied: AppliedQuota, principal: str, now_ms: int) -> KnownBucket | None:
         """Return the bucket to add something learned to; None until it is known whether it was reset."""
         bucket = self._buckets.get(key)
         if bucket is not None and bucket.policy != policy_of(applied):
@@ -477,7 +479,21 @@ class KnownIds:
             bucket = self._buckets[key] = KnownBucket(applied, principal, self._resets, self._birth)
             self.bytes += bucket.bytes
         self._buckets.move_to_end(key)
-        return None if bucket.resets != self._resets and bucket.birth == self._birth else bucket
+        if (bucket.resets, bucket.birth) == (self._resets, self._birth):
+            return bucket
+        with self._changing(bucket):
+            bucket.drop_dead(now_ms)
+            if not bucket.layers:  # nothing is left that could have been reset or lost
+                bucket.refusals.clear()
+                bucket.resets, bucket.birth = self._resets, self._birth
+        return bucket if self._is_certain(key, bucket) else None
+
+    def _is_certain(self, key: bytes, bucket: KnownBucket) -> bool:
+        """Whether a bucket was not reset, as far as the marks say; if that is open, the store will be asked."""
+        if bucket.resets == self._resets:
+            return True
+        self._wait(key, bucket).has_to_ask = True
+        return False
 
     # Renewals
 

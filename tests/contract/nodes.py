@@ -64,6 +64,7 @@ MUST_MEET = (
     "known while lost",
     "known in part",
     "refused alone",
+    "passed without the store",
     "renewal",
     "renewal dropped",
     "restored",
@@ -105,11 +106,13 @@ class Node:
 
     Attributes:
         looked: how many events (losses, resets) had happened when it read the marks last.
+        noticed: the resets that it knows of.
     """
 
     local: LocalAnswers
     known: KnownIds
     looked: int = 0
+    noticed: set[int] = field(default_factory=set)
     late: list[LateReply] = field(default_factory=list)
 
 
@@ -273,6 +276,16 @@ class Nodes(RuleBasedStateMachine):
         self.advance(ms)
         self._ask(node, Ask({}, (9,), user))
 
+    @rule(data=st.data(), user=st.sampled_from(USERS))
+    def miss(self, data: Any, user: str) -> None:
+        """The store is away for a moment; what passes without it is known as it would be otherwise."""
+        node = self._pick(data)
+        for each in IDS[:-1]:
+            ask = Ask({}, (each,), user)
+            if node.local.passes(ask, matches_of(ask, self.quotas, RULES)) is not None:
+                self.met["passed without the store"] += 1
+                self._check_alive(node, ask)
+
     @rule(data=st.data())
     def read(self, data: Any) -> None:
         """A node reads the replies that are late."""
@@ -313,6 +326,7 @@ class Nodes(RuleBasedStateMachine):
         node.local.reset([match.key])
         self.oracle.reset(match.applied, int(self.redis.get(RESETS_KEY) or 0))
         self.events += 1
+        node.noticed.add(self.events)
         self.met["reset"] += 1
         for of, each in list(self.lives_until):
             if of == user:
@@ -326,6 +340,9 @@ class Nodes(RuleBasedStateMachine):
         """The store loses all its state."""
         if not really:
             return
+        for place in list(self.used_at):
+            if not any(self._is_certain(node, *place) for node in self.nodes):
+                del self.used_at[place]  # its bucket may have been reset, and now nobody can say whether
         self.redis.flushall()
         self.oracle.lose()
         self.events += 1
@@ -419,10 +436,14 @@ class Nodes(RuleBasedStateMachine):
             way = None if reply.short is None else self._short_way(node)
             if reply.answer.kept is None:
                 node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.turn)
+<<<<<<< HEAD
             if reply.short is not None and way is not None:
                 self._compare_short(way, reply.short, reply.sent, reply.plan, reply.packed, None)
                 self._compare_memory(node, way, reply.ask)
                 self.met["short way: learned"] += isinstance(reply.short.plan, PackedPlan)
+=======
+                self._check_learned(node, reply)
+>>>>>>> known
             if reply.answer.results[0].open_ms and reply.events == node.looked == self.events:
                 self._note_use(reply.ask, ids_of(reply.ask), reply.answer.at_ms)
         node.late.clear()
@@ -431,8 +452,15 @@ class Nodes(RuleBasedStateMachine):
         self._read(node)
         self.loop.run_until_complete(node.local._look())
         node.looked = self.events
+        node.noticed.update(range(self.lost + 1, self.events + 1))  # a loss hides what was before
+
+    def _is_certain(self, node: Node, user: str, each: Any) -> bool:
+        """Whether a node knows an id, and that its bucket was not reset."""
+        match = self._ids_match(user)
+        return node.known.passes(match.key, match.applied, (each,), self.now)
 
     def _renew(self, node: Node) -> None:
+        self.renewing = node
         while pending := node.local._next():
             self.loop.run_until_complete(node.local._sent(pending))
 
@@ -538,12 +566,26 @@ class Nodes(RuleBasedStateMachine):
         if not expected:
             return
         self.met["restored"] += len(ids) > len(before)
+        for each in ids:
+            if each not in before:
+                self._check_restored(user, each)
         if back := self.gone & {(user, each) for each in ids}:
             raise Difference(f"written again after a reset: {back}")
         self._note_lives(ask)
         self.written[user].append((self.now, None))
 
     # What must be true
+
+    def _check_learned(self, node: Node, reply: LateReply) -> None:
+        """A node knows what it was told, or has something to ask the store before."""
+        open_ms, user = reply.answer.results[0].open_ms, reply.ask.principal or ""
+        if not open_ms or reply.answer.at_ms + open_ms <= self.now + 2 * self.lag + 1:
+            return
+        if reply.turn != node.local.turn or reply.ask.mode not in {"admit", "record"}:
+            return
+        known = all(self._is_certain(node, user, each) for each in ids_of(reply.ask) if each != -1)
+        if not known and not node.known.has_renewals:
+            raise Difference(f"{reply.ask}: nothing is learned, and never will be")
 
     def _ids_match(self, user: str) -> Match:
         return matches_of(Ask({}, (1,), user), self.quotas, RULES)[0]
@@ -593,13 +635,20 @@ class Nodes(RuleBasedStateMachine):
         self._check_known(node, ask)
 
     def _check_known(self, node: Node, ask: Ask) -> None:
+        """Ids that a node answers alone are alive, and their use is noted."""
+        self._check_alive(node, ask)
+        user = ask.principal or ""
+        still = [each for each in ids_of(ask) if (user, each) in self.lives_until]
+        self._note_use(ask, still, self.now)
+
+    def _check_alive(self, node: Node, ask: Ask) -> None:
         """Ids that a node takes as known: the store had them, and has them unless it lost its state."""
         found, user = self._found(ask), ask.principal or ""
         for each in ids_of(ask):
             until, event = self.lives_until.get((user, each)), self.events
             if until is None:
                 until, event = self.reset_until.get((user, each), (0, 0))
-                if node.looked >= event:
+                if event == 0 or event in node.noticed:
                     raise Difference(f"{ask}: {each} is known although its bucket was reset, or never was")
             if self.now >= until:
                 raise Difference(f"{ask}: {each} is known after its layer died at {until}")
@@ -607,8 +656,16 @@ class Nodes(RuleBasedStateMachine):
                 self.met["known while lost"] += 1
                 if not self.lost and node.looked >= self.events:
                     raise Difference(f"{ask}: {each} is known, but the store does not have it")
-        still = [each for each in ids_of(ask) if (user, each) in self.lives_until]
-        self._note_use(ask, still, self.now)
+
+    def _check_restored(self, user: str, each: Any) -> None:
+        """An id that a node writes to the store is alive, and was not reset as far as the node could know."""
+        until, event = self.lives_until.get((user, each)), 0
+        if until is None:
+            until, event = self.reset_until.get((user, each), (0, 0))
+        if self.now >= until:
+            raise Difference(f"{each} of {user} is written although it died at {until}, before {self.now}")
+        if event in self.renewing.noticed:
+            raise Difference(f"{each} of {user} is written although its bucket was reset")
 
     def _check_refusal(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:
         self.met["refused alone"] += 1

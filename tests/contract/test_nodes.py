@@ -35,6 +35,19 @@ FAULTS: dict[str, tuple[str, str]] = {
         "resets = waiting.resets if waiting.birth == self._birth else 0",
         "resets = self._resets",
     ),
+    "ids restored after they died": (
+        "left[:] = [(dies_ms, its) for dies_ms, its in left if now_ms < dies_ms]",
+        "left[:] = left",
+    ),
+    "ids restored after they were reset": ("if bucket.resets != before]:", "if not key]:"),
+    "a bucket that nobody has confirmed": (
+        "self._wait(key, bucket).has_to_ask = True\n        return False",
+        "return False",
+    ),
+    "a bucket that passes although it may have been reset": (
+        "return bucket is not None and self._is_certain(key, bucket)",
+        "return bucket is not None",
+    ),
     "a loss that is not noticed": ("if not birth or birth == self._birth:", "if self._birth:"),
     "a new policy that is not noticed": (
         "if bucket.policy != policy_of(applied):\n                self._forget(key)\n",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from app.admission.caller_clock import CallerClock, CallerTime
 from app.admission.plain import PlainAsk
-from app.admission.port import Decider, InFull
+from app.admission.port import Decider, InFull, Remaining
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
@@ -27,6 +27,15 @@ class AdmitsAll(Decider):
         return [ADMITTED for _ in asks]
 
     def begin(self, ask: PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]) -> None:
+        raise AssertionError(ask)
+
+    def begin_in_full(
+        self,
+        ask: PlainAsk,
+        caller: Caller,
+        then: Callable[[Remaining | InFull | Exception], None],
+        within_s: float | None = None,
+    ) -> None:
         raise AssertionError(ask)
 
     async def decide_in_full(

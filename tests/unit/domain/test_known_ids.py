@@ -196,6 +196,22 @@ def test_loss_restores_no_bucket_that_may_have_been_reset():
     assert not answers(known, 1)
 
 
+def test_reset_before_a_loss_was_noticed_has_buckets_confirmed():
+    known = knowing(1)
+    known.look(b"other", 5)
+    assert not answers(known, 1)
+    confirm(known)
+    assert answers(known, 1)
+
+
+def test_reset_after_a_loss_has_buckets_confirmed():
+    known = knowing(1)
+    known.look(b"other", 0)
+    assert answers(known, 1)
+    known.look(b"other", 5)
+    assert not answers(known, 1)
+
+
 def test_reset_before_a_loss_is_no_reset_after_it():
     known = KnownIds()
     known.look(b"born", 7)
@@ -220,6 +236,30 @@ def test_renewal_that_fails_after_the_node_forgot_something_is_dropped():
     known.reset([KEY])
     known.put_back(key, renewal, turn)
     assert not known.has_renewals
+
+
+def test_bucket_is_confirmed_although_nobody_asks_for_what_it_holds():
+    known = knowing(1)
+    known.look(b"born", 7)
+    learn(known, 2)
+    assert known.has_renewals
+    confirm(known)
+    learn(known, 2)
+    assert answers(known, 1, 2)
+
+
+def test_bucket_in_which_nothing_is_alive_needs_no_confirmation():
+    known = knowing(1)
+    known.look(b"born", 7)
+    learn(known, 2, closes_ms=CLOSES + TTL)
+    assert answers(known, 2, at=BEGAN + TTL)
+
+
+def test_bucket_that_may_have_been_reset_does_not_pass_while_the_store_is_away():
+    known = knowing(1)
+    assert known.passes(KEY, ALICE, [1], BEGAN)
+    known.look(b"born", 7)
+    assert not known.passes(KEY, ALICE, [1], BEGAN)
 
 
 def test_restored_bucket_is_like_any_other():
