@@ -489,7 +489,7 @@ class KnownIds:
         return bucket if self._is_certain(key, bucket) else None
 
     def _is_certain(self, key: bytes, bucket: KnownBucket) -> bool:
-        """Whether a bucket was not reset, as far as the marks say; if that is open, the store will be asked."""
+        """Whether the marks say that a bucket was not reset; if they do not, the store will be asked."""
         if bucket.resets == self._resets:
             return True
         self._wait(key, bucket).has_to_ask = True

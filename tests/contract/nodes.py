@@ -436,14 +436,11 @@ class Nodes(RuleBasedStateMachine):
             way = None if reply.short is None else self._short_way(node)
             if reply.answer.kept is None:
                 node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.turn)
-<<<<<<< HEAD
+                self._check_learned(node, reply)
             if reply.short is not None and way is not None:
                 self._compare_short(way, reply.short, reply.sent, reply.plan, reply.packed, None)
                 self._compare_memory(node, way, reply.ask)
                 self.met["short way: learned"] += isinstance(reply.short.plan, PackedPlan)
-=======
-                self._check_learned(node, reply)
->>>>>>> known
             if reply.answer.results[0].open_ms and reply.events == node.looked == self.events:
                 self._note_use(reply.ask, ids_of(reply.ask), reply.answer.at_ms)
         node.late.clear()
@@ -577,7 +574,7 @@ class Nodes(RuleBasedStateMachine):
     # What must be true
 
     def _check_learned(self, node: Node, reply: LateReply) -> None:
-        """A node knows what it was told, or has something to ask the store before."""
+        """A node knows what the store said, or has something to ask the store before that."""
         open_ms, user = reply.answer.results[0].open_ms, reply.ask.principal or ""
         if not open_ms or reply.answer.at_ms + open_ms <= self.now + 2 * self.lag + 1:
             return
