@@ -25,7 +25,7 @@ from app.admission.plan import LocalVerdict, Match, local_verdict, renewal_plan
 from app.domain.ask import NO_PRODUCER_ID, Ask
 from app.domain.decision import Verdict
 from app.domain.entity import Entity
-from app.domain.known_ids import KnownIds, Renewal, StoreTime
+from app.domain.known_ids import FALL_MS, KnownIds, Renewal, StoreTime
 from app.domain.ladder import AppliedQuota, Quotas
 from app.domain.quota import PRODUCER_IDS_RATE
 from app.store.encoding import decode_answer
@@ -140,7 +140,8 @@ class LocalAnswers:
         refusal = self._known.refusal(match.key, match.applied, ids[0], now_ms)
         if refusal is None:
             return None
-        throttle_ms = refusal.passes_ms - now_ms if refusal.passes_ms else 0
+        earliest_ms = self._time.earliest_ms(self._now_s() * 1000) or 0
+        throttle_ms = refusal.passes_ms - earliest_ms if refusal.passes_ms else 0
         return LocalVerdict(local_verdict(ask, match, refusal.outcome, throttle_ms, refusal.largest), now_ms)
 
     def unknown(self, ask: Ask, matches: Sequence[Match]) -> Ask | None:
@@ -250,7 +251,8 @@ class LocalAnswers:
         except StoreError as error:
             log.debug("cannot read the marks of the store", why=str(error))
             return
-        self._time.read(mark.now_ms, sent_ms, self._now_s() * 1000)
+        if self._time.read(mark.now_ms, sent_ms, self._now_s() * 1000) > FALL_MS:
+            self._known.forget_all()
         self._known.look(mark.birth, mark.resets)
         self._metrics.set_known_ids(self._known.ids)
         if self._known.has_renewals and self._renewing is None:

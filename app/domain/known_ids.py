@@ -42,35 +42,53 @@ KNOWN_BYTES: Final = 32 * 1024 * 1024
 MOST_RENEWALS: Final = 200_000
 """The most ids that wait to be renewed. Beyond it the oldest bucket's are dropped."""
 
+FALL_MS: Final = 1_000
+"""The most by which the store's clock may be set back; beyond it what is known would live too long."""
+
 RENEWED_WITHIN_MS: Final = 250
 """A use is answered alone only if its renewal has at least this time until the layer dies."""
 
 
 class StoreTime:
-    """The store's time as a node estimates it: by its own monotonic clock, and never behind the store.
+    """The store's time as a node estimates it by its own monotonic clock: the latest and the earliest.
 
-    Wall clocks are not compared. The store's time is read at some moment between sending and receiving;
-    taking it for the time of sending puts the estimate ahead, by at most the round trip.
+    Wall clocks are not compared. The store's time is read at some moment between sending and receiving.
+    Taking it for the time of sending puts the estimate ahead, and taking it for that of receiving behind,
+    each by at most the round trip.
     """
 
     def __init__(self) -> None:
-        self._ahead_ms: float | None = None
+        self._ahead_ms: tuple[float, float] | None = None
+        """By how much the store's clock is ahead of the monotonic one, at least and at most."""
 
-    def read(self, store_ms: int, sent_ms: float, received_ms: float) -> None:
+    def read(self, store_ms: int, sent_ms: float, received_ms: float) -> float:
         """Note the store's time (its whole milliseconds) from a reply.
 
         Args:
             sent_ms, received_ms: when the call was sent and its reply received, by the monotonic clock.
+
+        Returns:
+            by how much the store's clock was set back, at least, in milliseconds; 0 if it was not.
         """
-        latest, earliest = store_ms + 1 - sent_ms, store_ms - received_ms
-        if self._ahead_ms is None or self._ahead_ms < earliest:  # the store's clock went ahead
-            self._ahead_ms = latest
-        else:
-            self._ahead_ms = min(self._ahead_ms, latest)
+        least, most, fell_ms = store_ms - received_ms, store_ms + 1 - sent_ms, 0.0
+        if self._ahead_ms is not None:
+            before_least, before_most = self._ahead_ms
+            fell_ms = max(before_least - most, 0.0)
+            if not fell_ms and least <= before_most:  # else the clock was set, and only this reading counts
+                least, most = max(least, before_least), min(most, before_most)
+        self._ahead_ms = least, most
+        return fell_ms
 
     def at_ms(self, monotonic_ms: float) -> int | None:
-        """Return the store's time at a moment of the monotonic clock; None before the first reading."""
-        return None if self._ahead_ms is None else int(monotonic_ms + self._ahead_ms)
+        """Return the latest that the store's time can be at a moment of the monotonic clock.
+
+        None before the first reading. An id that is alive by this time is alive.
+        """
+        return None if self._ahead_ms is None else int(monotonic_ms + self._ahead_ms[1])
+
+    def earliest_ms(self, monotonic_ms: float) -> int | None:
+        """Return the earliest that the store's time can be. A wait from then on is long enough."""
+        return None if self._ahead_ms is None else int(monotonic_ms + self._ahead_ms[0])
 
 
 @dataclass(slots=True)
@@ -269,8 +287,8 @@ class KnownIds:
         self._buckets: OrderedDict[bytes, KnownBucket] = OrderedDict()
         self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
         self._lost: dict[bytes, list[tuple[int, list[Id]]] | None] = {}
-        """Buckets that the store lost, with the ids that are still to be renewed, by when their layer dies; None
-        before the first."""
+        """Buckets that the store lost, with the ids that are still to be renewed, by the death of their layer;
+        None before the first."""
         self._birth = b""
         self._resets = 0
         self.turn = 0
@@ -431,6 +449,13 @@ class KnownIds:
         for key in keys:
             self._forget(key)
 
+    def forget_all(self) -> None:
+        """Forget everything: the times that the node remembers are worth nothing."""
+        self.turn += 1
+        for its in (self._buckets, self._waiting, self._lost):
+            its.clear()
+        self.ids = self.bytes = self.waiting = 0
+
     def look(self, birth: bytes, resets: int) -> None:
         """Note the marks of the store: another birth says that it lost its state.
 
@@ -489,7 +514,7 @@ class KnownIds:
         return bucket if self._is_certain(key, bucket) else None
 
     def _is_certain(self, key: bytes, bucket: KnownBucket) -> bool:
-        """Whether a bucket was not reset, as far as the marks say; if that is open, the store will be asked."""
+        """Whether a bucket was not reset, as far as the marks say; if that is open, the store is asked."""
         if bucket.resets == self._resets:
             return True
         self._wait(key, bucket).has_to_ask = True

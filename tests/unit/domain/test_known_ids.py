@@ -400,13 +400,15 @@ def test_bucket_used_least_lately_is_forgotten():
     st.lists(st.tuples(st.integers(0, 5_000), st.floats(0, 40), st.floats(0, 40)), min_size=1, max_size=30),
     st.floats(0, 1e9),
 )
-def test_estimated_time_is_never_behind_the_store(calls: list[tuple[int, float, float]], ahead: float):
+def test_store_is_between_the_earliest_and_the_latest_time(
+    calls: list[tuple[int, float, float]], ahead: float
+):
     time, at = StoreTime(), 0.0
     for pause, there, back in calls:
         at += pause
         time.read(int(at + there + ahead), at, at + there + back)
         at += there + back
-        assert (time.at_ms(at) or 0) >= int(at + ahead)
+        assert (time.at_ms(at) or 0) >= int(at + ahead) >= (time.earliest_ms(at) or 0)
 
 
 def test_estimated_time_follows_a_clock_that_goes_ahead():
@@ -417,3 +419,21 @@ def test_estimated_time_follows_a_clock_that_goes_ahead():
     assert time.at_ms(102) == 9_003
     time.read(9_150, 250, 250.5)
     assert time.at_ms(252) == 9_153
+
+
+def test_clock_that_is_set_back_is_noticed():
+    time = StoreTime()
+    assert time.read(9_000, 0, 2) == 0
+    assert time.read(9_100, 100, 110) == 0
+    assert time.read(1_200, 200, 202) == 9_000 - 2 - (1_200 + 1 - 200)
+    assert (time.earliest_ms(202), time.at_ms(202)) == (1_200, 1_203)
+
+
+def test_everything_is_forgotten_at_once():
+    known = knowing(1)
+    answers(known, 1, at=CLOSES)
+    turn = known.turn
+    known.forget_all()
+    assert not answers(known, 1)
+    assert (known.ids, known.bytes, known.waiting, known.has_renewals) == (0, 0, 0, False)
+    assert known.turn != turn
