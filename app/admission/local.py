@@ -35,7 +35,7 @@ LOOK_EVERY_S: Final = 0.25
 """How often the marks of the store are read."""
 
 GATHER_S: Final = 0.01
-"""How long renewals are gathered, so that those of one bucket share an ask."""
+"""How long renewals are gathered, so that those of one bucket share an ask; not while a call is full."""
 
 IDS_IN_CALL: Final = 50
 """The most ids that are renewed at a time: a quarter of a call, so that asks need not wait for another."""
@@ -264,7 +264,8 @@ class LocalAnswers:
     async def _renew(self) -> None:
         try:
             while self._known.has_renewals:
-                gather_s = 0 if self._known.is_restoring else GATHER_S
+                is_full = self._known.is_restoring or self._known.waiting >= IDS_IN_CALL
+                gather_s = 0 if is_full else GATHER_S
                 await sleep(PAUSE_S if self._away() else gather_s)
                 if not self._away() and (pending := self._next()) and not await self._sent(pending):
                     await sleep(PAUSE_S)
@@ -302,7 +303,7 @@ class LocalAnswers:
         for place, answer in enumerate(answers):
             came(place, answer)
         for each in pending[len(answers) :]:
-            self._known.put_back(each.key, each.renewal, turn)
+            self._known.put_back(each.key, each.renewal, turn, self._now_ms() or 0)
         return len(answers) == len(pending)
 
     def _renewed(self, pending: PendingRenewal, answer: Answer, turn: int) -> None:
@@ -310,7 +311,9 @@ class LocalAnswers:
         if answer.error is not None or not answer.results:
             return
         result = answer.results[0]
-        self._known.renewed(key, renewal, turn, was_reset=result.outcome == "reject")
+        was_reset = result.outcome == "reject"
+        is_written = was_reset or result.open_ms > 0
+        self._known.renewed(key, renewal, turn, answer.at_ms, was_reset=was_reset, is_written=is_written)
         if turn == self._known.turn and result.open_ms:
             closes_ms = answer.at_ms + result.open_ms
             applied, principal = renewal.applied, renewal.principal
