@@ -32,7 +32,7 @@ from app.admission.plan import (
 from app.domain.ask import NO_PRODUCER_ID, Ask
 from app.domain.decision import Verdict
 from app.domain.entity import Entity
-from app.domain.known_ids import Id, KnownIds, Renewal, StoreTime
+from app.domain.known_ids import FALL_MS, Id, KnownIds, Renewal, StoreTime
 from app.domain.ladder import AppliedQuota, Quotas
 from app.domain.quota import PRODUCER_IDS_RATE
 from app.store.encoding import decode_answer
@@ -42,7 +42,7 @@ LOOK_EVERY_S: Final = 0.25
 """How often the marks of the store are read."""
 
 GATHER_S: Final = 0.01
-"""How long renewals are gathered, so that those of one bucket share an ask."""
+"""How long renewals are gathered, so that those of one bucket share an ask; not while a call is full."""
 
 IDS_IN_CALL: Final = 50
 """The most ids that are renewed at a time: a quarter of a call, so that asks need not wait for another."""
@@ -157,7 +157,8 @@ class LocalAnswers:
         refusal = self._known.refusal(match.key, match.applied, ids[0], now_ms)
         if refusal is None:
             return None
-        throttle_ms = refusal.passes_ms - now_ms if refusal.passes_ms else 0
+        earliest_ms = self._time.earliest_ms(self._now_s() * 1000) or 0
+        throttle_ms = refusal.passes_ms - earliest_ms if refusal.passes_ms else 0
         return LocalVerdict(local_verdict(ask, match, refusal.outcome, throttle_ms, refusal.largest), now_ms)
 
     def unknown(self, ask: Ask, matches: Sequence[Match]) -> Ask | None:
@@ -265,7 +266,8 @@ class LocalAnswers:
         except StoreError as error:
             log.debug("cannot read the marks of the store", why=str(error))
             return
-        self._time.read(mark.now_ms, sent_ms, self._now_s() * 1000)
+        if self._time.read(mark.now_ms, sent_ms, self._now_s() * 1000) > FALL_MS:
+            self._known.forget_all()
         self._known.look(mark.birth, mark.resets)
         self._metrics.set_known_ids(self._known.ids)
         if self._known.has_renewals and self._renewing is None:
@@ -277,7 +279,8 @@ class LocalAnswers:
     async def _renew(self) -> None:
         try:
             while self._known.has_renewals:
-                gather_s = 0 if self._known.is_restoring else GATHER_S
+                is_full = self._known.is_restoring or self._known.waiting >= IDS_IN_CALL
+                gather_s = 0 if is_full else GATHER_S
                 await sleep(PAUSE_S if self._away() else gather_s)
                 if not self._away() and (pending := self._next()) and not await self._sent(pending):
                     await sleep(PAUSE_S)
@@ -315,7 +318,7 @@ class LocalAnswers:
         for place, answer in enumerate(answers):
             came(place, answer)
         for each in pending[len(answers) :]:
-            self._known.put_back(each.key, each.renewal, turn)
+            self._known.put_back(each.key, each.renewal, turn, self._now_ms() or 0)
         return len(answers) == len(pending)
 
     def _renewed(self, pending: PendingRenewal, answer: Answer, turn: int) -> None:
@@ -323,7 +326,9 @@ class LocalAnswers:
         if answer.error is not None or not answer.results:
             return
         result = answer.results[0]
-        self._known.renewed(key, renewal, turn, was_reset=result.outcome == "reject")
+        was_reset = result.outcome == "reject"
+        is_written = was_reset or result.open_ms > 0
+        self._known.renewed(key, renewal, turn, answer.at_ms, was_reset=was_reset, is_written=is_written)
         if turn == self._known.turn and result.open_ms:
             closes_ms = answer.at_ms + result.open_ms
             applied, principal = renewal.applied, renewal.principal

@@ -28,49 +28,69 @@ Id = int | str
 REFUSED_MS: Final = 1_000
 """For how long a refusal may be repeated without the store."""
 
+PAUSED_MS: Final = 1_000
+"""For how long a bucket's uses are not renewed after the store had no room for one."""
+
 REFUSALS: Final = 256
 """The most refusals that a bucket keeps; then they are forgotten."""
 
 BUCKET_BYTES: Final = 2_000
+WAITING_BYTES: Final = 1_200
 ID_BYTES: Final = 160
 REFUSAL_BYTES: Final = 300
-"""Bytes in memory of a bucket, of an id in it, and of a refusal, estimated from above (``tests/unit``)."""
+"""Bytes in memory of a bucket, of one that waits, of an id in either, and of a refusal, without their texts:
+estimated from above (``tests/unit``)."""
 
 KNOWN_BYTES: Final = 32 * 1024 * 1024
 """The memory for what a node knows: some 200,000 ids."""
 
-MOST_RENEWALS: Final = 200_000
-"""The most ids that wait to be renewed. Beyond it the oldest bucket's are dropped."""
+FALL_MS: Final = 1_000
+"""The most by which the store's clock may be set back; beyond it what is known would live too long."""
 
 RENEWED_WITHIN_MS: Final = 250
 """A use is answered alone only if its renewal has at least this time until the layer dies."""
 
 
 class StoreTime:
-    """The store's time as a node estimates it: by its own monotonic clock, and never behind the store.
+    """The store's time as a node estimates it by its own monotonic clock: the latest and the earliest.
 
-    Wall clocks are not compared. The store's time is read at some moment between sending and receiving;
-    taking it for the time of sending puts the estimate ahead, by at most the round trip.
+    Wall clocks are not compared. The store's time is read at some moment between sending and receiving.
+    Taking it for the time of sending puts the estimate ahead, and taking it for that of receiving behind,
+    each by at most the round trip.
     """
 
     def __init__(self) -> None:
-        self._ahead_ms: float | None = None
+        self._ahead_ms: tuple[float, float] | None = None
+        """By how much the store's clock is ahead of the monotonic one, at least and at most."""
 
-    def read(self, store_ms: int, sent_ms: float, received_ms: float) -> None:
+    def read(self, store_ms: int, sent_ms: float, received_ms: float) -> float:
         """Note the store's time (its whole milliseconds) from a reply.
 
         Args:
             sent_ms, received_ms: when the call was sent and its reply received, by the monotonic clock.
+
+        Returns:
+            by how much the store's clock was set back, at least, in milliseconds; 0 if it was not.
         """
-        latest, earliest = store_ms + 1 - sent_ms, store_ms - received_ms
-        if self._ahead_ms is None or self._ahead_ms < earliest:  # the store's clock went ahead
-            self._ahead_ms = latest
-        else:
-            self._ahead_ms = min(self._ahead_ms, latest)
+        least, most, fell_ms = store_ms - received_ms, store_ms + 1 - sent_ms, 0.0
+        if self._ahead_ms is not None:
+            before_least, before_most = self._ahead_ms
+            fell_ms = max(before_least - most, 0.0)
+            if not fell_ms and least <= before_most:  # else the clock was set, and only this reading counts
+                least, most = max(least, before_least), min(most, before_most)
+        self._ahead_ms = least, most
+        return fell_ms
 
     def at_ms(self, monotonic_ms: float) -> int | None:
-        """Return the store's time at a moment of the monotonic clock; None before the first reading."""
-        return None if self._ahead_ms is None else int(monotonic_ms + self._ahead_ms)
+        """Return the latest that the store's time can be at a moment of the monotonic clock.
+
+        None before the first reading. An id that is alive by this time is alive.
+        """
+        return None if self._ahead_ms is None else int(monotonic_ms + self._ahead_ms[1])
+
+    def earliest_ms(self, monotonic_ms: float) -> int | None:
+        """Return the earliest that the store's time can be. A wait from then on is long enough."""
+        return None if self._ahead_ms is None else int(monotonic_ms + self._ahead_ms[0])
 
 
 @dataclass(slots=True)
@@ -126,15 +146,20 @@ class KnownBucket:
         birth: the state of the store that holds what the node knows.
         layers: oldest first.
         quiet_until_ms: until when no refusal is kept, because this node recorded ids.
+        paused_until_ms: until when no use is renewed, because the store could not write one.
+        own_bytes, refused_bytes: its size in memory without ids, and that of its refusals, by estimate.
     """
 
     applied: AppliedQuota
     principal: str
     resets: int
     birth: bytes
+    own_bytes: int
     layers: list[KnownLayer] = field(default_factory=list)
     refusals: dict[Id, Refusal] = field(default_factory=dict)
+    refused_bytes: int = 0
     quiet_until_ms: int = 0
+    paused_until_ms: int = 0
 
     @property
     def policy(self) -> tuple[int, Layers]:
@@ -144,8 +169,7 @@ class KnownBucket:
     @property
     def bytes(self) -> int:
         """Its size in memory, by estimate."""
-        ids = sum(layer.bytes for layer in self.layers)
-        return BUCKET_BYTES + ids + REFUSAL_BYTES * len(self.refusals)
+        return self.own_bytes + sum(layer.bytes for layer in self.layers) + self.refused_bytes
 
     @property
     def known(self) -> int:
@@ -155,6 +179,19 @@ class KnownBucket:
     def drop_dead(self, now_ms: int) -> None:
         """Drop the layers that the store no longer has."""
         self.layers = [layer for layer in self.layers if now_ms < layer.dies_ms]
+
+    def refuse(self, each: Id, refusal: Refusal) -> None:
+        """Keep a refusal of an id."""
+        if len(self.refusals) >= REFUSALS:
+            self.drop_refusals()
+        if each not in self.refusals:
+            self.refused_bytes += REFUSAL_BYTES + size_of(each)
+        self.refusals[each] = refusal
+
+    def drop_refusals(self) -> None:
+        """Drop all refusals."""
+        self.refusals.clear()
+        self.refused_bytes = 0
 
     def knows(self, ids: Iterable[Id]) -> bool:
         """Whether the layers hold all of these ids."""
@@ -213,8 +250,9 @@ class _Waiting:
 
     Attributes:
         resets, birth: as in ``KnownBucket``, when the first of them was used.
-        ids: by the time when the layer dies in which the node knows them, each in order of use. What is dead
-            is not renewed: nobody may write it, and what says that the bucket was reset lives no longer.
+        bytes: its size in memory, by estimate.
+        ids: by the time when the layer dies in which the node knows them; each with the time of its use. What
+            is dead is not renewed: what says that the bucket was reset lives no longer.
         has_to_ask: whether the store has to be asked whether the bucket was reset, even without ids.
     """
 
@@ -222,7 +260,8 @@ class _Waiting:
     principal: str
     resets: int
     birth: bytes
-    ids: dict[int, dict[Id, None]] = field(default_factory=dict)
+    bytes: int
+    ids: dict[int, dict[Id, int]] = field(default_factory=dict)
     has_to_ask: bool = False
 
     @property
@@ -230,23 +269,30 @@ class _Waiting:
         """How many ids wait."""
         return sum(map(len, self.ids.values()))
 
-    def add(self, each: Id, dies_ms: int) -> None:
-        """Let an id wait, if it does not."""
-        if not any(each in its for its in self.ids.values()):
-            self.ids.setdefault(dies_ms, {})[each] = None
+    def since_ms(self, each: Id) -> int | None:
+        """Return since when an id waits; None if it does not."""
+        return next((its[each] for its in self.ids.values() if each in its), None)
+
+    def add(self, each: Id, dies_ms: int, now_ms: int) -> None:
+        """Let an id wait that does not."""
+        self.ids.setdefault(dies_ms, {})[each] = now_ms
+        self.bytes += size_of(each)
 
     def drop_dead(self, now_ms: int) -> None:
         """Drop the ids of layers that the store no longer has."""
         for dies_ms in [dies_ms for dies_ms in self.ids if now_ms >= dies_ms]:
-            del self.ids[dies_ms]
+            self.bytes -= sum(map(size_of, self.ids.pop(dies_ms)))
 
     def take(self, most: int) -> tuple[tuple[Id, ...], int]:
         """Take some ids of one layer, and return when that dies; no ids and 0 if none wait."""
-        dies_ms, its = next(iter(self.ids.items()), (0, dict[Id, None]()))
+        if not self.ids:
+            return (), 0
+        dies_ms, its = next(iter(self.ids.items()))
         ids = tuple(islice(its, most))
         for each in ids:
             del its[each]
-        if ids and not its:
+        self.bytes -= sum(map(size_of, ids))
+        if not its:
             del self.ids[dies_ms]
         return ids, dies_ms
 
@@ -260,7 +306,8 @@ class KnownIds:
     Attributes:
         turn: changes whenever the node forgets something: an answer to a call that was planned in an earlier
             turn teaches nothing.
-        ids, bytes: how many ids it knows, and the memory that it takes.
+        ids: how many ids it knows.
+        bytes: the memory that it takes, with what waits to be renewed, by estimate.
         waiting: how many ids wait to be renewed.
     """
 
@@ -269,8 +316,9 @@ class KnownIds:
         self._buckets: OrderedDict[bytes, KnownBucket] = OrderedDict()
         self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
         self._lost: dict[bytes, list[tuple[int, list[Id]]] | None] = {}
-        """Buckets that the store lost, with the ids that are still to be renewed, by when their layer dies; None
-        before the first."""
+        """Buckets that the store lost, with the ids that are still to be renewed, by the time when their
+        layer dies; None before the first."""
+        self._waiting_bytes = 0
         self._birth = b""
         self._resets = 0
         self.turn = 0
@@ -300,13 +348,29 @@ class KnownIds:
             return False
         self._buckets.move_to_end(key)
         if closed := bucket.closed(ids, now_ms):
-            if any(dies_ms - now_ms < RENEWED_WITHIN_MS for _, dies_ms in closed):
-                return False  # the store writes it in time
-            waiting = self._wait(key, bucket)
-            with self._waits(waiting):
-                for each, dies_ms in closed:
-                    waiting.add(each, dies_ms)
-            self._drop_waiting()
+            return now_ms < bucket.paused_until_ms or self._are_renewed(key, bucket, closed, now_ms)
+        return True
+
+    def _are_renewed(
+        self, key: bytes, bucket: KnownBucket, closed: Sequence[tuple[Id, int]], now_ms: int
+    ) -> bool:
+        """Let ids wait to be renewed; false if that would be too late, so that the store has to be asked."""
+        if any(dies_ms - now_ms < RENEWED_WITHIN_MS for _, dies_ms in closed):
+            return False
+        waiting = self._wait(key, bucket)
+        if waiting is None:
+            return False
+        most_ms = bucket.applied.quota.layers.interval_ms
+        with self._waits(waiting):
+            for each, dies_ms in closed:
+                since_ms = waiting.since_ms(each)
+                if since_ms is None:
+                    if self._is_full:
+                        return False
+                    waiting.add(each, dies_ms, now_ms)
+                elif now_ms - since_ms > most_ms:
+                    return False  # there are more than can be renewed
+        self._make_room()
         return True
 
     def unknown(
@@ -407,9 +471,7 @@ class KnownIds:
         passes_ms = at_ms + throttle_ms if throttle_ms else 0
         until_ms = at_ms + min(REFUSED_MS, throttle_ms or REFUSED_MS)
         with self._changing(bucket):
-            if len(bucket.refusals) >= REFUSALS:
-                bucket.refusals.clear()
-            bucket.refusals[each] = Refusal(applied.quota, outcome, passes_ms, until_ms, largest)
+            bucket.refuse(each, Refusal(applied.quota, outcome, passes_ms, until_ms, largest))
         self._make_room()
 
     def wrote(self, key: bytes, now_ms: int, *, quiet: bool = False) -> None:
@@ -421,7 +483,7 @@ class KnownIds:
         bucket = self._buckets.get(key)
         if bucket is not None:
             with self._changing(bucket):
-                bucket.refusals.clear()
+                bucket.drop_refusals()
             if quiet:
                 bucket.quiet_until_ms = now_ms + REFUSED_MS
 
@@ -430,6 +492,13 @@ class KnownIds:
         self.turn += 1
         for key in keys:
             self._forget(key)
+
+    def forget_all(self) -> None:
+        """Forget everything: the times that the node remembers are worth nothing."""
+        self.turn += 1
+        for its in (self._buckets, self._waiting, self._lost):
+            its.clear()
+        self.ids = self.bytes = self.waiting = self._waiting_bytes = 0
 
     def look(self, birth: bytes, resets: int) -> None:
         """Note the marks of the store: another birth says that it lost its state.
@@ -476,7 +545,9 @@ class KnownIds:
             self._forget(key)
             bucket = None
         if bucket is None:
-            bucket = self._buckets[key] = KnownBucket(applied, principal, self._resets, self._birth)
+            own_bytes = BUCKET_BYTES + _texts(key, applied, principal)
+            bucket = KnownBucket(applied, principal, self._resets, self._birth, own_bytes)
+            self._buckets[key] = bucket
             self.bytes += bucket.bytes
         self._buckets.move_to_end(key)
         if (bucket.resets, bucket.birth) == (self._resets, self._birth):
@@ -484,7 +555,7 @@ class KnownIds:
         with self._changing(bucket):
             bucket.drop_dead(now_ms)
             if not bucket.layers:  # nothing is left that could have been reset or lost
-                bucket.refusals.clear()
+                bucket.drop_refusals()
                 bucket.resets, bucket.birth = self._resets, self._birth
         return bucket if self._is_certain(key, bucket) else None
 
@@ -492,7 +563,9 @@ class KnownIds:
         """Whether the marks say that a bucket was not reset; if they do not, the store will be asked."""
         if bucket.resets == self._resets:
             return True
-        self._wait(key, bucket).has_to_ask = True
+        waiting = self._wait(key, bucket)
+        if waiting is not None:
+            waiting.has_to_ask = True
         return False
 
     # Renewals
@@ -527,21 +600,28 @@ class KnownIds:
                 return taken
         return None
 
-    def renewed(self, key: bytes, renewal: Renewal, turn: int, *, was_reset: bool) -> None:
+    def renewed(
+        self, key: bytes, renewal: Renewal, turn: int, now_ms: int, *, was_reset: bool, is_written: bool
+    ) -> None:
         """Note the answer to a renewal; ``learn`` gets separately what the store holds now.
 
         Args:
             turn: that in which the renewal was taken.
+            is_written: whether the store holds all of the ids. If not, the next try is in a second.
         """
         bucket = self._buckets.get(key)
-        if bucket is None or turn != self.turn:
+        if bucket is None:
+            return
+        if renewal.ids and not is_written:
+            bucket.paused_until_ms = now_ms + PAUSED_MS
+        if turn != self.turn:
             return
         if was_reset:
             self._forget(key)
         elif key not in self._lost and (bucket.resets == renewal.resets or bucket.birth != self._birth):
             bucket.resets, bucket.birth = self._resets, self._birth  # it is confirmed, or all of it restored
 
-    def put_back(self, key: bytes, renewal: Renewal, turn: int) -> None:
+    def put_back(self, key: bytes, renewal: Renewal, turn: int, now_ms: int) -> None:
         """Keep a renewal that could not be sent for later.
 
         Args:
@@ -553,11 +633,11 @@ class KnownIds:
         birth = self._birth if bucket is None else bucket.birth
         waiting = self._waiting.get(key)
         if waiting is None:
-            waiting = _Waiting(renewal.applied, renewal.principal, renewal.resets, birth)
-            self._waiting[key] = waiting
+            waiting = self._add_waiting(key, renewal.applied, renewal.principal, renewal.resets, birth)
         with self._waits(waiting):
             for each in renewal.ids:
-                waiting.add(each, renewal.dies_ms)
+                if waiting.since_ms(each) is None:
+                    waiting.add(each, renewal.dies_ms, now_ms)
         waiting.has_to_ask = waiting.has_to_ask or not renewal.ids
 
     def _next_lost(self, most_ids: int, now_ms: int) -> tuple[bytes, Renewal] | None:
@@ -591,36 +671,49 @@ class KnownIds:
             ids, dies_ms = waiting.take(most_ids)
         has_to_ask, waiting.has_to_ask = waiting.has_to_ask and key in self._buckets, False
         if not waiting.ids:
-            del self._waiting[key]
+            self._end_wait(key)
         if not ids and not has_to_ask:
             return None
         resets = waiting.resets if waiting.birth == self._birth else 0
         return key, Renewal(waiting.applied, waiting.principal, resets, ids, dies_ms)
 
-    def _wait(self, key: bytes, bucket: KnownBucket) -> _Waiting:
+    def _wait(self, key: bytes, bucket: KnownBucket) -> _Waiting | None:
+        """Return what waits of a bucket; None if too much waits for one bucket more."""
         waiting = self._waiting.get(key)
-        if waiting is None:
-            waiting = _Waiting(bucket.applied, bucket.principal, bucket.resets, bucket.birth)
-            self._waiting[key] = waiting
+        if waiting is not None or self._is_full:
+            return waiting
+        return self._add_waiting(key, bucket.applied, bucket.principal, bucket.resets, bucket.birth)
+
+    def _add_waiting(
+        self, key: bytes, applied: AppliedQuota, principal: str, resets: int, birth: bytes
+    ) -> _Waiting:
+        own_bytes = WAITING_BYTES + _texts(key, applied, principal)
+        waiting = self._waiting[key] = _Waiting(applied, principal, resets, birth, own_bytes)
+        self.bytes += own_bytes
+        self._waiting_bytes += own_bytes
         return waiting
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether what waits takes its share of the memory."""
+        return self._waiting_bytes >= self._most_bytes // 4
 
     def _end_wait(self, key: bytes) -> None:
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             self.waiting -= waiting.known
-
-    def _drop_waiting(self) -> None:
-        while self.waiting > MOST_RENEWALS:
-            _, dropped = self._waiting.popitem(last=False)
-            self.waiting -= dropped.known
+            self.bytes -= waiting.bytes
+            self._waiting_bytes -= waiting.bytes
 
     @contextmanager
     def _waits(self, waiting: _Waiting) -> Iterator[None]:
-        known = waiting.known
+        bytes_, known = waiting.bytes, waiting.known
         try:
             yield
         finally:
             self.waiting += waiting.known - known
+            self.bytes += waiting.bytes - bytes_
+            self._waiting_bytes += waiting.bytes - bytes_
 
     # Room
 
@@ -654,5 +747,13 @@ def policy_of(applied: AppliedQuota) -> tuple[int, Layers]:
 
 
 def size_of(each: Id) -> int:
-    """Estimate the memory that a known id takes, in bytes."""
-    return ID_BYTES if isinstance(each, int) else ID_BYTES + getsizeof(each)
+    """Estimate the memory that a known id takes, in bytes; the same for equal ids."""
+    if isinstance(each, int):
+        return ID_BYTES
+    return ID_BYTES + (50 + len(each) if each.isascii() else 80 + 8 * len(each))
+
+
+def _texts(key: bytes, applied: AppliedQuota, principal: str) -> int:
+    """Return the size in bytes of what names a bucket."""
+    texts: tuple[object, ...] = (key, applied.entity, applied.bucket, applied.owner, principal)
+    return sum(map(getsizeof, texts))

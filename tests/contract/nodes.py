@@ -55,6 +55,8 @@ WINDOW_MS = 3_000
 POLICIES = (Layers(1_000, 4_000), Layers(500, 2_000), Layers(3_000, 4_500))
 STEP_MS = 200
 """Nodes look and renew before more time than this passes."""
+FALL_MS = 10_000
+"""By how much the store's clock is set back: no layer lives for so long."""
 FOREIGN_MS = 1_000
 """How long a refusal may be repeated although another node wrote."""
 
@@ -71,6 +73,7 @@ MUST_MEET = (
     "reset",
     "loss",
     "policy change",
+    "set back",
     "learned late",
     "nothing learned",
     "short way: known",
@@ -146,6 +149,7 @@ class Nodes(RuleBasedStateMachine):
         self.redis = redis.Redis.from_url(self.url)
         self.redis.flushall()
         self.now = self.settled_at = 1_000_000
+        self.fell_ms = 0  # by how much the store's clock was set back in all
         self.events = 0
         self.lost = 0  # the number of the last loss among the events
         self.reset_at: dict[tuple[str, int], int] = {}
@@ -194,7 +198,7 @@ class Nodes(RuleBasedStateMachine):
             away=lambda: False,
             metrics=Metrics(),
             known=known,
-            now_s=lambda: self.now / 1000,
+            now_s=lambda: (self.now + self.fell_ms) / 1000,
         )
         local._time = self.module.StoreTime()
         node = Node(local, known)
@@ -351,6 +355,24 @@ class Nodes(RuleBasedStateMachine):
         self.gone.clear()
         for user in USERS:
             self.written[user].append((self.now, None))
+
+    @rule(really=st.sampled_from((True, False, False, False)))
+    def set_back(self, really: bool) -> None:
+        """The store's clock is set back by more than a window, and every node looks."""
+        if not really:
+            return
+        for node in self.nodes:
+            self._read(node)
+        self.now -= FALL_MS
+        self.settled_at = self.now
+        self.fell_ms += FALL_MS
+        self.met["set back"] += 1
+        self.lives_until.clear()
+        self.reset_until.clear()
+        self.used_at.clear()
+        self.written = {user: [] for user in USERS}
+        for node in self.nodes:
+            self._look(node)
 
     @rule(
         policy=st.sampled_from(POLICIES * 2 + (None,) * 6),
@@ -575,13 +597,14 @@ class Nodes(RuleBasedStateMachine):
 
     def _check_learned(self, node: Node, reply: LateReply) -> None:
         """A node knows what the store said, or has something to ask the store before that."""
-        open_ms, user = reply.answer.results[0].open_ms, reply.ask.principal or ""
+        open_ms, match = reply.answer.results[0].open_ms, reply.matches[0]
         if not open_ms or reply.answer.at_ms + open_ms <= self.now + 2 * self.lag + 1:
             return
         if reply.turn != node.local.turn or reply.ask.mode not in {"admit", "record"}:
             return
-        known = all(self._is_certain(node, user, each) for each in ids_of(reply.ask) if each != -1)
-        if not known and not node.known.has_renewals:
+        ids = [each for each in ids_of(reply.ask) if each != -1]
+        is_known = all(node.known.passes(match.key, match.applied, (each,), self.now) for each in ids)
+        if not is_known and not node.known.has_renewals:
             raise Difference(f"{reply.ask}: nothing is learned, and never will be")
 
     def _ids_match(self, user: str) -> Match:
@@ -667,9 +690,10 @@ class Nodes(RuleBasedStateMachine):
     def _check_refusal(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:
         self.met["refused alone"] += 1
         user = ask.principal or ""
-        expected = self.oracle.decide(replace(ask, mode="peek"), self.quotas, RULES, alone.at_ms)
+        expected = self.oracle.decide(replace(ask, mode="peek"), self.quotas, RULES, self.now)
         got = alone.verdict
-        if (got.outcome, got.throttle_ms) == (expected.decision, expected.throttle_ms):
+        too_long_ms = got.throttle_ms - expected.throttle_ms
+        if got.outcome == expected.decision and 0 <= too_long_ms <= self.lag + 1:
             return
         foreign = [at for at, by in self.written[user] if by is not node]
         if not any(alone.at_ms - at <= FOREIGN_MS + 2 * self.lag + 1 for at in foreign):

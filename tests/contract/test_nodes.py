@@ -67,8 +67,10 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "a wait that is not counted down": (
         "passes_ms = at_ms + throttle_ms",
-        "passes_ms = at_ms + 1 + throttle_ms",
+        "passes_ms = at_ms + 20 + throttle_ms",
     ),
+    "a wait that is too short": ("store_ms - received_ms", "store_ms + 1 - sent_ms + 0"),
+    "a clock set back that is not noticed": ("fell_ms = max(before_least - most, 0.0)", "fell_ms = 0.0"),
     "an unseen id among known ones": ("newest.ids.issuperset(ids):", "not newest.ids.isdisjoint(ids):"),
     "a time that is behind the store's": ("store_ms + 1 - sent_ms", "store_ms - 4 - received_ms"),
 }

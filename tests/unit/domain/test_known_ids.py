@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from app.domain.known_ids import (
     BUCKET_BYTES,
     ID_BYTES,
+    PAUSED_MS,
     REFUSAL_BYTES,
     REFUSED_MS,
     RENEWED_WITHIN_MS,
@@ -120,7 +121,7 @@ def test_another_limit_keeps_the_knowledge_and_ends_refusals():
 def confirm(known: KnownIds, at: int = BEGAN) -> None:
     """Let the store say that no bucket was reset, and renew what waits."""
     while (found := known.next_renewal(100, at, lambda applied: applied)) is not None:
-        known.renewed(*found, known.turn, was_reset=False)
+        known.renewed(*found, known.turn, at, was_reset=False, is_written=True)
 
 
 def replace_quota(**changes: object) -> AppliedQuota:
@@ -146,7 +147,7 @@ def test_reset_elsewhere_has_the_bucket_confirmed():
     key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert (key, renewal) == (KEY, Renewal(ALICE, "alice", 0, ()))
     assert renewal is not None
-    known.renewed(key, renewal, known.turn, was_reset=False)
+    known.renewed(key, renewal, known.turn, BEGAN, was_reset=False, is_written=True)
     assert answers(known, 1)
     assert not answers(known, 2)
 
@@ -157,7 +158,7 @@ def test_bucket_that_was_reset_elsewhere_is_forgotten():
     assert not answers(known, 1)
     key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
-    known.renewed(key, renewal, known.turn, was_reset=True)
+    known.renewed(key, renewal, known.turn, BEGAN, was_reset=True, is_written=True)
     assert not answers(known, 1)
     assert renewals(known) == []
 
@@ -234,7 +235,7 @@ def test_renewal_that_fails_after_the_node_forgot_something_is_dropped():
     key, renewal = known.next_renewal(1, CLOSES, lambda applied: applied) or (b"", None)
     assert renewal is not None
     known.reset([KEY])
-    known.put_back(key, renewal, turn)
+    known.put_back(key, renewal, turn, BEGAN)
     assert not known.has_renewals
 
 
@@ -268,7 +269,7 @@ def test_restored_bucket_is_like_any_other():
     key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
     assert renewal.resets == 0  # a number of after the loss is newer than all that is known
-    known.renewed(key, renewal, known.turn, was_reset=False)
+    known.renewed(key, renewal, known.turn, BEGAN, was_reset=False, is_written=True)
     assert answers(known, 1)
     known.look(b"born again", 6)
     assert not answers(known, 1)
@@ -298,9 +299,41 @@ def test_failed_renewal_waits_again():
     answers(known, 1, 2, at=CLOSES)
     key, renewal = known.next_renewal(1, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
-    known.put_back(key, renewal, known.turn)
+    known.put_back(key, renewal, known.turn, BEGAN)
     assert known.waiting == 2
     assert sorted(renewals(known)[0][0]) == [1, 2]
+
+
+def test_bucket_that_the_store_has_no_room_for_is_not_renewed_for_a_second():
+    known = knowing(1, 2)
+    answers(known, 1, at=CLOSES)
+    key, renewal = known.next_renewal(1, CLOSES, lambda applied: applied) or (b"", None)
+    assert renewal is not None
+    known.renewed(key, renewal, known.turn, CLOSES, was_reset=False, is_written=False)
+    assert answers(known, 1, 2, at=CLOSES + PAUSED_MS - 1)
+    assert renewals(known) == []
+    assert answers(known, 1, at=CLOSES + PAUSED_MS)
+    assert renewals(known) == [((1,), 0)]
+
+
+def test_store_is_asked_for_what_waits_too_long():
+    known = knowing(1, 2)
+    assert answers(known, 1, at=CLOSES)
+    assert answers(known, 1, 2, at=CLOSES + INTERVAL)
+    assert not answers(known, 1, at=CLOSES + INTERVAL + 1)
+    assert answers(known, 2, at=CLOSES + INTERVAL + 1)
+
+
+def test_store_is_asked_when_too_much_waits():
+    known = KnownIds(240 * ID_BYTES)
+    known.look(b"born", 0)
+    for key in (b"one", b"other", b"third"):
+        known.learn(key, ALICE, "alice", range(40), CLOSES, BEGAN)
+    assert known.answers(b"one", ALICE, range(40), CLOSES)
+    assert known.answers(b"other", ALICE, range(10), CLOSES)
+    assert known.answers(b"one", ALICE, [1], CLOSES)
+    assert not known.answers(b"other", ALICE, [20], CLOSES)
+    assert not known.answers(b"third", ALICE, [1], CLOSES)
 
 
 # Refusals
@@ -362,29 +395,45 @@ def test_memory_is_bounded(steps: list[tuple[int, int, bool]]):
         else:
             ids = range(first, first + 40)
             known.learn(key, ALICE, "alice", ids, CLOSES + 100 * at, BEGAN + 100 * at)
-        assert known.bytes <= most + BUCKET_BYTES + REFUSAL_BYTES
-        assert known.bytes == sum(bucket.bytes for bucket in known._buckets.values())
+            known.answers(key, ALICE, ids, CLOSES + 100 * at)
+        assert known.bytes <= most + BUCKET_BYTES + REFUSAL_BYTES + 40 * ID_BYTES
+        waiting = sum(its.bytes for its in known._waiting.values())
+        assert known.bytes == sum(bucket.bytes for bucket in known._buckets.values()) + waiting
+        assert known.waiting == sum(its.known for its in known._waiting.values())
         assert known.ids == sum(bucket.known for bucket in known._buckets.values())
 
 
-@pytest.mark.parametrize("kind", ["numbers", "texts", "buckets", "refusals"])
+HOSTILE = "hostile texts", "hostile letters", "hostile buckets", "hostile refusals", "hostile waits"
+KINDS = "numbers", "texts", "buckets", "refusals", "waits", *HOSTILE
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_estimates_are_not_too_small(kind: str):
-    many = 5_000
+    many, is_hostile, what = 5_000, kind in HOSTILE, kind.rsplit(maxsplit=1)[-1]
     tracemalloc.start()
     known = KnownIds(10**9)
     for n in range(many):
-        each: int | str = 2**40 + n if kind == "numbers" else f"transaction-{n}"
-        if kind == "refusals":
+        each: int | str = f"transaction-{n:0>500}" if is_hostile else f"transaction-{n}"
+        if what == "letters":
+            each = "\N{GOTHIC LETTER AHSA}" * 500 + f"{n}"
+        if what == "refusals":
             known.learn_refusal(b"%d" % (n // 250), ALICE, "alice", each, "throttle", 500 + n, None, n)
+        elif what == "buckets":
+            name = f"{n:0>512}" if is_hostile else f"{n}"
+            applied = AppliedQuota(QUOTA, "user=*", f"user={name}", f"user={name}")
+            known.learn(f"bucket-{name}".encode(), applied, name, [n], CLOSES, BEGAN)
         else:
-            known.learn(b"bucket-%d" % n if kind == "buckets" else KEY, ALICE, "alice", [each], CLOSES, BEGAN)
+            known.learn(KEY, ALICE, "alice", [2**40 + n if kind == "numbers" else each], CLOSES, BEGAN)
+        if what == "waits":
+            assert known.answers(KEY, ALICE, ["".join(str(each))], CLOSES)
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert used < known.bytes < 4 * used, f"{used / many:.0f} bytes, estimated {known.bytes / many:.0f}"
 
 
 def test_bucket_used_least_lately_is_forgotten():
-    known, names = KnownIds(8 * (BUCKET_BYTES + ID_BYTES)), [b"%d" % n for n in range(8)]
+    names = [b"%d" % n for n in range(8)]
+    known = KnownIds(8 * (BUCKET_BYTES + ID_BYTES + 350))
     for key in names:
         known.learn(key, ALICE, "alice", [1], CLOSES, BEGAN)
     known.answers(names[0], ALICE, [1], BEGAN)
@@ -400,13 +449,15 @@ def test_bucket_used_least_lately_is_forgotten():
     st.lists(st.tuples(st.integers(0, 5_000), st.floats(0, 40), st.floats(0, 40)), min_size=1, max_size=30),
     st.floats(0, 1e9),
 )
-def test_estimated_time_is_never_behind_the_store(calls: list[tuple[int, float, float]], ahead: float):
+def test_store_is_between_the_earliest_and_the_latest_time(
+    calls: list[tuple[int, float, float]], ahead: float
+):
     time, at = StoreTime(), 0.0
     for pause, there, back in calls:
         at += pause
         time.read(int(at + there + ahead), at, at + there + back)
         at += there + back
-        assert (time.at_ms(at) or 0) >= int(at + ahead)
+        assert (time.at_ms(at) or 0) >= int(at + ahead) >= (time.earliest_ms(at) or 0)
 
 
 def test_estimated_time_follows_a_clock_that_goes_ahead():
@@ -417,3 +468,21 @@ def test_estimated_time_follows_a_clock_that_goes_ahead():
     assert time.at_ms(102) == 9_003
     time.read(9_150, 250, 250.5)
     assert time.at_ms(252) == 9_153
+
+
+def test_clock_that_is_set_back_is_noticed():
+    time = StoreTime()
+    assert time.read(9_000, 0, 2) == 0
+    assert time.read(9_100, 100, 110) == 0
+    assert time.read(1_200, 200, 202) == 9_000 - 2 - (1_200 + 1 - 200)
+    assert (time.earliest_ms(202), time.at_ms(202)) == (1_200, 1_203)
+
+
+def test_everything_is_forgotten_at_once():
+    known = knowing(1)
+    answers(known, 1, at=CLOSES)
+    turn = known.turn
+    known.forget_all()
+    assert not answers(known, 1)
+    assert (known.ids, known.bytes, known.waiting, known.has_renewals) == (0, 0, 0, False)
+    assert known.turn != turn
