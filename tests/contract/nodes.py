@@ -458,11 +458,12 @@ class Nodes(RuleBasedStateMachine):
             way = None if reply.short is None else self._short_way(node)
             if reply.answer.kept is None:
                 node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.turn)
-                self._check_learned(node, reply)
             if reply.short is not None and way is not None:
                 self._compare_short(way, reply.short, reply.sent, reply.plan, reply.packed, None)
                 self._compare_memory(node, way, reply.ask)
                 self.met["short way: learned"] += isinstance(reply.short.plan, PackedPlan)
+            if reply.answer.kept is None:
+                self._check_learned(node, reply)
             if reply.answer.results[0].open_ms and reply.events == node.looked == self.events:
                 self._note_use(reply.ask, ids_of(reply.ask), reply.answer.at_ms)
         node.late.clear()

@@ -41,8 +41,8 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "ids restored after they were reset": ("if bucket.resets != before]:", "if not key]:"),
     "a bucket that nobody has confirmed": (
-        "self._wait(key, bucket).has_to_ask = True\n        return False",
-        "return False",
+        "waiting = self._wait(key, bucket)\n        if waiting is not None:",
+        "waiting = None\n        if waiting is not None:",
     ),
     "a bucket that passes although it may have been reset": (
         "return bucket is not None and self._is_certain(key, bucket)",
