@@ -326,7 +326,7 @@ class Admission:
     ) -> PlannedAsk:
         """Plan an ask the readable way, by what this node knows of its ids."""
         plan = plan_of(travels or ask, its if alone is None else its[1:], self._secret(), key)
-        return PlannedAsk(ask, its, False, plan, None, alone, travels, self.local.turn)
+        return PlannedAsk(ask, its, False, plan, None, alone, travels, self.local.edition)
 
     def _goes_the_short_way(self, plain: PlainAsk, matches: Matches, caller: Caller) -> bool:
         if plain.quotas.edition is not matches.edition or caller.bound_to:
@@ -349,7 +349,7 @@ class Admission:
             travels = self.local.unknown(ask, its) if refusal is None else None
             if refusal is not None or travels is not None:
                 return self._planned_with(ask, its, refusal, travels)
-        return PlannedAsk(ask, its, False, planned.plan, plain.quotas, turn=self.local.turn)
+        return PlannedAsk(ask, its, False, planned.plan, plain.quotas, edition=self.local.edition)
 
     def _match(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
         """Return the quotas that apply to an ask, scaled by the factor, and whether the factor holds it."""
@@ -407,7 +407,7 @@ class Admission:
                 known = None if alone is None else alone.verdict
                 decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
                 if plan is not None and answer is not None and alone is None and answer.kept is None:
-                    self.local.learn(travels or ask, its, plan, answer, each.turn)
+                    self.local.learn(travels or ask, its, plan, answer, each.edition)
                     answer = answer if travels is None else _with_all_ids(answer, ask, travels)
             why = (missed.reason if missed else "store_full") if decision.source == "fallback" else None
             if why is not None:
@@ -430,7 +430,7 @@ class Admission:
             values = admitted_values(packed.packed, plain.forgiving)
             if values is not None and plain.learns is not None:
                 open_ms = int(values[1 + OPEN_MS])
-                self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.turn)
+                self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.edition)
         if values is not None:
             self._metrics.count_admission(plain.places, values, plain.alone)
         return values
@@ -450,7 +450,7 @@ class Admission:
             known = None if alone is None else alone.verdict
             decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
             if plan is not None and alone is None:
-                self.local.learn(travels or ask, each.matches, plan, answer, each.turn)
+                self.local.learn(travels or ask, each.matches, plan, answer, each.edition)
                 answer = answer if travels is None else _with_all_ids(answer, ask, travels)
             self._logs.late(ask, each.matches, answer, decision, verdicts)
 

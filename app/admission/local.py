@@ -102,9 +102,9 @@ class LocalAnswers:
         self._renewing: asyncio.Task[None] | None = None
 
     @property
-    def turn(self) -> int:
+    def edition(self) -> int:
         """Changes whenever the node forgets something; see ``learn``."""
-        return self._known.turn
+        return self._known.edition
 
     @property
     def remembers(self) -> bool:
@@ -186,11 +186,11 @@ class LocalAnswers:
             local_verdict(ask, match) if self._known.passes(match.key, match.applied, ids, now_ms) else None
         )
 
-    def learn(self, ask: Ask, matches: Sequence[Match], plan: Plan, answer: Answer, turn: int) -> None:
+    def learn(self, ask: Ask, matches: Sequence[Match], plan: Plan, answer: Answer, edition: int) -> None:
         """Note what the store answered.
 
         Args:
-            turn: that in which the ask was planned. If the node forgot something since, it learns nothing.
+            edition: that in which the ask was planned. If the node forgot something since, it learns nothing.
         """
         match = ids_match(ask, matches)
         if match is None or self._mark is None or not plan.charges or ask.mode not in {"admit", "record"}:
@@ -199,11 +199,11 @@ class LocalAnswers:
         if ask.mode == "record":
             self._known.wrote(match.key, answer.at_ms, quiet=True)
         elif result.outcome == "admit":
-            self.learn_admission(ask, match, result.open_ms, answer.at_ms, turn)
+            self.learn_admission(ask, match, result.open_ms, answer.at_ms, edition)
             return
         if result.open_ms:
-            self._learn_ids(ask, match, result.open_ms, answer.at_ms, turn)
-        elif turn == self._known.turn and _is_lasting(ask, matches, result):
+            self._learn_ids(ask, match, result.open_ms, answer.at_ms, edition)
+        elif edition == self._known.edition and _is_lasting(ask, matches, result):
             self._known.learn_refusal(
                 match.key,
                 match.applied,
@@ -215,7 +215,7 @@ class LocalAnswers:
                 answer.at_ms,
             )
 
-    def learn_admission(self, ask: Ask, match: Match, open_ms: int, at_ms: int, turn: int) -> None:
+    def learn_admission(self, ask: Ask, match: Match, open_ms: int, at_ms: int, edition: int) -> None:
         """Note that the store admitted the ids of an ask of mode admit, as ``learn`` does.
 
         Args:
@@ -224,10 +224,10 @@ class LocalAnswers:
         """
         if open_ms and self._mark is not None:
             self._known.wrote(match.key, at_ms)
-            self._learn_ids(ask, match, open_ms, at_ms, turn)
+            self._learn_ids(ask, match, open_ms, at_ms, edition)
 
-    def _learn_ids(self, ask: Ask, match: Match, open_ms: int, at_ms: int, turn: int) -> None:
-        if turn == self._known.turn:
+    def _learn_ids(self, ask: Ask, match: Match, open_ms: int, at_ms: int, edition: int) -> None:
+        if edition == self._known.edition:
             principal, ids = ask.principal or "", ask.producer_ids or ()
             self._known.learn(match.key, match.applied, principal, ids, at_ms + open_ms, at_ms)
 
@@ -308,28 +308,28 @@ class LocalAnswers:
 
     async def _sent(self, pending: Sequence[PendingRenewal]) -> bool:
         """Send renewals; return whether all were answered. The others are kept."""
-        turn, answers = self._known.turn, list[PackedAnswer]()
+        edition, answers = self._known.edition, list[PackedAnswer]()
 
         def came(place: int, answer: PackedAnswer) -> None:
-            self._renewed(pending[place], decode_answer(answer), turn)
+            self._renewed(pending[place], decode_answer(answer), edition)
 
         with suppress(OverloadedError, CallerGoneError):
             answers, _ = await self._gatherer.decide([each.plan for each in pending], came)
         for place, answer in enumerate(answers):
             came(place, answer)
         for each in pending[len(answers) :]:
-            self._known.put_back(each.key, each.renewal, turn, self._now_ms() or 0)
+            self._known.put_back(each.key, each.renewal, edition, self._now_ms() or 0)
         return len(answers) == len(pending)
 
-    def _renewed(self, pending: PendingRenewal, answer: Answer, turn: int) -> None:
+    def _renewed(self, pending: PendingRenewal, answer: Answer, edition: int) -> None:
         key, renewal = pending.key, pending.renewal
         if answer.error is not None or not answer.results:
             return
         result = answer.results[0]
         was_reset = result.outcome == "reject"
         is_written = was_reset or result.open_ms > 0
-        self._known.renewed(key, renewal, turn, answer.at_ms, was_reset=was_reset, is_written=is_written)
-        if turn == self._known.turn and result.open_ms:
+        self._known.renewed(key, renewal, edition, answer.at_ms, was_reset=was_reset, is_written=is_written)
+        if edition == self._known.edition and result.open_ms:
             closes_ms = answer.at_ms + result.open_ms
             applied, principal = renewal.applied, renewal.principal
             self._known.learn(key, applied, principal, renewal.ids, closes_ms, answer.at_ms)

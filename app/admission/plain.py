@@ -116,7 +116,7 @@ class PlannedAsk(Struct, frozen=True):
         plain: its quotas, if it goes the short way.
         alone: the verdict on its ids, if this node gives it alone; the plan then lacks their quota.
         travels: the ask without the ids that this node knows, if it knows some; the plan is that of this one.
-        turn: the turn of the node's knowledge (``LocalAnswers.turn``) when it was planned.
+        edition: that of the node's knowledge (``LocalAnswers.edition``) when it was planned.
     """
 
     ask: Ask
@@ -126,7 +126,7 @@ class PlannedAsk(Struct, frozen=True):
     plain: PlainQuotas | None = None
     alone: LocalVerdict | None = None
     travels: Ask | None = None
-    turn: int = 0
+    edition: int = 0
 
 
 class PlainAsk(Struct, frozen=True):

@@ -304,8 +304,8 @@ class KnownIds:
         most_bytes: the memory that it may take, by estimate.
 
     Attributes:
-        turn: changes whenever the node forgets something: an answer to a call that was planned in an earlier
-            turn teaches nothing.
+        edition: changes whenever the node forgets something: the answer to a call that was planned in another
+            one teaches nothing.
         ids: how many ids it knows.
         bytes: the memory that it takes, with what waits to be renewed, by estimate.
         waiting: how many ids wait to be renewed.
@@ -321,7 +321,7 @@ class KnownIds:
         self._waiting_bytes = 0
         self._birth = b""
         self._resets = 0
-        self.turn = 0
+        self.edition = 0
         self.ids = 0
         self.bytes = 0
         self.waiting = 0
@@ -489,13 +489,13 @@ class KnownIds:
 
     def reset(self, keys: Iterable[bytes]) -> None:
         """Forget buckets that this node reset, or may have."""
-        self.turn += 1
+        self.edition += 1
         for key in keys:
             self._forget(key)
 
     def forget_all(self) -> None:
         """Forget everything: the times that the node remembers are worth nothing."""
-        self.turn += 1
+        self.edition += 1
         for its in (self._buckets, self._waiting, self._lost):
             its.clear()
         self.ids = self.bytes = self.waiting = self._waiting_bytes = 0
@@ -509,12 +509,12 @@ class KnownIds:
         """
         before = self._resets
         if resets != self._resets:
-            self.turn += 1
+            self.edition += 1
             self._resets = resets
         if not birth or birth == self._birth:
             return
         if self._birth:
-            self.turn += 1
+            self.edition += 1
             self._lose(before)
         else:  # the first look; nothing that is known is older
             for bucket in self._buckets.values():
@@ -601,12 +601,12 @@ class KnownIds:
         return None
 
     def renewed(
-        self, key: bytes, renewal: Renewal, turn: int, now_ms: int, *, was_reset: bool, is_written: bool
+        self, key: bytes, renewal: Renewal, edition: int, now_ms: int, *, was_reset: bool, is_written: bool
     ) -> None:
         """Note the answer to a renewal; ``learn`` gets separately what the store holds now.
 
         Args:
-            turn: that in which the renewal was taken.
+            edition: that in which the renewal was taken.
             is_written: whether the store holds all of the ids. If not, the next try is in a second.
         """
         bucket = self._buckets.get(key)
@@ -614,20 +614,20 @@ class KnownIds:
             return
         if renewal.ids and not is_written:
             bucket.paused_until_ms = now_ms + PAUSED_MS
-        if turn != self.turn:
+        if edition != self.edition:
             return
         if was_reset:
             self._forget(key)
         elif key not in self._lost and (bucket.resets == renewal.resets or bucket.birth != self._birth):
             bucket.resets, bucket.birth = self._resets, self._birth  # it is confirmed, or all of it restored
 
-    def put_back(self, key: bytes, renewal: Renewal, turn: int, now_ms: int) -> None:
+    def put_back(self, key: bytes, renewal: Renewal, edition: int, now_ms: int) -> None:
         """Keep a renewal that could not be sent for later.
 
         Args:
-            turn: that in which it was taken. If the node forgot something since, it may have been this.
+            edition: that in which it was taken. If the node forgot something since, it may have been this.
         """
-        if turn != self.turn:
+        if edition != self.edition:
             return
         bucket = self._buckets.get(key)
         birth = self._birth if bucket is None else bucket.birth

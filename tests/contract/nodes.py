@@ -97,7 +97,7 @@ class LateReply:
     plan: Plan
     packed: PackedAnswer
     answer: Answer
-    turn: int
+    edition: int
     events: int
     short: PlannedAsk | None
     sent: Ask
@@ -417,11 +417,11 @@ class Nodes(RuleBasedStateMachine):
         if (ready := self._ready(ask)) is not None:
             way = self._short_way(node)
             short = self.short._planned_one(ready, ANYONE)
-        sent, alone, turn = ask, node.local.verdict(ask, matches), node.local.turn
+        sent, alone, edition = ask, node.local.verdict(ask, matches), node.local.edition
         timed = replace(ask, at_ms=self.now)
         travels = node.local.unknown(ask, matches) if alone is None else None
         if short is not None and way is not None:
-            self._compare_plans(short, ask, matches, alone, travels, turn)
+            self._compare_plans(short, ask, matches, alone, travels, edition)
             self._compare_memory(node, way, ask)
         if travels is not None:
             self.met["known in part"] += 1
@@ -447,17 +447,17 @@ class Nodes(RuleBasedStateMachine):
         self._check_remembered(ask, found)
         self._note_lives(ask)
         self.gone -= {(ask.principal or "", each) for each in ids_of(ask)}
-        node.late.append(LateReply(ask, matches, plan, packed, answer, turn, self.events, short, sent))
+        node.late.append(LateReply(ask, matches, plan, packed, answer, edition, self.events, short, sent))
         if not late:
             self._read(node)
 
     def _read(self, node: Node) -> None:
         for reply in node.late:
             self.met["learned late"] += reply.answer.at_ms < self.now
-            self.met["nothing learned"] += reply.turn != node.local.turn
+            self.met["nothing learned"] += reply.edition != node.local.edition
             way = None if reply.short is None else self._short_way(node)
             if reply.answer.kept is None:
-                node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.turn)
+                node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.edition)
             if reply.short is not None and way is not None:
                 self._compare_short(way, reply.short, reply.sent, reply.plan, reply.packed, None)
                 self._compare_memory(node, way, reply.ask)
@@ -532,7 +532,7 @@ class Nodes(RuleBasedStateMachine):
         matches: tuple[Match, ...],
         alone: LocalVerdict | None,
         travels: Ask | None,
-        turn: int,
+        edition: int,
     ) -> None:
         plan = plan_of(travels or ask, matches if alone is None else matches[1:], SECRET)
         if isinstance(short.plan, PackedPlan) and plan is not None:
@@ -543,9 +543,9 @@ class Nodes(RuleBasedStateMachine):
         if (
             not same
             or (short.alone, short.travels) != (alone, travels)
-            or (alone is None and short.turn != turn)
+            or (alone is None and short.edition != edition)
         ):
-            raise Difference(f"{ask}\nshort way: {short}\nreadable:  {alone}, {travels}, {plan}, {turn}")
+            raise Difference(f"{ask}\nshort way: {short}\nreadable:  {alone}, {travels}, {plan}, {edition}")
 
     def _compare_memory(self, node: Node, way: ShortWay, ask: Ask) -> None:
         if vars(way.local._known) != vars(node.known):
@@ -601,7 +601,7 @@ class Nodes(RuleBasedStateMachine):
         open_ms, match = reply.answer.results[0].open_ms, reply.matches[0]
         if not open_ms or reply.answer.at_ms + open_ms <= self.now + 2 * self.lag + 1:
             return
-        if reply.turn != node.local.turn or reply.ask.mode not in {"admit", "record"}:
+        if reply.edition != node.local.edition or reply.ask.mode not in {"admit", "record"}:
             return
         ids = [each for each in ids_of(reply.ask) if each != -1]
         is_known = all(node.known.passes(match.key, match.applied, (each,), self.now) for each in ids)

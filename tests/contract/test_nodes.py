@@ -28,7 +28,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "uses that are not renewed": ("if closed := bucket.closed(ids, now_ms):", "if closed := []:"),
     "a reset elsewhere that is not noticed": (
-        "if resets != self._resets:\n            self.turn += 1\n            self._resets = resets",
+        "if resets != self._resets:\n            self.edition += 1\n            self._resets = resets",
         "self._resets = 0",
     ),
     "a renewal that names the newest reset": (
@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[str, str]] = {
         "if False:\n",
     ),
     "something learned from before a reset here": (
-        "self.turn += 1\n        for key in keys:",
+        "self.edition += 1\n        for key in keys:",
         "for key in keys:",
     ),
     "a refusal repeated after a record": (
@@ -77,7 +77,7 @@ FAULTS: dict[str, tuple[str, str]] = {
 """Faults in ``app.domain.known_ids``, each planted in one place."""
 
 SHORT_WAY_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
-    "ids learned under no turn": (admission, "plain.quotas, turn=self.local.turn)", "plain.quotas)"),
+    "ids learned under no edition": (admission, "plain.quotas, edition=self.local.edition)", "plain.quotas)"),
     "nothing learned": (admission, "if values is not None and plain.learns is not None:", "if False:"),
     "another time for the layer's end": (admission, "int(values[1 + OPEN_MS])", "int(values[OPEN_MS])"),
     "a refusal asked for again": (admission, "refusal = self.local.refusal(ask, its)", "refusal = None"),

@@ -121,7 +121,7 @@ def test_another_limit_keeps_the_knowledge_and_ends_refusals():
 def confirm(known: KnownIds, at: int = BEGAN) -> None:
     """Let the store say that no bucket was reset, and renew what waits."""
     while (found := known.next_renewal(100, at, lambda applied: applied)) is not None:
-        known.renewed(*found, known.turn, at, was_reset=False, is_written=True)
+        known.renewed(*found, known.edition, at, was_reset=False, is_written=True)
 
 
 def replace_quota(**changes: object) -> AppliedQuota:
@@ -133,10 +133,10 @@ def replace_quota(**changes: object) -> AppliedQuota:
 
 def test_own_reset_forgets_and_teaches_nothing_from_before():
     known = knowing(1)
-    turn = known.turn
+    edition = known.edition
     known.reset([KEY])
     assert not answers(known, 1)
-    assert known.turn != turn
+    assert known.edition != edition
 
 
 def test_reset_elsewhere_has_the_bucket_confirmed():
@@ -147,7 +147,7 @@ def test_reset_elsewhere_has_the_bucket_confirmed():
     key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert (key, renewal) == (KEY, Renewal(ALICE, "alice", 0, ()))
     assert renewal is not None
-    known.renewed(key, renewal, known.turn, BEGAN, was_reset=False, is_written=True)
+    known.renewed(key, renewal, known.edition, BEGAN, was_reset=False, is_written=True)
     assert answers(known, 1)
     assert not answers(known, 2)
 
@@ -158,16 +158,16 @@ def test_bucket_that_was_reset_elsewhere_is_forgotten():
     assert not answers(known, 1)
     key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
-    known.renewed(key, renewal, known.turn, BEGAN, was_reset=True, is_written=True)
+    known.renewed(key, renewal, known.edition, BEGAN, was_reset=True, is_written=True)
     assert not answers(known, 1)
     assert renewals(known) == []
 
 
 def test_loss_keeps_the_answers_and_renews_everything():
     known = knowing(1, 2, 3)
-    turn = known.turn
+    edition = known.edition
     known.look(b"born again", 0)
-    assert known.turn != turn
+    assert known.edition != edition
     assert answers(known, 1, 2)
     assert sorted(len(ids) for ids, _ in renewals(known, 2)) == [1, 2]
 
@@ -231,11 +231,11 @@ def test_use_whose_layer_died_is_not_renewed():
 def test_renewal_that_fails_after_the_node_forgot_something_is_dropped():
     known = knowing(1)
     answers(known, 1, at=CLOSES)
-    turn = known.turn
+    edition = known.edition
     key, renewal = known.next_renewal(1, CLOSES, lambda applied: applied) or (b"", None)
     assert renewal is not None
     known.reset([KEY])
-    known.put_back(key, renewal, turn, BEGAN)
+    known.put_back(key, renewal, edition, BEGAN)
     assert not known.has_renewals
 
 
@@ -269,7 +269,7 @@ def test_restored_bucket_is_like_any_other():
     key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
     assert renewal.resets == 0  # a number of after the loss is newer than all that is known
-    known.renewed(key, renewal, known.turn, BEGAN, was_reset=False, is_written=True)
+    known.renewed(key, renewal, known.edition, BEGAN, was_reset=False, is_written=True)
     assert answers(known, 1)
     known.look(b"born again", 6)
     assert not answers(known, 1)
@@ -299,7 +299,7 @@ def test_failed_renewal_waits_again():
     answers(known, 1, 2, at=CLOSES)
     key, renewal = known.next_renewal(1, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
-    known.put_back(key, renewal, known.turn, BEGAN)
+    known.put_back(key, renewal, known.edition, BEGAN)
     assert known.waiting == 2
     assert sorted(renewals(known)[0][0]) == [1, 2]
 
@@ -309,7 +309,7 @@ def test_bucket_that_the_store_has_no_room_for_is_not_renewed_for_a_second():
     answers(known, 1, at=CLOSES)
     key, renewal = known.next_renewal(1, CLOSES, lambda applied: applied) or (b"", None)
     assert renewal is not None
-    known.renewed(key, renewal, known.turn, CLOSES, was_reset=False, is_written=False)
+    known.renewed(key, renewal, known.edition, CLOSES, was_reset=False, is_written=False)
     assert answers(known, 1, 2, at=CLOSES + PAUSED_MS - 1)
     assert renewals(known) == []
     assert answers(known, 1, at=CLOSES + PAUSED_MS)
@@ -481,8 +481,8 @@ def test_clock_that_is_set_back_is_noticed():
 def test_everything_is_forgotten_at_once():
     known = knowing(1)
     answers(known, 1, at=CLOSES)
-    turn = known.turn
+    edition = known.edition
     known.forget_all()
     assert not answers(known, 1)
     assert (known.ids, known.bytes, known.waiting, known.has_renewals) == (0, 0, 0, False)
-    assert known.turn != turn
+    assert known.edition != edition
