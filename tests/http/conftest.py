@@ -92,8 +92,7 @@ class Admission:
     ) -> None:
         making = self.decide((ask,), caller)
         if self.held is not None:
-            task = asyncio.ensure_future(making)
-            task.add_done_callback(lambda done: then(done.exception() or done.result()[0]))
+            asyncio.ensure_future(making).add_done_callback(lambda done: then(done.result()[0]))
             return
         try:
             making.send(None)
