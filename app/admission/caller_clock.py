@@ -69,8 +69,10 @@ class CallerClock:
         self.time.note(max(times))
         return decisions
 
-    def begin(self, ask: PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]) -> None:
-        """Decide a plain ask, and call ``then`` once; no ask with a time is kept, so none comes here."""
+    def begin(
+        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
+    ) -> None:
+        """Decide an ask, and call ``then`` once; no route calls this for an ask with a time."""
         self._admission.begin(ask, caller, then)
 
     async def decide_in_full(
@@ -89,5 +91,5 @@ class CallerClock:
         then: Callable[[Remaining | InFull | Exception], None],
         within_s: float | None = None,
     ) -> None:
-        """Decide a plain ask that wants detail, and call ``then`` once; none comes here, as for ``begin``."""
+        """Decide a plain ask that wants detail, and call ``then`` once, as ``begin`` does."""
         self._admission.begin_in_full(ask, caller, then, within_s)

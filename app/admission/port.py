@@ -39,13 +39,16 @@ class Decider(Protocol):
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order."""
 
-    def begin(self, ask: PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]) -> None:
-        """Decide a plain ask, and call ``then`` once, perhaps before this returns.
+    def begin(
+        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
+    ) -> None:
+        """Decide an ask, and call ``then`` once, perhaps before this returns.
 
         It gets the decision, or the ``OverloadedError`` or ``CallerGoneError``.
 
         Raises:
             OverloadedError: instead of the call.
+            OutOfBoundsError: as for ``decide``.
         """
 
     async def decide_in_full(

@@ -75,10 +75,7 @@ class Slices:
             turn: names the caller, for fair turns.
         """
         loop = asyncio.get_running_loop()
-        if (
-            self._used_s < (2 * self._slice_s if self._turns else self._slice_s)
-            and self._turns.waiting(turn) is None
-        ):
+        if self._has_time(turn):
             self._schedule_turn(loop)
             began = self._clock()
             until = began + self._slice_s
@@ -97,6 +94,22 @@ class Slices:
         self._turns.of(turn).append(job)
         waited_for: T = await job.result
         return waited_for
+
+    def at_once(self, turn: str, make: Callable[[], T]) -> T | None:
+        """Return the result of work of one step if it can be done now; None if the caller has to wait."""
+        if not self._has_time(turn):
+            return None
+        self._schedule_turn(asyncio.get_running_loop())
+        began = self._clock()
+        try:
+            return make()
+        finally:
+            self._used_s += self._clock() - began
+
+    def _has_time(self, turn: str) -> bool:
+        """Return whether this turn of the loop has time left for new work of a caller."""
+        most_s = 2 * self._slice_s if self._turns else self._slice_s
+        return self._used_s < most_s and self._turns.waiting(turn) is None
 
     def _schedule_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Schedule the next turn of the loop, which starts with a fresh slice."""

@@ -62,19 +62,26 @@ class DecisionRoutes:
     def begin(
         self, body: bytes, grant: Grant, caller: Caller, then: Callable[[bytes | Exception], None]
     ) -> bool:
-        """Decide one ask whose body is known; return False if it is not, or if more has to be looked at.
+        """Decide one ask; return False, and do nothing, if it is invalid or more has to be looked at.
 
         ``then`` is called once, perhaps before this returns, with what ``one`` would return or raise.
 
         Raises:
             ProblemError, OverloadedError: instead of the call.
         """
-        known = self._known.get(body) if grant.is_unrestricted else None
-        if known is None:
+        if not grant.is_unrestricted or self._clock == "caller":  # whose times are noted after a decision
             return False
-        self._access.demand(grant, "decide")
+        ask: Ask | PlainAsk | None
+        known = self._known.get(body)
+        if known is not None:
+            self._access.demand(grant, "decide")
+            ask = known.ask
+        else:
+            ask = self._slices.at_once(caller.turn, lambda: self._read_valid(body, grant))
+            if ask is None:
+                return False
         self._admission.begin(
-            known.ask,
+            ask,
             caller,
             lambda result: then(result if isinstance(result, Exception) else encode_decision(result)),
         )
@@ -91,9 +98,16 @@ class DecisionRoutes:
 
     def _read(self, body: bytes, grant: Grant) -> Ask | PlainAsk:
         """Return the ask in a body that is not known; remember the body if the ask is plain."""
+        ask = self._read_valid(body, grant)
+        return self._allowed(decode_ask(body, self._clock), grant, "") if ask is None else ask
+
+    def _read_valid(self, body: bytes, grant: Grant) -> Ask | PlainAsk | None:
+        """Return the ask in a body as ``_read`` does; None if it may be invalid."""
         sent = read_ask(body, self._clock)
-        ask = self._allowed(decode_ask(body, self._clock) if sent is None else sent.ask, grant, "")
-        return ask if sent is None or not grant.is_unrestricted else self._remembered(body, sent)
+        if sent is None:
+            return None
+        ask = self._allowed(sent.ask, grant, "")
+        return self._remembered(body, sent) if grant.is_unrestricted else ask
 
     def _remembered(self, body: bytes, sent: SentAsk) -> Ask | PlainAsk:
         plain = self._admission.plain(sent.ask)

@@ -131,9 +131,13 @@ class PlainRoute(abc.ABC):
         try:
             return await answered
         except Exception as error:  # noqa: BLE001  it is logged, or is an answer
-            if isinstance(error, ProblemError) and error.wait_s:
-                await asyncio.sleep(error.wait_s)
-            return self._of_error(error, scope)
+            return await self.failed(error, scope)
+
+    async def failed(self, error: Exception, scope: Scope) -> HttpAnswer | None:
+        """Return the answer to a request that met an error, when it is due; None if its caller has gone."""
+        if isinstance(error, ProblemError) and error.wait_s:
+            await asyncio.sleep(error.wait_s)
+        return self._of_error(error, scope)
 
     def _of_error(self, error: Exception, scope: Scope) -> HttpAnswer | None:
         """Return the answer to a request that met an error; None if its caller has gone."""

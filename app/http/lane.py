@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextvars import Context, copy_context
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, cast
 
@@ -28,7 +29,17 @@ from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from app.http.access import Sender
-from app.http.hot import JSON, JSON_LINES, SENDER, Fields, HttpAnswer, PlainRoute, ReadyAnswer, lines_of
+from app.http.hot import (
+    JSON,
+    JSON_LINES,
+    SENDER,
+    Fields,
+    HttpAnswer,
+    PlainRoute,
+    ReadyAnswer,
+    is_gone_of,
+    lines_of,
+)
 from app.http.protocol import Protocol
 
 MAX_HEAD: Final = 2_048
@@ -90,6 +101,7 @@ class LaneProtocol(Protocol):
         self._starting: RequestResponseCycle | None = None
         self._is_receiving = False
         self._known_cycle = KnownCycle()
+        self._finish_known = partial(self._finish_begun, self._known_cycle)
         self._default_headers: Fields = ()
         self._default_lines = b""
 
@@ -166,15 +178,6 @@ class LaneProtocol(Protocol):
     def _is_gone(self) -> bool:
         return self._known_cycle.disconnected
 
-    def _finish_known(self, answer: Answer | None) -> None:
-        """Send the answer that the route has called back with."""
-        if answer is None or self._known_cycle.disconnected:
-            return
-        if self.flow.write_paused:
-            Answering(_after(self.flow.drain(), answer), self._known_cycle, self).go_on()
-        else:
-            self.finish(self._known_cycle, answer)
-
     # Requests that were parsed
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -201,10 +204,31 @@ class LaneProtocol(Protocol):
     def _start(self) -> None:
         """Answer the request whose turn it is, now that what arrived with it was parsed."""
         cycle, self._starting = self._starting, None
-        if cycle is not None:
-            scope = cast("Scope", cycle.scope)
-            receive = cast("Receive", cycle.receive)
-            Answering(self._routes[scope["path"]].reply(scope, receive), cycle, self).go_on()
+        if cycle is None:
+            return
+        scope = cast("Scope", cycle.scope)
+        route = self._routes[scope["path"]]
+        if cycle.more_body or cycle.disconnected:
+            Answering(route.reply(scope, cast("Receive", cycle.receive)), cycle, self).go_on()
+            return
+        self.flow.resume_reading()  # as receiving the body would
+        try:
+            sender = scope[SENDER] = route.identify(scope)
+        except Exception as error:  # noqa: BLE001  it is logged, or is an answer
+            Answering(route.failed(error, scope), cycle, self).go_on()
+            return
+        body, is_gone = bytes(cycle.body), is_gone_of(scope)
+        if not route.begin(scope, body, sender, is_gone, partial(self._finish_begun, cycle)):
+            Answering(route.reply_whole(scope, body, sender, is_gone), cycle, self).go_on()
+
+    def _finish_begun(self, cycle: RequestResponseCycle, answer: Answer | None) -> None:
+        """Send the answer that the route has called back with."""
+        if answer is None or cycle.disconnected:
+            return
+        if self.flow.write_paused:
+            Answering(_after(self.flow.drain(), answer), cycle, self).go_on()
+        else:
+            self.finish(cycle, answer)
 
     # Answers
 

@@ -87,8 +87,19 @@ class Admission:
         self.asked += [ask for ask in asks if isinstance(ask, Ask)]
         return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
 
-    def begin(self, ask: PlainAsk, caller: Caller, then: object) -> None:
-        raise AssertionError(f"no ask was plain, but {ask}")
+    def begin(
+        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
+    ) -> None:
+        making = self.decide((ask,), caller)
+        if self.held is not None:
+            asyncio.ensure_future(making).add_done_callback(lambda done: then(done.result()[0]))
+            return
+        try:
+            making.send(None)
+        except StopIteration as done:
+            then(done.value[0])
+        except Exception as error:  # noqa: BLE001  it is handed on
+            then(error)
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None

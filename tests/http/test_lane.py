@@ -488,6 +488,31 @@ async def test_known_bodies_are_answered_the_same():
     assert answers[0].count(b"HTTP/1.1 400") == 3
 
 
+async def test_new_heads_and_bodies_are_answered_the_same():
+    answers = []
+    for lane_ in (True, False):
+        store = HeldStore()
+        connection = Connection(InMemory(lane=lane_, decider=real(store)))
+        for n in range(8):
+            asked = json.dumps({**ASK, "client_id": f"{n // 2}"}).encode()
+            retried = json.dumps({**ASK, "id": f"{n // 2}"}).encode()
+            field = f"X-Number: {n}"
+            one = message("POST", ONE, [field], asked)
+            check = message("GET", CHECK, [field, f"X-Quotagate-Principal: {n // 2}"])
+            other = message("POST", ONE, [field], retried)
+            recorded = message("POST", ONE, [field, KEY], RECORD)
+            invalid = message("POST", ONE, [field], b'{"usage": {}}')
+            large = message("POST", ONE, [field], asked + b" " * 100_000)
+            refused = message("POST", ONE, [field, WRONG], asked)
+            for request_ in (one, check, other, recorded, invalid, large, one + check + other, refused):
+                await connection.send(request_)
+        answers.append(bytes(connection.line.sent))
+        connection.end()
+    assert answers[0] == answers[1]
+    assert answers[0].count(b"HTTP/1.1 200") == 8 * 8
+    assert answers[0].count(b"HTTP/1.1 401") == answers[0].count(b"HTTP/1.1 422") == 8
+
+
 async def test_a_known_check_that_is_the_last_one_says_so(one: Real):
     await one.connection.send(A_CHECK)
     one.store.held = []
