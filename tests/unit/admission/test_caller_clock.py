@@ -26,7 +26,9 @@ class AdmitsAll(Decider):
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         return [ADMITTED for _ in asks]
 
-    def begin(self, ask: PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]) -> None:
+    def begin(
+        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
+    ) -> None:
         raise AssertionError(ask)
 
     def begin_in_full(
