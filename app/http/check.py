@@ -255,7 +255,11 @@ class CheckRoute(PlainRoute):
             then(self._of_error(result, scope) if isinstance(result, Exception) else result)
 
         caller = caller_of(sender, is_gone)
-        return self._check.begin(scope["query_string"], scope["headers"], caller, answer)
+        try:
+            return self._check.begin(scope["query_string"], scope["headers"], caller, answer)
+        except Exception as error:  # noqa: BLE001  it is logged, and is an answer
+            answer(error)
+            return True
 
 
 def known_check(ask: PlainAsk, deny_status: int) -> KnownCheck:

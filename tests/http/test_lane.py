@@ -579,6 +579,18 @@ async def test_a_known_ask_is_shed_as_any_other(one: Real, monkeypatch: pytest.M
     one.connection.end()
 
 
+async def test_a_known_check_that_fails_is_answered(one: Real, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    await one.connection.send(A_CHECK)
+    monkeypatch.setattr(one.admission, "begin_in_full", broken)
+    assert (await one.connection.send(A_CHECK)).count(b"HTTP/1.1 500") == 1
+    monkeypatch.undo()
+    assert (await one.connection.send(A_CHECK)).count(b"HTTP/1.1 200") == 2
+    one.connection.end()
+
+
 async def test_a_known_body_needs_the_scope_all_the_same(one: Real):
     one.node.ring = ring_of(account=Grant("account", frozenset({"account"})))
     await one.connection.send(ONE_ASK)
