@@ -127,6 +127,7 @@ class Admission:
         self._snapshot = snapshot
         self._factor = factor
         self._logs = logs
+        self._takes_admissions = logs.takes_admissions
         self._rules = rules
         self._secret = secret
         self._sequential = sequential
@@ -418,14 +419,17 @@ class Admission:
             yield decision
 
     def _admitted(self, planned: PlannedAsk, packed: PackedAnswer | None) -> Values | None:
-        """Count an ask of the short way and return its answer's numbers if every quota admits; else None."""
+        """Count and log an ask of the short way and return its answer's numbers if every quota admits.
+
+        Otherwise do nothing, and return None.
+        """
         plain = planned.plain
-        if plain is None or self._logs.takes_admissions:
+        if plain is None or (self._takes_admissions and plain.alone is not None):
             return None
         if packed is None:
             values: Values | None = None if plain.places else ()
-        elif packed.id_outcomes.strip(NOT_WRITTEN):  # which are logged
-            return None
+        elif not self._takes_admissions and packed.id_outcomes.strip(NOT_WRITTEN):
+            return None  # the ids alone are logged
         else:
             values = admitted_values(packed.packed, plain.forgiving)
             if values is not None and plain.learns is not None:
@@ -433,6 +437,8 @@ class Admission:
                 self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.edition)
         if values is not None:
             self._metrics.count_admission(plain.places, values, plain.alone)
+            if self._takes_admissions:
+                self._logs.admitted(planned, plain, packed)
         return values
 
     def _readable(self, planned: PlannedAsk) -> Plan | None:

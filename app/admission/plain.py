@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from app.admission.generations import Generations
 from app.admission.plan import (
@@ -57,6 +58,25 @@ class Place(NamedTuple):
     labels: tuple[str, str]
 
 
+class Logged(Struct, gc=False):
+    """What the decision log made of a plain ask, or of what asks with the same quotas have in common.
+
+    Attributes:
+        packed, length: its part of a batch.
+        held: bytes of memory that it takes while it waits, by estimate.
+        room: what a row takes of a page.
+        page: the number of the page that has it.
+        place: where it is there.
+    """
+
+    packed: bytes
+    length: int
+    held: int
+    room: int = 0
+    page: int = 0
+    place: int = 0
+
+
 class SharedBytes(Struct, frozen=True):
     """What plain asks with the same quotas have in common.
 
@@ -64,12 +84,14 @@ class SharedBytes(Struct, frozen=True):
         pieces: the argument of an ask, between what differs; none without quotas.
         others: likewise without the quota of its ids; none if that is the only one, or there are no ids.
         forgiving: for each quota, whether it is a token bucket.
+        logged: kept for the decision log, once it took an admission by these quotas.
     """
 
     pieces: tuple[bytes, ...]
     others: tuple[bytes, ...]
     forgiving: tuple[bool, ...]
     decision: Decision
+    logged: Logged | None = None
 
 
 class PlainQuotas(Struct, frozen=True):
@@ -80,16 +102,20 @@ class PlainQuotas(Struct, frozen=True):
         forgiving: for each quota that the store decides, whether it is a token bucket.
         places: these quotas.
         decision: the one if all of them admit.
+        shared: what asks with the same quotas have in common.
         alone: the quota of the ask's ids, if this node decides that alone.
         learns: the match of the ask's ids, if this node learns of them from the store's answer.
+        logged: kept for the decision log, once it took an admission of this ask.
     """
 
     edition: object
     forgiving: tuple[bool, ...]
     places: tuple[Place, ...]
     decision: Decision
+    shared: SharedBytes
     alone: Place | None = None
     learns: Match | None = None
+    logged: Logged | None = None
 
 
 class AnsweredIds(Struct, frozen=True):
@@ -141,6 +167,12 @@ class PlainAsk(Struct, frozen=True):
     quotas: PlainQuotas
     size: int
     answered: AnsweredIds | None = None
+
+
+def keep(of: PlainQuotas | SharedBytes, logged: Logged) -> Logged:
+    """Keep what the decision log made of an ask or of its quotas; it is the same whenever it is made."""
+    force_setattr(of, "logged", logged)
+    return logged
 
 
 def is_plain(ask: Ask) -> bool:
@@ -228,7 +260,7 @@ def _plain_ask(
     packed = _packed(ask, matches, shared.pieces, secret)
     places = tuple([Place(applied.quota, (applied.quota.key, applied.bucket)) for applied, _ in matches])
     learns = ids_match(ask, matches)
-    quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision, None, learns)
+    quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision, shared, None, learns)
     size = OWN_BYTES + SHARED_BYTES * len(matches)
     if packed is not None:
         size += len(packed.argument) + 4 * sum([len(key) for key in packed.keys]) + ID_BYTES * packed.ids
@@ -237,7 +269,7 @@ def _plain_ask(
         return PlainAsk(planned, quotas, size)
     others = _packed(ask, matches[1:], shared.others, secret)
     decision = ADMITTED_ALONE if others is None else shared.decision
-    its = PlainQuotas(edition, shared.forgiving[1:], places[1:], decision, places[0])
+    its = PlainQuotas(edition, shared.forgiving[1:], places[1:], decision, shared, places[0])
     answered = AnsweredIds(learns, local_verdict(ask, learns), others, its)
     return PlainAsk(planned, quotas, size + OWN_BYTES + SHARED_BYTES * (len(matches) - 1), answered)
 

@@ -40,7 +40,10 @@ Values = tuple[float, ...]
 VALUES: Final = 8
 """What ``admitted_values`` reads of each quota: outcome, reason, clock and layers, and the numbers above."""
 VALUES_OF: Final = [struct.Struct("<B" + "BBB8xddddd" * quotas) for quotas in range(len(KEYS) + 3)]
-"""How these are read, by the number of quotas; two keys may match twice."""
+"""How these are read, by the number of quotas; two keys may match twice.
+
+The decision log has answers in these bytes: another layout needs another ``VERSION`` of a batch of it.
+"""
 
 ORDER_STEP: Final = 128
 """How far the order advances from call to call: by more than the asks of any call."""

@@ -17,7 +17,7 @@ from app.admission.errors import CallerGoneError
 from app.admission.hold import UNTHROTTLED, FactorSource
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Metrics
-from app.admission.plain import ADMITTED, ADMITTED_ALONE, PlainAsk, PlainAsks
+from app.admission.plain import ADMITTED, ADMITTED_ALONE, PlainAsk, PlainAsks, PlainQuotas, PlannedAsk
 from app.admission.plan import Matches
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
@@ -28,7 +28,7 @@ from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.encoding import encode_plans
-from app.store.port import Answer, Came, ChargeResult, Fault, Mark, PackedPlan, StoreError
+from app.store.port import Answer, Came, ChargeResult, Fault, Mark, PackedAnswer, PackedPlan, StoreError
 from tests.packed import packed
 
 EVERYONE = Entity.of(user=ANY)
@@ -60,6 +60,7 @@ OF_ALL = {
     "unreadable": Answer((), error=StoreError("response", "WRONGTYPE")),
 }
 SHORT = {"admitted", "ids seen"}
+"""The answers that are read no further than that they admit; so are charged ids if admissions are logged."""
 
 
 class Store:
@@ -95,9 +96,14 @@ class Recorded(Logs):
     def __init__(self, *, takes_admissions: bool = False) -> None:
         self.takes_admissions = takes_admissions
         self.heard: list[tuple[object, ...]] = []
+        self.admissions: list[tuple[Ask, PackedAnswer | None]] = []
 
     def decided(self, *heard: object) -> None:
         self.heard.append(heard)
+
+    def admitted(self, planned: PlannedAsk, plain: PlainQuotas, packed: PackedAnswer | None) -> None:
+        assert planned.plain is plain
+        self.admissions.append((planned.ask, packed))
 
     def late(self, *heard: object) -> None:
         self.heard.append(heard)
@@ -157,10 +163,13 @@ async def test_both_ways_decide_count_and_log_the_same(
     got = await short.decide([ready(short, ask)])
     expected = await readable.decide([ask])
     assert got == expected
-    assert (got[0] is ADMITTED[3]) is (answer in SHORT and not takes_admissions and not detail)
+    is_short = answer in SHORT or (takes_admissions and answer == "ids charged")
+    assert (got[0] is ADMITTED[3]) is (is_short and not detail)
     assert counted(short) == counted(readable)
-    # The log may leave a plain admission out, unless it takes them.
-    assert logs[0].heard == (logs[1].heard if answer not in SHORT or takes_admissions else [])
+    assert logs[0].heard == ([] if is_short else logs[1].heard)
+    logged = [(ask, packed(OF_ALL[answer]))] if is_short and takes_admissions else []
+    assert logs[0].admissions == logged  # of which tests/decision_log/test_admissions.py compares the rows
+    assert logs[1].admissions == []
 
 
 OF_OTHERS = {
@@ -203,7 +212,9 @@ async def test_both_ways_learn_ids_and_answer_for_them(
     said = [
         heard for heard in logs[1].heard if takes_admissions or heard[3] not in (*ADMITTED, ADMITTED_ALONE)
     ]
-    assert logs[0].heard == said
+    # The first is a plain admission; an answer of this node alone goes the readable way if it is logged.
+    assert [ask for ask, _ in logs[0].admissions] == [ALL] * takes_admissions
+    assert logs[0].heard == said[len(logs[0].admissions) :]
 
 
 async def test_late_answer_of_an_ask_whose_ids_are_known_is_logged_in_full() -> None:
