@@ -141,7 +141,7 @@ async def log_of(asks: Sequence[Ask], steps: Sequence[Step], *, short: bool, pla
 def rows_of(batches: Sequence[bytes]) -> list[dict[str, Any]]:
     """The rows that the writer makes, in order; only where they lie in batches may differ."""
     decoded = [writer.decode(batch) for batch in batches]
-    found = writer.table(decoded).to_pylist()
+    found: list[dict[str, Any]] = writer.table(decoded).to_pylist()
     assert [row.pop("place") for row in found] == list(
         chain.from_iterable(range(len(b.rows)) for b in decoded)
     )
