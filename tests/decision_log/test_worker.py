@@ -144,7 +144,7 @@ def test_batches_set_aside_by_an_older_worker_are_read_again(shared, client, fol
     aside = folder / "_unreadable"
     aside.mkdir(parents=True)
     (aside / "1795258243484-0.batch").write_bytes(packed(batch))
-    (aside / "1795258243484-1.batch").write_bytes(packed(replace(batch, version=2)))
+    (aside / "1795258243484-1.batch").write_bytes(packed(replace(batch, version=3)))
     cut_short = aside / "_1795258243484-2.batch"  # its writer was killed, and the stream still has it
     cut_short.write_bytes(packed(Node().batch()))
     with worker.inside(shared, folder):
