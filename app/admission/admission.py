@@ -414,6 +414,8 @@ class Admission:
             if why is not None:
                 self._metrics.count_fallback(why)
             count_answer(self._metrics, ask, its, plan, answer, decision, verdicts)
+            if alone is not None and plan is None:
+                self._metrics.count_shadows(verdicts)
             logged = answer if answer is not None or alone is None else Answer((), at_ms=alone.at_ms)
             self._logs.decided(ask, its, logged, decision, verdicts, why)
             yield decision

@@ -120,10 +120,8 @@ class Metrics:
         now = self._clock()
         if now >= self._halve_at:
             self._halve(now)
+        self.count_shadows(verdicts)
         for verdict, applied in zip(verdicts, found, strict=True):
-            if verdict.shadow:
-                shadow = (verdict.outcome, verdict.quota)
-                counts.shadows[shadow] = counts.shadows.get(shadow, 0) + 1
             throttled = 0.0 if verdict.shadow or ask.mode == "peek" else verdict.throttle_ms / 1000
             place = (verdict.quota, verdict.bucket)
             if applied.quota.algorithm == "token_bucket":
@@ -184,6 +182,13 @@ class Metrics:
     def observe_decision(self, seconds: float, asks: int = 1) -> None:
         """Count how long these asks, decided together, took."""
         self._counts.decision_seconds.observe(seconds, asks)
+
+    def count_shadows(self, verdicts: Sequence[Verdict]) -> None:
+        """Count what shadow quotas would have decided."""
+        for verdict in verdicts:
+            if verdict.shadow:
+                shadow = (verdict.outcome, verdict.quota)
+                self._counts.shadows[shadow] = self._counts.shadows.get(shadow, 0) + 1
 
     def count_local(self, quota: str, bucket: str, ids: int) -> None:
         """Count ids that were answered without the store, and keep the gauges of their bucket."""

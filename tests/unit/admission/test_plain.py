@@ -247,6 +247,16 @@ async def test_ids_are_learned_with_detail_but_not_answered_alone() -> None:
     assert len(store.sent) == 2
 
 
+async def test_shadow_quota_of_ids_counts_wherever_it_is_decided() -> None:
+    snapshot = Snapshot().apply(1, [("producer_ids_rate", EVERYONE, replace(IDS, shadow=True))])
+    store = Store(Answer((but(SEEN, open_ms=5_000),), at_ms=1_000))
+    node = admission(store, mark=birth, snapshot=snapshot)
+    await node.local._look()
+    sources = [(await node.decide([ONLY_IDS]))[0].source for _ in range(2)]
+    assert sources == ["store", "local"]
+    assert node._metrics._counts.shadows == {("admit", "producer_ids_rate"): 2}
+
+
 @pytest.mark.parametrize("ask", [ASK, ALL, Ask({"fetch_bytes": 1}, principal="alice")])
 async def test_both_ways_follow_the_policies_of_a_failed_store(ask: Ask) -> None:
     short, readable = (admission(Store(Answer(()), StoreError("timeout"))) for _ in range(2))
