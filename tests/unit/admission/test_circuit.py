@@ -12,6 +12,7 @@ from app.admission import circuit
 from app.admission.circuit import SETTLED_S, Circuit
 from app.admission.metrics import Metrics
 from app.store.port import Answer, Fault, Plan, StoreError
+from tests.waiting import until
 
 PLAN = Plan("admit", ())
 
@@ -249,9 +250,7 @@ async def test_circuit_starts_while_the_store_is_away(monkeypatch: pytest.Monkey
     await late.start()
     assert metrics.states == [(True, [])]
     store.error = None
-    async with asyncio.timeout(60):
-        while late.error is not None:  # noqa: ASYNC110  the circuit has no event for it
-            await asyncio.sleep(0.001)
+    await until(lambda: late.error is None, every_s=0.001)
     await late.stop()
     assert metrics.states[-1] == (False, [])
 
