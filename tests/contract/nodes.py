@@ -176,7 +176,7 @@ class Nodes(RuleBasedStateMachine):
             "request_rate": {everybody: rate},
         }
         self.nodes = [self._node() for _ in range(many)]
-        self.snapshot = Snapshot()
+        self._publish()
         self.short = admission.Admission(
             self.store,  # nothing is sent by it
             lambda: self.snapshot,
@@ -212,6 +212,10 @@ class Nodes(RuleBasedStateMachine):
 
     def _quotas(self) -> Quotas:
         return self.quotas
+
+    def _publish(self) -> None:
+        """Let the short way decide by the same quotas, not by equal ones: they are compared by identity."""
+        self.snapshot = Snapshot(0, {key: dict(its) for key, its in self.quotas.items()})
 
     async def _mark(self) -> Mark:
         """The marks, with the time of this test instead of the server's; the way takes a while."""
@@ -387,6 +391,7 @@ class Nodes(RuleBasedStateMachine):
             self.met["policy change"] += changed != quota
             if changed != quota:
                 self.quotas["producer_ids_rate"][entity] = changed
+                self._publish()
                 self.lives_until.clear()
                 self.reset_until.clear()
                 self.used_at.clear()
@@ -398,6 +403,7 @@ class Nodes(RuleBasedStateMachine):
     def change_limit(self, limit: int) -> None:
         for entity, quota in self.quotas["producer_ids_rate"].items():
             self.quotas["producer_ids_rate"][entity] = replace(quota, limit=limit)
+        self._publish()
 
     @invariant()
     def count_step(self) -> None:
@@ -515,8 +521,6 @@ class Nodes(RuleBasedStateMachine):
 
     def _ready(self, ask: Ask) -> PlainAsk | None:
         """An ask made ready for the short way, and kept for equal ones; None if it is not plain."""
-        if self.snapshot.quotas != self.quotas:
-            self.snapshot = Snapshot(0, {key: dict(its) for key, its in self.quotas.items()})
         ready = self.plain.get(repr(ask))
         if ready is None or not self.short.is_valid(ready):
             ready = self.short.plain(ask)
