@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from time import perf_counter
+from time import monotonic
 from typing import Final, TypeVar
 
 import structlog
@@ -29,7 +29,7 @@ from app.admission.plan import (
     scaled_match,
 )
 from app.admission.port import InFull, Remaining
-from app.admission.queue import DoneCallback, Group, LateCallback
+from app.admission.queue import ACCOUNTING, WEIGHT, Group
 from app.admission.refresh import Refresher
 from app.admission.slices import STRIDE, Slices, Work, weight_of
 from app.catalog.snapshot import Snapshot
@@ -49,29 +49,12 @@ NOT_WRITTEN: Final = b"\0"
 """The outcome of an id that was neither charged nor refreshed."""
 
 
-class SingleAsk(Group):
+class SingleAsk(Group, eq=False, kw_only=True):
     """A request of one ask, which is answered by a call of ``then``, or of ``admitted`` if that is given."""
 
-    __slots__ = ("admitted", "began", "planned", "then")
-
-    def __init__(
-        self,
-        planned: PlannedAsk,
-        plan: Plan | PackedPlan,
-        done: DoneCallback,
-        late: LateCallback,
-        caller: Caller,
-        then: Callable[[Decision | Exception], None],
-        admitted: Callable[[Remaining], None] | None,
-    ) -> None:
-        since = caller.came_at or asyncio.get_running_loop().time()
-        super().__init__((plan,), done, late, caller, _principal_of(planned.ask), since)
-        self.planned = planned
-        self.then = then
-        self.admitted = admitted
-        self.began = perf_counter()
-        if planned.plain is not None:
-            self.weight = 1
+    planned: PlannedAsk
+    then: Callable[[Decision | Exception], None]
+    admitted: Callable[[Remaining], None] | None
 
 
 class Admission:
@@ -156,7 +139,7 @@ class Admission:
         """
         if len(asks) == 1:
             return [await self._decide_one(self._planned_one(asks[0], caller), caller)]
-        began = perf_counter()
+        began = monotonic()
         planned_asks = await self._as_list(
             self._planned(asks, caller), caller, lambda each: weight_of(len(each.ask.producer_ids or ()))
         )
@@ -245,19 +228,32 @@ class Admission:
         Args:
             admitted: called instead of ``then`` if the ask goes the short way, and all of its quotas admit.
         """
-        failure = self.circuit.error
-        if planned.plan is None or failure is not None:
-            self._conclude(planned, (), failure, perf_counter(), then, admitted)
+        plan, failure, ask = planned.plan, self.circuit.error, planned.ask
+        now = monotonic()
+        if plan is None or failure is not None:
+            self._conclude(planned, (), failure, now, then, admitted)
             return None
-        late = partial(self._log_late, (planned,))
-        group = SingleAsk(planned, planned.plan, self._finish_one, late, caller, then, admitted)
+        group = SingleAsk(
+            (plan,),
+            self._finish_one,
+            self._log_late_one,
+            caller,
+            ask.principal or ask.ip or ask.client_id or "",
+            caller.came_at or now,
+            plan.ids,
+            plan.mode in ACCOUNTING,
+            WEIGHT if planned.plain is None else 1,
+            planned=planned,
+            then=then,
+            admitted=admitted,
+        )
         self._gatherer.submit(group, within_s)
         return group
 
     def _finish_one(self, group: Group, failure: Exception | None) -> None:
         assert isinstance(group, SingleAsk)
         if failure is None or isinstance(failure, StoreError):
-            self._conclude(group.planned, group.answers, failure, group.began, group.then, group.admitted)
+            self._conclude(group.planned, group.answers, failure, group.since, group.then, group.admitted)
         else:
             group.then(failure)
 
@@ -266,26 +262,25 @@ class Admission:
         planned: PlannedAsk,
         answers: Sequence[PackedAnswer],
         failure: StoreError | None,
-        began: float,
+        since: float,
         then: Callable[[Decision | Exception], None],
         admitted: Callable[[Remaining], None] | None,
     ) -> None:
         """Decide one ask by its answer, if one came, and call back."""
-        decision: Decision | None = None
         try:
             values = self._admitted(planned, answers[0] if answers else None)
             if values is None:
                 (decision,) = self._decisions((planned,), answers, failure)
             elif admitted is None:
                 decision = admission_of(planned, values)
-            self._metrics.observe_decision(perf_counter() - began)
+            self._metrics.observe_decision(monotonic() - since)
         except Exception as error:  # noqa: BLE001  the caller gets it: nobody else waits for this answer
             then(error)
             return
-        if decision is not None:
-            then(decision)
-        elif values is not None and admitted is not None:
+        if values is not None and admitted is not None:
             admitted(remaining_of(values))
+        else:
+            then(decision)
 
     async def _as_list(
         self, work: Iterator[T], caller: Caller, weigh: Callable[[T], int] = lambda _: 1
@@ -306,7 +301,8 @@ class Admission:
         if isinstance(ask, PlainAsk):
             plain, ask = ask, ask.planned.ask
             if self._goes_the_short_way(plain, matches, caller):
-                return self._planned_plain(plain)
+                learns = plain.quotas.learns is not None and self.local.remembers
+                return self._planned_with_ids(plain) if learns else plain.planned
         its, is_held = self._match(ask, matches)
         if caller.bound_to:
             its = restricted_matches(ask, its, caller.bound_to, place)
@@ -335,11 +331,9 @@ class Admission:
         ask = plain.planned.ask
         return PRODUCE not in ask.usage or self._factor.on(ask) == 1
 
-    def _planned_plain(self, plain: PlainAsk) -> PlannedAsk:
-        """Plan a plain ask; one that needs more than kept bytes goes the readable way from here."""
+    def _planned_with_ids(self, plain: PlainAsk) -> PlannedAsk:
+        """Plan a plain ask with ids; one that needs more than kept bytes goes the readable way from here."""
         planned = plain.planned
-        if plain.quotas.learns is None or not self.local.remembers:
-            return planned
         ask, its, answered = planned.ask, planned.matches, plain.answered
         if answered is not None:
             known_ms = self.local.known_at(answered.match, ask.producer_ids or ())
@@ -375,7 +369,7 @@ class Admission:
                 on_behalf_of=_principal_of(planned[0].ask),
             )
         decisions = await self._as_list(self._decisions(planned, answers, failure), caller)
-        self._metrics.observe_decision(perf_counter() - began, len(planned))
+        self._metrics.observe_decision(monotonic() - began, len(planned))
         return decisions
 
     def _decisions(
@@ -449,6 +443,10 @@ class Admission:
             its = planned.matches if planned.alone is None else planned.matches[1:]
             return plan_of(planned.ask, its, self._secret())
         return planned.plan
+
+    def _log_late_one(self, group: Group, place: int, packed: PackedAnswer) -> None:
+        assert isinstance(group, SingleAsk)
+        self._log_late((group.planned,), place, packed)
 
     def _log_late(self, asked: Sequence[PlannedAsk], place: int, packed: PackedAnswer) -> None:
         """Log what the store charged late, for an ask that was answered without it."""

@@ -251,14 +251,11 @@ class CheckRoute(PlainRoute):
         if not sender.grant.is_unrestricted:
             return False
 
-        def answer(result: HttpAnswer | ReadyAnswer | Exception) -> None:
-            then(self._of_error(result, scope) if isinstance(result, Exception) else result)
-
         caller = caller_of(sender, is_gone)
         try:
-            return self._check.begin(scope["query_string"], scope["headers"], caller, answer)
+            return self._check.begin(scope["query_string"], scope["headers"], caller, then)
         except Exception as error:  # noqa: BLE001  it is logged, and is an answer
-            answer(error)
+            then(error)
             return True
 
 

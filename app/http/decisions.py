@@ -10,6 +10,7 @@ from app.admission.port import Decider
 from app.admission.slices import STRIDE, Slices, Work, step, weight_of
 from app.domain.ask import Ask
 from app.domain.caller import Caller
+from app.domain.decision import Decision
 from app.domain.errors import OutOfBoundsError
 from app.domain.grant import Grant
 from app.http.access import Access
@@ -60,11 +61,12 @@ class DecisionRoutes:
         return encode_decision(decision)
 
     def begin(
-        self, body: bytes, grant: Grant, caller: Caller, then: Callable[[bytes | Exception], None]
+        self, body: bytes, grant: Grant, caller: Caller, then: Callable[[Decision | Exception], None]
     ) -> bool:
         """Decide one ask; return False, and do nothing, if it is invalid or more has to be looked at.
 
-        ``then`` is called once, perhaps before this returns, with what ``one`` would return or raise.
+        ``then`` is called once, perhaps before this returns, with the decision that ``one`` would encode, or
+        what it would raise.
 
         Raises:
             ProblemError, OverloadedError: instead of the call.
@@ -74,17 +76,14 @@ class DecisionRoutes:
         ask: Ask | PlainAsk | None
         known = self._known.get(body)
         if known is not None:
-            self._access.demand(grant, "decide")
+            if "decide" not in grant.scopes:
+                self._access.demand(grant, "decide")
             ask = known.ask
         else:
             ask = self._slices.at_once(caller.turn, lambda: self._read_valid(body, grant))
             if ask is None:
                 return False
-        self._admission.begin(
-            ask,
-            caller,
-            lambda result: then(result if isinstance(result, Exception) else encode_decision(result)),
-        )
+        self._admission.begin(ask, caller, then)
         return True
 
     async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:

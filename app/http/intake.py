@@ -1,4 +1,7 @@
-"""Bytes of unanswered request bodies, limited per caller and in total."""
+"""Bytes of unanswered request bodies, limited per caller and in total; small bodies are not counted.
+
+A connection takes more memory than a small body (``app.http.hot``), and has one at a time.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from contextvars import Context, copy_context
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Final, NamedTuple, cast
 
 import structlog
@@ -33,10 +32,11 @@ from app.http.hot import (
     JSON,
     JSON_LINES,
     SENDER,
+    Answer,
     Fields,
-    HttpAnswer,
     PlainRoute,
     ReadyAnswer,
+    Result,
     is_gone_of,
     lines_of,
 )
@@ -56,7 +56,6 @@ _EXTRAORDINARY: Final = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
 _NEVER_AWAITED: Final = asyncio.Event()
 
 log = structlog.get_logger("quotagate.http")
-Answer = HttpAnswer | ReadyAnswer
 Making = Coroutine["asyncio.Future[Any] | None", None, Answer | None]
 
 
@@ -101,22 +100,28 @@ class LaneProtocol(Protocol):
         self._starting: RequestResponseCycle | None = None
         self._is_receiving = False
         self._known_cycle = KnownCycle()
-        self._finish_known = partial(self._finish_begun, self._known_cycle)
+        self._asked: KnownHead | None = None
+        """The newest request with a known head."""
+        self._is_undisturbed = False
+        """Whether nothing has happened on the connection since that request, but its answer."""
         self._default_headers: Fields = ()
         self._default_lines = b""
 
     def data_received(self, data: bytes) -> None:
         """Answer a whole request with a known head; else parse what arrived."""
-        end = data.find(_HEAD_END, 0, MAX_HEAD) + len(_HEAD_END)
+        end = data.find(_HEAD_END, 0, MAX_HEAD) + 4
         head = data[:end]
         known = self._heads.get(head)
-        is_between = self._is_between_requests()
+        is_between = (
+            self._is_undisturbed and self._known_cycle.response_complete
+        ) or self._is_between_requests()
         if known is not None and known.size == len(data) - end and is_between:
             if known.route.access.renew(known.sender):
                 self._answer_known(known, data[end:])
                 return
             self._forget()
         begun = self._begun
+        self._is_undisturbed = False
         self._is_receiving = True
         super().data_received(data)
         self._is_receiving = False
@@ -126,8 +131,29 @@ class LaneProtocol(Protocol):
             if is_between and self._begun == begun + 1:
                 self._remember(head, len(data) - end, cycle)
 
+    def shutdown(self) -> None:
+        """Close when the answer has been sent."""
+        self._is_undisturbed = False
+        super().shutdown()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close, perhaps."""
+        self._is_undisturbed = False
+        super().timeout_keep_alive_handler()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Notice that no request follows."""
+        self._is_undisturbed = False
+        return super().eof_received()
+
+    def pause_writing(self) -> None:
+        """Notice that the caller does not read."""
+        self._is_undisturbed = False
+        super().pause_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Answer nothing more."""
+        self._is_undisturbed = False
         super().connection_lost(exc)
         self._known_cycle.disconnected = True
         self._forget()
@@ -168,12 +194,34 @@ class LaneProtocol(Protocol):
 
     def _answer_known(self, known: KnownHead, body: bytes) -> None:
         """Answer a request, by a call of its route if that suffices."""
-        self._unset_keepalive_if_required()
+        self._is_timed = False  # the answer takes as long as it takes
+        self._is_undisturbed = True
+        self._asked = known
         self.cycle = self._answering = cycle = self._known_cycle
         cycle.response_complete = False
         route, scope, _, sender = known
         if not route.begin(scope, body, sender, self._is_gone, self._finish_known):
             Answering(route.reply_whole(scope, body, sender, self._is_gone), cycle, self).go_on()
+
+    def _finish_known(self, result: Result) -> None:
+        """Send the answer to the newest request with a known head, as ``_finish_begun`` does."""
+        cycle, asked = self._known_cycle, self._asked
+        if cycle.disconnected or asked is None:
+            return
+        answer = asked.route.finish(result, asked.scope)
+        if answer is None:
+            return
+        if not (self._is_undisturbed and cycle.keep_alive) or self._is_ending():
+            self._send(cycle, answer)
+            return
+        # What ``finish`` would do, if nothing waits on the connection.
+        self._write(answer, keep_alive=True)
+        cycle.response_complete = True
+        self.server_state.total_requests += 1
+        self._due = self.loop.time() + self.timeout_keep_alive
+        self._is_timed = True
+        if self.timeout_keep_alive_task is None:
+            self._wait_until(self._due)
 
     def _is_gone(self) -> bool:
         return self._known_cycle.disconnected
@@ -221,16 +269,22 @@ class LaneProtocol(Protocol):
         if not route.begin(scope, body, sender, is_gone, partial(self._finish_begun, cycle)):
             Answering(route.reply_whole(scope, body, sender, is_gone), cycle, self).go_on()
 
-    def _finish_begun(self, cycle: RequestResponseCycle, answer: Answer | None) -> None:
-        """Send the answer that the route has called back with."""
-        if answer is None or cycle.disconnected:
-            return
+    def _finish_begun(self, cycle: RequestResponseCycle, result: Result) -> None:
+        """Send the answer to a request for which its route has called back."""
+        scope = cast("Scope", cycle.scope)
+        answer = self._routes[scope["path"]].finish(result, scope)
+        if answer is not None and not cycle.disconnected:
+            self._send(cycle, answer)
+
+    # Answers
+
+    def _send(self, cycle: RequestResponseCycle, answer: Answer) -> None:
+        """Send an answer, once the earlier ones were read."""
+        self._is_undisturbed = False
         if self.flow.write_paused:
             Answering(_after(self.flow.drain(), answer), cycle, self).go_on()
         else:
             self.finish(cycle, answer)
-
-    # Answers
 
     def finish(self, cycle: RequestResponseCycle, answer: Answer) -> None:
         """Send an answer, and continue with the next request."""
@@ -243,17 +297,26 @@ class LaneProtocol(Protocol):
 
     def _write(self, answer: Answer, *, keep_alive: bool) -> None:
         """Send an answer as uvicorn does, with its own fields first."""
-        if isinstance(answer, ReadyAnswer):
-            (lines, body), status = answer, HTTPStatus.OK.value
-        else:
+        fields = self.server_state.default_headers
+        if not isinstance(answer, ReadyAnswer):
             status, headers, body = answer
             lines = JSON_LINES if headers is JSON else lines_of(headers)
-        if self.server_state.default_headers is not self._default_headers:  # they are others each second
-            self._default_headers = self.server_state.default_headers
-            self._default_lines = lines_of(self._default_headers)
+            self.transport.write(self._joined(status, lines, body, keep_alive=keep_alive))
+        elif not keep_alive:
+            self.transport.write(self._joined(200, answer.lines, answer.body, keep_alive=False))
+        else:
+            if answer.fields is not fields:
+                answer.sent = self._joined(200, answer.lines, answer.body, keep_alive=True)
+                answer.fields = fields
+            self.transport.write(answer.sent)
+
+    def _joined(self, status: int, lines: bytes, body: bytes, *, keep_alive: bool) -> bytes:
+        fields = self.server_state.default_headers
+        if fields is not self._default_headers:  # they are others each second
+            self._default_headers, self._default_lines = fields, lines_of(fields)
         end = b"\r\n\r\n" if keep_alive else b"\r\nconnection: close\r\n\r\n"
         parts = (STATUS_LINE[status], self._default_lines, lines, len(body), end, body)
-        self.transport.write(b"%b%b%bcontent-length: %d%b%b" % parts)
+        return b"%b%b%bcontent-length: %d%b%b" % parts
 
 
 class Answering:

@@ -15,7 +15,7 @@ from app.admission.errors import OverloadedError
 from app.domain.binding import Binding
 from app.domain.grant import BINDABLE, Grant
 from app.http import lane
-from app.http.hot import HotRoute
+from app.http.hot import UNCOUNTED, HotRoute
 from app.http.lane import MAX_HEAD, MAX_REMEMBERED, LaneProtocol
 from app.http.protocol import WAITING
 from app.http.wire import MAX_BODY
@@ -524,16 +524,20 @@ async def test_a_known_check_that_is_the_last_one_says_so(one: Real):
     assert one.connection.line.is_closing()
 
 
-async def test_a_known_ask_in_flight_is_answered_in_order_and_keeps_its_bytes_counted(one: Real):
-    await one.connection.send(ONE_ASK, ONE_ASK)
+@pytest.mark.parametrize("size", [len(BODY), UNCOUNTED + 1])
+async def test_a_known_ask_in_flight_is_answered_in_order_and_its_bytes_are_counted_if_many(
+    one: Real, size: int
+):
+    ask = message("POST", ONE, (), BODY.ljust(size))
+    await one.connection.send(ask, ask)
     one.store.held = []
-    answers = await one.connection.send(ONE_ASK, LIVE, ONE_ASK)
+    answers = await one.connection.send(ask, LIVE, ask)
     assert answers.count(b"HTTP/1.1 200") == 2
     hot = one.node.protocol(one.connection.state, one.connection.loop)
     assert isinstance(hot, LaneProtocol)
     route = hot._routes[ONE]
     assert isinstance(route, HotRoute)
-    assert route._intake.total == len(BODY)
+    assert route._intake.total == (size if size > UNCOUNTED else 0)
     one.store.held.pop()()
     await one.connection.settle()
     one.store.held.pop()()

@@ -314,7 +314,7 @@ async def test_request_that_nobody_waits_for_any_more_is_not_sent() -> None:
 
 
 def group(name: str, done: DoneCallback) -> Group:
-    return Group([plan(name)], done, since=asyncio.get_running_loop().time())
+    return Group.of([plan(name)], done, since=time.monotonic())
 
 
 async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
@@ -325,15 +325,15 @@ async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
     def fails(_: Group, __: Exception | None) -> None:
         raise ZeroDivisionError
 
-    def late(_: int, __: PackedAnswer) -> None:
+    def late(_: Group, __: int, ___: PackedAnswer) -> None:
         raise ZeroDivisionError
 
-    unwanted = Group([plan("b")], fails, late)
+    unwanted = Group.of([plan("b")], fails, late)
     unwanted.is_done = True
     gathering.submit(group("a", fails))
     gathering.submit(group("c", lambda _, error: finished.append(error)))
     await store.until_called(1)
-    gathering._take(unwanted, 0, [PackedAnswer(b"")])
+    unwanted.take(0, [PackedAnswer(b"")])
     store.gates[0].set_result(None)
     await gathering.close()
     assert finished == [None]

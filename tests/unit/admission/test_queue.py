@@ -7,7 +7,8 @@ from app.store.port import Plan
 
 
 def group(name: str) -> Group:
-    return Group([Plan("admit", (), context=name.encode())], lambda _group, _failure: None, on_behalf_of=name)
+    plans = [Plan("admit", (), context=name.encode())]
+    return Group.of(plans, lambda _group, _failure: None, on_behalf_of=name)
 
 
 async def test_ids_weigh_as_much_as_asks_among_the_principals_of_a_caller():
