@@ -70,7 +70,6 @@ Then = Callable[[Result], None]
 Begin = Callable[[bytes, Grant, Caller, Then], bool]
 
 
-
 JSON: Final[Fields] = ((b"content-type", b"application/json"),)
 JSON_LINES: Final = b"content-type: application/json\r\n"
 
