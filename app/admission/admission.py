@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 from msgspec import structs
@@ -43,7 +43,6 @@ from app.store.encoding import OPEN_MS, Values, admitted_values, decode_answer
 from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
-T = TypeVar("T")
 
 NOT_WRITTEN: Final = b"\0"
 """The outcome of an id that was neither charged nor refreshed."""
@@ -124,9 +123,10 @@ class Admission:
         self._matches_in_force()
         return self._plain.of(ask)
 
-    def is_valid(self, plain: PlainAsk) -> bool:
-        """Return whether the quotas of a plain ask are still those that apply to it."""
-        return plain.quotas.edition is self._matches_in_force().edition
+    @property
+    def edition(self) -> object:
+        """That of the quotas in force: a plain ask is valid while it has the same one."""
+        return self._matches_in_force().edition
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order; if the store is silent for too long, by each quota's ``on_store_failure``.
@@ -140,10 +140,8 @@ class Admission:
         if len(asks) == 1:
             return [await self._decide_one(self._planned_one(asks[0], caller), caller)]
         began = monotonic()
-        planned_asks = await self._as_list(
-            self._planned(asks, caller), caller, lambda each: weight_of(len(each.ask.producer_ids or ()))
-        )
-        return await self._decide_all(planned_asks, caller, began)
+        planned = await self._slices.run(caller.turn, self._planned(asks, caller))
+        return await self._decide_all(planned, caller, began)
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
@@ -268,9 +266,10 @@ class Admission:
     ) -> None:
         """Decide one ask by its answer, if one came, and call back."""
         try:
-            values = self._admitted(planned, answers[0] if answers else None)
+            packed = answers[0] if answers else None
+            values = self._admitted(planned, packed)
             if values is None:
-                (decision,) = self._decisions((planned,), answers, failure)
+                decision = self._decision(planned, packed, failure)
             elif admitted is None:
                 decision = admission_of(planned, values)
             self._metrics.observe_decision(monotonic() - since)
@@ -282,16 +281,18 @@ class Admission:
         else:
             then(decision)
 
-    async def _as_list(
-        self, work: Iterator[T], caller: Caller, weigh: Callable[[T], int] = lambda _: 1
-    ) -> list[T]:
-        """Return all items of an iterator as a list, made in slices."""
-        return await self._slices.run(caller.turn, _in_steps(work, weigh))
-
-    def _planned(self, asks: Sequence[Ask | PlainAsk], caller: Caller) -> Iterator[PlannedAsk]:
-        matches = self._matches_in_force()
+    def _planned(self, asks: Sequence[Ask | PlainAsk], caller: Caller) -> Work[list[PlannedAsk]]:
+        matches, weight = self._matches_in_force(), 0
+        planned: list[PlannedAsk] = []
         for place, ask in enumerate(asks):
-            yield self._planned_one(ask, caller, matches, place)
+            each = self._planned_one(ask, caller, matches, place)
+            planned.append(each)
+            ids = each.ask.producer_ids
+            weight += weight_of(len(ids)) if ids else 1
+            if weight >= STRIDE:
+                weight = 0
+                yield
+        return planned
 
     def _planned_one(
         self, ask: Ask | PlainAsk, caller: Caller, matches: Matches | None = None, place: int = 0
@@ -368,51 +369,61 @@ class Admission:
                 caller=caller,
                 on_behalf_of=_principal_of(planned[0].ask),
             )
-        decisions = await self._as_list(self._decisions(planned, answers, failure), caller)
+        decisions = await self._slices.run(caller.turn, self._decisions(planned, answers, failure))
         self._metrics.observe_decision(monotonic() - began, len(planned))
         return decisions
 
     def _decisions(
         self, planned: Sequence[PlannedAsk], answers: Sequence[PackedAnswer], failure: StoreError | None
-    ) -> Iterator[Decision]:
+    ) -> Work[list[Decision]]:
         """Make the decisions from the answers, as far as they came."""
         arrived = iter(answers)
+        decisions: list[Decision] = []
         for each in planned:
             packed = None if each.plan is None else next(arrived, None)
-            if (values := self._admitted(each, packed)) is not None:
-                yield admission_of(each, values)
-                continue
-            ask, its, alone, travels = each.ask, each.matches, each.alone, each.travels
-            plan = self._readable(each)
-            answer = None if packed is None else decode_answer(packed)
-            missed = failure if answer is None else answer.error
-            if answer is not None and missed is not None:
-                log.warning("the store could not decide an ask", why=str(missed))
-                answer = None
-            if each.is_held and (answer is None or answer.kept is None):
-                decision, verdicts = hold_decision(
-                    ask, its, self._factor.hold_ms(ask.at_ms), away=failure is not None
-                )
-                if failure is None and ask.mode == "admit":
-                    self._refresher.add(ask, its, self._secret())
-            elif missed is not None and its and plan is not None:
-                known = self.local.passes(ask, its) if alone is None else alone.verdict
-                decision, verdicts = without_store(ask, [match.applied for match in its], known)
-            else:
-                known = None if alone is None else alone.verdict
-                decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
-                if plan is not None and answer is not None and alone is None and answer.kept is None:
-                    self.local.learn(travels or ask, its, plan, answer, each.edition)
-                    answer = answer if travels is None else _with_all_ids(answer, ask, travels)
-            why = (missed.reason if missed else "store_full") if decision.source == "fallback" else None
-            if why is not None:
-                self._metrics.count_fallback(why)
-            count_answer(self._metrics, ask, its, plan, answer, decision, verdicts)
-            if alone is not None and plan is None:
-                self._metrics.count_shadows(verdicts)
-            logged = answer if answer is not None or alone is None else Answer((), at_ms=alone.at_ms)
-            self._logs.decided(ask, its, logged, decision, verdicts, why)
-            yield decision
+            values = self._admitted(each, packed)
+            decisions.append(
+                self._decision(each, packed, failure) if values is None else admission_of(each, values)
+            )
+            if not len(decisions) % STRIDE:
+                yield
+        return decisions
+
+    def _decision(
+        self, each: PlannedAsk, packed: PackedAnswer | None, failure: StoreError | None
+    ) -> Decision:
+        """Make a decision the readable way, count and log it."""
+        ask, its, alone, travels = each.ask, each.matches, each.alone, each.travels
+        plan = self._readable(each)
+        answer = None if packed is None else decode_answer(packed)
+        missed = failure if answer is None else answer.error
+        if answer is not None and missed is not None:
+            log.warning("the store could not decide an ask", why=str(missed))
+            answer = None
+        if each.is_held and (answer is None or answer.kept is None):
+            decision, verdicts = hold_decision(
+                ask, its, self._factor.hold_ms(ask.at_ms), away=failure is not None
+            )
+            if failure is None and ask.mode == "admit":
+                self._refresher.add(ask, its, self._secret())
+        elif missed is not None and its and plan is not None:
+            known = self.local.passes(ask, its) if alone is None else alone.verdict
+            decision, verdicts = without_store(ask, [match.applied for match in its], known)
+        else:
+            known = None if alone is None else alone.verdict
+            decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
+            if plan is not None and answer is not None and alone is None and answer.kept is None:
+                self.local.learn(travels or ask, its, plan, answer, each.edition)
+                answer = answer if travels is None else _with_all_ids(answer, ask, travels)
+        why = (missed.reason if missed else "store_full") if decision.source == "fallback" else None
+        if why is not None:
+            self._metrics.count_fallback(why)
+        count_answer(self._metrics, ask, its, plan, answer, decision, verdicts)
+        if alone is not None and plan is None:
+            self._metrics.count_shadows(verdicts)
+        logged = answer if answer is not None or alone is None else Answer((), at_ms=alone.at_ms)
+        self._logs.decided(ask, its, logged, decision, verdicts, why)
+        return decision
 
     def _admitted(self, planned: PlannedAsk, packed: PackedAnswer | None) -> Values | None:
         """Count and log an ask of the short way and return its answer's numbers if every quota admits.
@@ -525,15 +536,3 @@ def in_full(planned: PlannedAsk, decision: Decision) -> InFull:
 def _principal_of(ask: Ask) -> str:
     """Return the name by which a caller's asks take turns."""
     return ask.principal or ask.ip or ask.client_id or ""
-
-
-def _in_steps(work: Iterator[T], weigh: Callable[[T], int]) -> Work[list[T]]:
-    """Make a list of an iterator, some items per step."""
-    made, weight = [], 0
-    for each in work:
-        made.append(each)
-        weight += weigh(each)
-        if weight >= STRIDE:
-            weight = 0
-            yield
-    return made

@@ -57,9 +57,10 @@ class CallerClock:
         """Return an ask made ready, which serves equal ones while it is valid; None if it is not plain."""
         return self._admission.plain(ask)
 
-    def is_valid(self, plain: PlainAsk) -> bool:
-        """Return whether the quotas of a plain ask are still those that apply to it."""
-        return self._admission.is_valid(plain)
+    @property
+    def edition(self) -> object:
+        """That of the quotas in force: a plain ask is valid while it has the same one."""
+        return self._admission.edition
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order."""

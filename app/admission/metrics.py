@@ -48,6 +48,11 @@ PAUSE_FACTOR: Final = 3.0
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
 
 
+_ADMITTED: Final = ("admit", "", "store")
+_ADMITTED_HERE: Final = ("admit", "", "local")
+"""The labels of plain admissions."""
+
+
 class Fill(NamedTuple):
     """How many producer ids a bucket remembers, and the fill of its filter from 0 to 1."""
 
@@ -150,11 +155,12 @@ class Metrics:
             values: what the store said of them (``app.store.encoding.admitted_values``).
         """
         counts = self._counts
-        admitted = ("admit", "", "store" if places else "local")
-        counts.decisions[admitted] = counts.decisions.get(admitted, 0) + 1
+        decisions = counts.decisions
         if not places:
+            decisions[_ADMITTED_HERE] = decisions.get(_ADMITTED_HERE, 0) + 1
             counts.unmatched += alone is None
             return
+        decisions[_ADMITTED] = decisions.get(_ADMITTED, 0) + 1
         now = self._clock()
         if now >= self._halve_at:
             self._halve(now)

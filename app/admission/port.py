@@ -33,8 +33,9 @@ class Decider(Protocol):
     def plain(self, ask: Ask) -> PlainAsk | None:
         """Return an ask made ready, which serves equal ones while it is valid; None if it is not plain."""
 
-    def is_valid(self, plain: PlainAsk) -> bool:
-        """Return whether the quotas of a plain ask are still those that apply to it."""
+    @property
+    def edition(self) -> object:
+        """That of the quotas in force: a plain ask is valid while it has the same one."""
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order."""

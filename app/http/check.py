@@ -159,7 +159,7 @@ class Check:
         question = query, self._callers.fields_of(headers)
         known = self._known.get(question)
         if known is not None:
-            if self._admission.is_valid(known.ask):
+            if known.ask.quotas.edition is self._admission.edition:
                 return known
             self._known.remove(question)
         try:

@@ -43,12 +43,12 @@ class DecisionRoutes:
         self._access = access
         self._clock = clock
         self._slices = slices
-        self._known = KnownBodies(admission)
+        self._known = KnownBodies()
 
     async def one(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide one ask."""
         ask: Ask | PlainAsk
-        known = self._known.get(body) if grant.is_unrestricted else None
+        known = self._known.get(body, self._admission.edition) if grant.is_unrestricted else None
         if known is not None:
             self._access.demand(grant, "decide")
             ask = known.ask
@@ -74,7 +74,7 @@ class DecisionRoutes:
         if not grant.is_unrestricted or self._clock == "caller":  # whose times are noted after a decision
             return False
         ask: Ask | PlainAsk | None
-        known = self._known.get(body)
+        known = self._known.get(body, self._admission.edition)
         if known is not None:
             if "decide" not in grant.scopes:
                 self._access.demand(grant, "decide")
@@ -127,26 +127,32 @@ class DecisionRoutes:
         """Return the asks of a batch, those that are known unread; None if anything is wrong."""
         asks: list[Ask | PlainAsk] = []
         ids = weight = 0
+        are_plain, edition = "decide" in grant.scopes, self._admission.edition
         for part in split_batch(body) or ():
-            known = self._known.get(part)
+            known = self._known.get(part, edition)
             if known is not None:
-                asks.append(known.ask)
+                ask: Ask | PlainAsk = known.ask
                 its = known.ids
             else:
                 sent = read_ask(part, self._clock)
                 if sent is None:
                     return None
-                asks.append(self._remembered(part, sent))
-                its = sent.ids
-            ids += its
-            weight += weight_of(its)
+                ask, its = self._remembered(part, sent), sent.ids
+                are_plain = are_plain and isinstance(ask, PlainAsk)
+            asks.append(ask)
+            if its:
+                ids += its
+                weight += weight_of(its)
+            else:
+                weight += 1
             if weight >= STRIDE:
                 weight = 0
                 yield
         if ids > MAX_IDS_IN_BATCH:
             return None
-        for place, ask in enumerate(asks):
-            self._allowed(ask.planned.ask if isinstance(ask, PlainAsk) else ask, grant, f"/asks/{place}")
+        if not are_plain:  # plain ones only ask
+            for place, ask in enumerate(asks):
+                self._allowed(ask.planned.ask if isinstance(ask, PlainAsk) else ask, grant, f"/asks/{place}")
         return asks
 
     def _allowed(self, ask: Ask, grant: Grant, field: str) -> Ask:

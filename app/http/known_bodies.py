@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 
 from app.admission.generations import Generations
 from app.admission.plain import PlainAsk
-from app.admission.port import Decider
 
 MAX_KNOWN: Final = 1_024
 """The longest body that is kept, in bytes; a plain ask without many ids has about a hundred."""
@@ -28,17 +27,20 @@ class KnownBodies:
     Whoever sends a new body each time gains nothing, and pushes out only bodies that do not come again.
     """
 
-    def __init__(self, admission: Decider, most_bytes: int = MOST_BYTES) -> None:
-        self._admission = admission
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._kept: Generations[bytes, KnownBody] = Generations(most_bytes)
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, body: bytes) -> KnownBody | None:
-        """Return what was made of a body, if it is still valid."""
+    def get(self, body: bytes, edition: object) -> KnownBody | None:
+        """Return what was made of a body, if that is still valid.
+
+        Args:
+            edition: that of the quotas in force (``Decider.edition``).
+        """
         known = self._kept.get(body)
-        if known is None or self._admission.is_valid(known.ask):
+        if known is None or known.ask.quotas.edition is edition:
             return known
         self._kept.remove(body)
         return None

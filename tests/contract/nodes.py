@@ -26,7 +26,7 @@ from app.admission import admission
 from app.admission.admission import count_answer
 from app.admission.local import LocalAnswers
 from app.admission.metrics import Metrics
-from app.admission.plain import PlainAsk, PlannedAsk
+from app.admission.plain import PlainAsk, PlannedAsk, admission_of
 from app.admission.plan import LocalVerdict, Match, decision_of, matches_of, plan_of
 from app.admission.queue import LateCallback
 from app.catalog.snapshot import Snapshot
@@ -522,7 +522,7 @@ class Nodes(RuleBasedStateMachine):
     def _ready(self, ask: Ask) -> PlainAsk | None:
         """An ask made ready for the short way, and kept for equal ones; None if it is not plain."""
         ready = self.plain.get(repr(ask))
-        if ready is None or not self.short.is_valid(ready):
+        if ready is None or ready.quotas.edition is not self.short.edition:
             ready = self.short.plain(ask)
             if ready is None:
                 return None
@@ -569,7 +569,8 @@ class Nodes(RuleBasedStateMachine):
         """The short way decides and counts as the readable one."""
         answer = None if packed is None else decode_answer(packed)
         expected, verdicts = decision_of(ask, plan, answer, sequential=False, alone=alone)
-        (got,) = self.short._decisions((short,), () if packed is None else (packed,), None)
+        values = self.short._admitted(short, packed)
+        got = self.short._decision(short, packed, None) if values is None else admission_of(short, values)
         if got != expected:
             raise Difference(f"{ask}\nshort way: {got}\nreadable:  {expected}")
         count_answer(way.readable, ask, short.matches, plan, answer, expected, verdicts)

@@ -70,8 +70,9 @@ class Admission:
 
     def plain(self, ask: Ask) -> PlainAsk | None: ...
 
-    def is_valid(self, plain: PlainAsk) -> bool:
-        raise AssertionError(f"no ask was plain, but {plain}")
+    @property
+    def edition(self) -> object:
+        return self
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         if self.broken:

@@ -99,23 +99,23 @@ async def test_later_duplicate_of_a_key_counts_in_a_batch_too() -> None:
 
 async def test_known_body_is_forgotten_when_quotas_change() -> None:
     node = admission(Store(Answer((ADMIT,))))
-    known = KnownBodies(node)
+    known = KnownBodies()
     known.add(BODY, ready(node, decode_ask(BODY, "store")), 0)
-    assert known.get(BODY) is not None
+    assert known.get(BODY, node.edition) is not None
     changed = SNAPSHOT.apply(2, [("request_rate", EVERYONE, replace(RATE, limit=7))])
     node._snapshot = lambda: changed
-    assert known.get(BODY) is None
+    assert known.get(BODY, node.edition) is None
     assert len(known) == 0
 
 
 def test_known_bodies_are_bounded_and_keep_what_is_in_use() -> None:
     node = admission(Store(Answer((ADMIT,))))
-    known = KnownBodies(node, 200_000)
+    known = KnownBodies(200_000)
     ask = ready(node, decode_ask(BODY, "store"))
     known.add(BODY, ask, 0)
     for n in range(1_000):
         known.add(b"%d" % n, ask, 0)
-        assert known.get(BODY) is not None
+        assert known.get(BODY, node.edition) is not None
     assert 20 < len(known) < 300
 
 
