@@ -40,6 +40,7 @@ from app.http.hot import (
     is_gone_of,
     lines_of,
 )
+from app.http.outbox import Outbox
 from app.http.protocol import Protocol
 
 MAX_HEAD: Final = 2_048
@@ -88,10 +89,14 @@ class LaneProtocol(Protocol):
 
     Args:
         routes: the hot routes by path.
+        outbox: for answers to known heads, one for all connections of a process.
     """
 
-    def __init__(self, *arguments: Any, routes: Mapping[str, PlainRoute], **keywords: Any) -> None:
+    def __init__(
+        self, *arguments: Any, routes: Mapping[str, PlainRoute], outbox: Outbox, **keywords: Any
+    ) -> None:
         super().__init__(*arguments, **keywords)
+        self._outbox = outbox
         # What only uvicorn's own way through ASGI can do.
         plain = not (self.config.access_log or self.root_path or self.limit_concurrency)
         self._routes: Mapping[str, PlainRoute] = routes if plain else {}
@@ -121,7 +126,7 @@ class LaneProtocol(Protocol):
                 return
             self._forget()
         begun = self._begun
-        self._is_undisturbed = False
+        self._disturb()
         self._is_receiving = True
         super().data_received(data)
         self._is_receiving = False
@@ -133,22 +138,22 @@ class LaneProtocol(Protocol):
 
     def shutdown(self) -> None:
         """Close when the answer has been sent."""
-        self._is_undisturbed = False
+        self._disturb()
         super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close, perhaps."""
-        self._is_undisturbed = False
+        self._disturb()
         super().timeout_keep_alive_handler()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Notice that no request follows."""
-        self._is_undisturbed = False
+        self._disturb()
         return super().eof_received()
 
     def pause_writing(self) -> None:
         """Notice that the caller does not read."""
-        self._is_undisturbed = False
+        self._disturb()
         super().pause_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -215,13 +220,19 @@ class LaneProtocol(Protocol):
             self._send(cycle, answer)
             return
         # What ``finish`` would do, if nothing waits on the connection.
-        self._write(answer, keep_alive=True)
+        self._outbox.add(self.transport, self._bytes_of(answer, keep_alive=True), self.loop)
         cycle.response_complete = True
         self.server_state.total_requests += 1
         self._due = self.loop.time() + self.timeout_keep_alive
         self._is_timed = True
         if self.timeout_keep_alive_task is None:
             self._wait_until(self._due)
+
+    def _disturb(self) -> None:
+        """Send the answers so far: something else happens on the connection."""
+        if self._is_undisturbed:
+            self._is_undisturbed = False
+            self._outbox.flush()
 
     def _is_gone(self) -> bool:
         return self._known_cycle.disconnected
@@ -280,7 +291,6 @@ class LaneProtocol(Protocol):
 
     def _send(self, cycle: RequestResponseCycle, answer: Answer) -> None:
         """Send an answer, once the earlier ones were read."""
-        self._is_undisturbed = False
         if self.flow.write_paused:
             Answering(_after(self.flow.drain(), answer), cycle, self).go_on()
         else:
@@ -288,27 +298,27 @@ class LaneProtocol(Protocol):
 
     def finish(self, cycle: RequestResponseCycle, answer: Answer) -> None:
         """Send an answer, and continue with the next request."""
-        self._write(answer, keep_alive=cycle.keep_alive)
+        self._disturb()
+        self.transport.write(self._bytes_of(answer, keep_alive=cycle.keep_alive))
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
 
-    def _write(self, answer: Answer, *, keep_alive: bool) -> None:
-        """Send an answer as uvicorn does, with its own fields first."""
-        fields = self.server_state.default_headers
+    def _bytes_of(self, answer: Answer, *, keep_alive: bool) -> bytes:
+        """Return an answer as uvicorn sends it, with its own fields first."""
         if not isinstance(answer, ReadyAnswer):
             status, headers, body = answer
             lines = JSON_LINES if headers is JSON else lines_of(headers)
-            self.transport.write(self._joined(status, lines, body, keep_alive=keep_alive))
-        elif not keep_alive:
-            self.transport.write(self._joined(200, answer.lines, answer.body, keep_alive=False))
-        else:
-            if answer.fields is not fields:
-                answer.sent = self._joined(200, answer.lines, answer.body, keep_alive=True)
-                answer.fields = fields
-            self.transport.write(answer.sent)
+            return self._joined(status, lines, body, keep_alive=keep_alive)
+        if not keep_alive:
+            return self._joined(200, answer.lines, answer.body, keep_alive=False)
+        fields = self.server_state.default_headers
+        if answer.fields is not fields:
+            answer.sent = self._joined(200, answer.lines, answer.body, keep_alive=True)
+            answer.fields = fields
+        return answer.sent
 
     def _joined(self, status: int, lines: bytes, body: bytes, *, keep_alive: bool) -> bytes:
         fields = self.server_state.default_headers
