@@ -174,7 +174,10 @@ class KnownBucket:
     def _keep(self, layers: list[KnownLayer]) -> None:
         """Keep only some of the layers, and what they hold."""
         self.bytes += sum(layer.bytes for layer in layers) - sum(layer.bytes for layer in self.layers)
-        if sum(layer.known for layer in layers) < len(self.ids):
+        known = sum(layer.known for layer in layers)
+        if not known:
+            self.ids = {}
+        elif known < len(self.ids):
             kept = {layer.number for layer in layers}
             self.ids = {each: number for each, number in self.ids.items() if number in kept}
         self.layers = layers
