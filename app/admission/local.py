@@ -139,20 +139,23 @@ class LocalAnswers:
 
         The ask must be one that it may answer alone: the use of the ids is noted, and counted as answered.
         """
-        now_ms = self._now_ms()
+        now_ms, known = self._time.at_ms(self._now_s() * 1000), self._known
         if now_ms is None:
             return None
-        knows = self._known.answers(match.key, match.applied, ids, now_ms)
+        applied = match.applied
+        knows = known.answers(match.key, applied, ids, now_ms)
         if knows:
-            self._metrics.count_local(PRODUCER_IDS_RATE, match.applied.bucket, len(ids))
-        if self._renewing is None and self._known.has_renewals:
+            self._metrics.count_local(PRODUCER_IDS_RATE, applied.bucket, len(ids))
+        if self._renewing is None and known.has_renewals:
             self._renew_soon()
         return now_ms if knows else None
 
     def refusal(self, ask: Ask, matches: Sequence[Match]) -> LocalVerdict | None:
         """Return the refusal to repeat for an ask's ids, which the node does not know; else None."""
         ids, match = ask.producer_ids or (), matches[0]
-        if len(matches) > 1 or len(ids) > 1 or ask.mode == "record" or (now_ms := self._now_ms()) is None:
+        if len(matches) > 1 or len(ids) > 1 or not self._known.has_refusals(match.key):
+            return None
+        if ask.mode == "record" or (now_ms := self._now_ms()) is None:
             return None
         refusal = self._known.refusal(match.key, match.applied, ids[0], now_ms)
         if refusal is None:
@@ -222,9 +225,14 @@ class LocalAnswers:
             open_ms: as in the result for them.
             at_ms: the store's time.
         """
-        if open_ms and self._mark is not None:
-            self._known.wrote(match.key, at_ms)
-            self._learn_ids(ask, match, open_ms, at_ms, edition)
+        if not open_ms or self._mark is None:
+            return
+        known = self._known
+        if edition != known.edition:
+            known.wrote(match.key, at_ms)
+            return
+        principal, ids = ask.principal or "", ask.producer_ids or ()
+        known.learn(match.key, match.applied, principal, ids, at_ms + open_ms, at_ms, wrote=True)
 
     def _learn_ids(self, ask: Ask, match: Match, open_ms: int, at_ms: int, edition: int) -> None:
         if edition == self._known.edition:

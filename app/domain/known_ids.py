@@ -11,8 +11,7 @@ Times are the store's, as the node estimates them (``StoreTime``), in millisecon
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from sys import getsizeof
@@ -95,29 +94,20 @@ class StoreTime:
 
 @dataclass(slots=True)
 class KnownLayer:
-    """The ids that a layer of the store holds, as far as the node knows.
+    """A layer of the store, as far as the node knows; its ids are in ``KnownBucket``.
 
     Attributes:
+        number: its number in the bucket; that of a newer layer is greater.
         start_ms, closes_ms, dies_ms: when it began, closes and dies, or earlier.
-        bytes: the size of its ids in memory, by estimate.
+        known, bytes: how many ids it holds, and their size in memory, by estimate.
     """
 
+    number: int
     start_ms: int
     closes_ms: int
     dies_ms: int
-    ids: set[Id] = field(default_factory=set)
+    known: int = 0
     bytes: int = 0
-
-    def add(self, each: Id) -> None:
-        """Add an id."""
-        self.ids.add(each)
-        self.bytes += size_of(each)
-
-    def discard(self, each: Id) -> None:
-        """Take an id out, if it is there."""
-        if each in self.ids:
-            self.ids.discard(each)
-            self.bytes -= size_of(each)
 
 
 class Refusal(NamedTuple):
@@ -144,18 +134,24 @@ class KnownBucket:
         applied: the quota under which it knows that; another window or other layers end the knowledge.
         resets: the number of the last reset of any bucket when this one was known not to be reset.
         birth: the state of the store that holds what the node knows.
+        bytes: its size in memory, by estimate.
+        ids: all that it holds, each with the number of the layer that holds it. One table, so that what moves
+            to another layer takes no more memory; and one of plain values, which the garbage collector skips.
         layers: oldest first.
+        dies_ms: when the first of the layers dies; 0 without layers.
         quiet_until_ms: until when no refusal is kept, because this node recorded ids.
         paused_until_ms: until when no use is renewed, because the store could not write one.
-        own_bytes, refused_bytes: its size in memory without ids, and that of its refusals, by estimate.
+        refused_bytes: the size in memory of its refusals, by estimate.
     """
 
     applied: AppliedQuota
     principal: str
     resets: int
     birth: bytes
-    own_bytes: int
+    bytes: int
+    ids: dict[Id, int] = field(default_factory=dict)
     layers: list[KnownLayer] = field(default_factory=list)
+    dies_ms: int = 0
     refusals: dict[Id, Refusal] = field(default_factory=dict)
     refused_bytes: int = 0
     quiet_until_ms: int = 0
@@ -167,36 +163,51 @@ class KnownBucket:
         return policy_of(self.applied)
 
     @property
-    def bytes(self) -> int:
-        """Its size in memory, by estimate."""
-        return self.own_bytes + sum(layer.bytes for layer in self.layers) + self.refused_bytes
-
-    @property
     def known(self) -> int:
         """How many ids it holds."""
-        return sum(len(layer.ids) for layer in self.layers)
+        return len(self.ids)
 
     def drop_dead(self, now_ms: int) -> None:
         """Drop the layers that the store no longer has."""
-        self.layers = [layer for layer in self.layers if now_ms < layer.dies_ms]
+        self._keep([layer for layer in self.layers if now_ms < layer.dies_ms])
+
+    def _keep(self, layers: list[KnownLayer]) -> None:
+        """Keep only some of the layers, and what they hold."""
+        self.bytes += sum(layer.bytes for layer in layers) - sum(layer.bytes for layer in self.layers)
+        known = sum(layer.known for layer in layers)
+        if not known:
+            self.ids = {}
+        elif known < len(self.ids):
+            kept = {layer.number for layer in layers}
+            self.ids = {each: number for each, number in self.ids.items() if number in kept}
+        self.layers = layers
+        self.dies_ms = min((layer.dies_ms for layer in layers), default=0)
 
     def refuse(self, each: Id, refusal: Refusal) -> None:
         """Keep a refusal of an id."""
         if len(self.refusals) >= REFUSALS:
             self.drop_refusals()
         if each not in self.refusals:
-            self.refused_bytes += REFUSAL_BYTES + size_of(each)
+            size = REFUSAL_BYTES + size_of(each)
+            self.refused_bytes += size
+            self.bytes += size
         self.refusals[each] = refusal
 
     def drop_refusals(self) -> None:
         """Drop all refusals."""
         self.refusals.clear()
+        self.bytes -= self.refused_bytes
         self.refused_bytes = 0
 
-    def knows(self, ids: Iterable[Id]) -> bool:
-        """Whether the layers hold all of these ids."""
-        newest_first = self.layers[::-1]
-        return all(each == NO_PRODUCER_ID or any(each in layer.ids for layer in newest_first) for each in ids)
+    def knows(self, ids: Sequence[Id]) -> bool:
+        """Whether the layers hold all of these ids, and any of them is to be counted."""
+        is_any, held = False, self.ids
+        for each in ids:
+            if each in held:
+                is_any = True
+            elif each != NO_PRODUCER_ID:
+                return False
+        return is_any
 
     def closed(self, ids: Iterable[Id], now_ms: int) -> list[tuple[Id, int]]:
         """Return those of the ids that no open layer holds, so that their use has to be renewed.
@@ -204,28 +215,54 @@ class KnownBucket:
         Returns:
             each with the time when the layer dies that holds it.
         """
-        found, newest_first = list[tuple[Id, int]](), self.layers[::-1]
-        for each in ids:
-            layer = next((layer for layer in newest_first if each in layer.ids), None)
-            if layer is not None and now_ms >= layer.closes_ms:
-                found.append((each, layer.dies_ms))
-        return found
+        dies = {layer.number: layer.dies_ms for layer in self.layers if now_ms >= layer.closes_ms}
+        numbers = [(each, self.ids.get(each)) for each in ids]
+        return [(each, dies[number]) for each, number in numbers if number is not None and number in dies]
 
-    def put(self, ids: Iterable[Id], closes_ms: int) -> None:
-        """Note that a layer which closes at this time holds these ids."""
-        of, newest = self.applied.quota.layers, self.layers[-1] if self.layers else None
+    def put(self, ids: Sequence[Id], closes_ms: int, most_bytes: int) -> None:
+        """Note that a layer which closes at this time holds these ids.
+
+        Args:
+            most_bytes: what the bucket may take. For more ids the oldest layers are dropped, but not the
+                open one: the rest of its ids are asked for.
+        """
+        newest = self.layers[-1] if self.layers else None
+        if newest is None or newest.closes_ms != closes_ms:
+            newest = self._opened(newest, closes_ms)
+        held, is_in = self.ids, newest.number
+        for each in ids:
+            was_in = held.get(each)
+            if was_in == is_in or each == NO_PRODUCER_ID:
+                continue
+            size = size_of(each)
+            if was_in is None:
+                while self.bytes + size > most_bytes and self.layers[0] is not newest:
+                    self._keep(self.layers[1:])
+                    held = self.ids
+                if self.bytes + size > most_bytes:
+                    continue
+                self.bytes += size
+            else:
+                (before,) = [layer for layer in self.layers if layer.number == was_in]
+                before.known -= 1
+                before.bytes -= size
+            held[each] = is_in
+            newest.known += 1
+            newest.bytes += size
+
+    def _opened(self, newest: KnownLayer | None, closes_ms: int) -> KnownLayer:
+        """Return the layer that closes at this time; the newest one if that is the same by another clock."""
+        of = self.applied.quota.layers
         start_ms = closes_ms - of.interval_ms
         if newest is None or start_ms >= newest.closes_ms:
-            newest = KnownLayer(start_ms, closes_ms, start_ms + of.ttl_ms)
+            number = 0 if newest is None else newest.number + 1
+            newest = KnownLayer(number, start_ms, closes_ms, start_ms + of.ttl_ms)
             self.layers.append(newest)
         elif start_ms < newest.start_ms:
             # the same layer by a corrected clock, or one of another state: the earlier times are safe
             newest.start_ms, newest.closes_ms, newest.dies_ms = start_ms, closes_ms, start_ms + of.ttl_ms
-        for each in ids:
-            if each != NO_PRODUCER_ID and each not in newest.ids:
-                for layer in self.layers:
-                    layer.discard(each)
-                newest.add(each)
+        self.dies_ms = min(layer.dies_ms for layer in self.layers)
+        return newest
 
 
 @dataclass(slots=True)
@@ -269,6 +306,11 @@ class _Waiting:
         """How many ids wait."""
         return sum(map(len, self.ids.values()))
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many ids wait, and its size in memory in bytes, by estimate."""
+        return self.known, self.bytes
+
     def since_ms(self, each: Id) -> int | None:
         """Return since when an id waits; None if it does not."""
         return next((its[each] for its in self.ids.values() if each in its), None)
@@ -277,6 +319,23 @@ class _Waiting:
         """Let an id wait that does not."""
         self.ids.setdefault(dies_ms, {})[each] = now_ms
         self.bytes += size_of(each)
+
+    def add_uses(self, uses: Sequence[tuple[Id, int]], now_ms: int, most_ms: int, *, is_full: bool) -> bool:
+        """Let ids wait, each with the time when its layer dies; false if one waits too long, or cannot wait.
+
+        Args:
+            most_ms: how long one may wait.
+            is_full: whether no more may wait.
+        """
+        for each, dies_ms in uses:
+            since_ms = self.since_ms(each)
+            if since_ms is None:
+                if is_full:
+                    return False
+                self.add(each, dies_ms, now_ms)
+            elif now_ms - since_ms > most_ms:
+                return False  # there are more than can be renewed
+        return True
 
     def drop_dead(self, now_ms: int) -> None:
         """Drop the ids of layers that the store no longer has."""
@@ -338,13 +397,15 @@ class KnownIds:
             return False
         if bucket.applied.quota is applied.quota and bucket.resets == self._resets and bucket.layers and ids:
             newest = bucket.layers[-1]
-            if now_ms < newest.closes_ms and newest.ids.issuperset(ids):  # nearly always
-                self._buckets.move_to_end(key)
-                return True
-        bucket = self._known(key, applied, ids, now_ms)
-        if bucket is None:
-            return False
-        if not self._is_certain(key, bucket):
+            if now_ms < newest.closes_ms:
+                held, number = bucket.ids, newest.number
+                for each in ids:
+                    if held.get(each) != number:
+                        break
+                else:  # nearly always
+                    self._buckets.move_to_end(key)
+                    return True
+        if not self._knows(key, bucket, applied, ids, now_ms) or not self._is_certain(key, bucket):
             return False
         self._buckets.move_to_end(key)
         if closed := bucket.closed(ids, now_ms):
@@ -355,23 +416,18 @@ class KnownIds:
         self, key: bytes, bucket: KnownBucket, closed: Sequence[tuple[Id, int]], now_ms: int
     ) -> bool:
         """Let ids wait to be renewed; false if that would be too late, so that the store has to be asked."""
-        if any(dies_ms - now_ms < RENEWED_WITHIN_MS for _, dies_ms in closed):
-            return False
+        for _, dies_ms in closed:
+            if dies_ms - now_ms < RENEWED_WITHIN_MS:
+                return False
         waiting = self._wait(key, bucket)
         if waiting is None:
             return False
-        most_ms = bucket.applied.quota.layers.interval_ms
-        with self._waits(waiting):
-            for each, dies_ms in closed:
-                since_ms = waiting.since_ms(each)
-                if since_ms is None:
-                    if self._is_full:
-                        return False
-                    waiting.add(each, dies_ms, now_ms)
-                elif now_ms - since_ms > most_ms:
-                    return False  # there are more than can be renewed
-        self._make_room()
-        return True
+        before, most_ms = waiting.size, bucket.applied.quota.layers.interval_ms
+        are_waiting = waiting.add_uses(closed, now_ms, most_ms, is_full=self._is_full)
+        self._waited(waiting, before)
+        if are_waiting:
+            self._make_room()
+        return are_waiting
 
     def unknown(
         self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int
@@ -389,8 +445,8 @@ class KnownIds:
             or now_ms >= bucket.layers[-1].closes_ms
         ):
             return None
-        is_open = bucket.layers[-1].ids
-        rest = tuple(each for each in ids if each not in is_open)
+        held, number = bucket.ids, bucket.layers[-1].number
+        rest = tuple([each for each in ids if held.get(each) != number])
         if len(rest) == len(ids) or all(each == NO_PRODUCER_ID for each in rest):
             return None
         self._buckets.move_to_end(key)
@@ -398,8 +454,15 @@ class KnownIds:
 
     def passes(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> bool:
         """Return whether ids pass while the store is away: it held all of them, and was not reset since."""
-        bucket = self._known(key, applied, ids, now_ms)
-        return bucket is not None and self._is_certain(key, bucket)
+        bucket = self._buckets.get(key)
+        if bucket is None or not self._knows(key, bucket, applied, ids, now_ms):
+            return False
+        return self._is_certain(key, bucket)
+
+    def has_refusals(self, key: bytes) -> bool:
+        """Whether a bucket keeps any refusal, which may be over."""
+        bucket = self._buckets.get(key)
+        return bucket is not None and len(bucket.refusals) > 0
 
     def refusal(self, key: bytes, applied: AppliedQuota, each: Id, now_ms: int) -> Refusal | None:
         """Return the refusal to repeat for one id; None if the store has to be asked."""
@@ -409,21 +472,18 @@ class KnownIds:
             return None
         return found if (bucket.resets, bucket.birth) == (self._resets, self._birth) else None
 
-    def _known(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> KnownBucket | None:
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            return None
+    def _knows(
+        self, key: bytes, bucket: KnownBucket, applied: AppliedQuota, ids: Sequence[Id], now_ms: int
+    ) -> bool:
+        """Whether living layers of a bucket hold these ids, by the policy in force."""
         if bucket.applied.quota is not applied.quota:
             if bucket.policy != policy_of(applied):
                 self._forget(key)
-                return None
+                return False
             bucket.applied = applied
-        if any(now_ms >= layer.dies_ms for layer in bucket.layers):
-            with self._changing(bucket):
-                bucket.drop_dead(now_ms)
-        if not bucket.layers or not bucket.knows(ids) or all(each == NO_PRODUCER_ID for each in ids):
-            return None
-        return bucket
+        if now_ms >= bucket.dies_ms:
+            self._drop_dead(bucket, now_ms)
+        return bucket.knows(ids)
 
     # What the store said
 
@@ -435,23 +495,37 @@ class KnownIds:
         ids: Sequence[Id],
         closes_ms: int,
         now_ms: int,
+        *,
+        wrote: bool = False,
     ) -> None:
         """Note that the open layer of a bucket holds these ids.
 
         Args:
             closes_ms: when that layer closes, by the store.
+            wrote: whether this node wrote them there just now, which ends the bucket's refusals.
         """
-        bucket = self._bucket(key, applied, principal, now_ms)
-        if bucket is None:
-            return
-        with self._changing(bucket):
+        bucket = self._buckets.get(key)
+        if bucket is not None and wrote and bucket.refusals:
+            self._drop_refusals(bucket)
+        if (
+            bucket is None
+            or bucket.applied.quota is not applied.quota
+            or bucket.resets != self._resets
+            or bucket.birth != self._birth
+        ):
+            bucket = self._bucket(key, applied, principal, now_ms)
+            if bucket is None:
+                return
+        else:  # nearly always
+            self._buckets.move_to_end(key)
+        bytes_, known = bucket.bytes, len(bucket.ids)
+        if now_ms >= bucket.dies_ms:
             bucket.drop_dead(now_ms)
-            if bucket.bytes + sum(map(size_of, ids)) > self._most_bytes // 4:
-                if len(bucket.layers) < 2:
-                    return  # a bucket has a quarter of the memory; the rest of its ids are asked for
-                del bucket.layers[0]
-            bucket.put(ids, closes_ms)
-        self._make_room()
+        bucket.put(ids, closes_ms, self._most_bytes // 4)
+        self.bytes += bucket.bytes - bytes_
+        self.ids += len(bucket.ids) - known
+        if self.bytes > self._most_bytes:
+            self._make_room()
 
     def learn_refusal(
         self,
@@ -470,8 +544,9 @@ class KnownIds:
             return
         passes_ms = at_ms + throttle_ms if throttle_ms else 0
         until_ms = at_ms + min(REFUSED_MS, throttle_ms or REFUSED_MS)
-        with self._changing(bucket):
-            bucket.refuse(each, Refusal(applied.quota, outcome, passes_ms, until_ms, largest))
+        self.bytes -= bucket.bytes
+        bucket.refuse(each, Refusal(applied.quota, outcome, passes_ms, until_ms, largest))
+        self.bytes += bucket.bytes
         self._make_room()
 
     def wrote(self, key: bytes, now_ms: int, *, quiet: bool = False) -> None:
@@ -482,8 +557,8 @@ class KnownIds:
         """
         bucket = self._buckets.get(key)
         if bucket is not None:
-            with self._changing(bucket):
-                bucket.drop_refusals()
+            if bucket.refusals:
+                self._drop_refusals(bucket)
             if quiet:
                 bucket.quiet_until_ms = now_ms + REFUSED_MS
 
@@ -548,15 +623,14 @@ class KnownIds:
             own_bytes = BUCKET_BYTES + _texts(key, applied, principal)
             bucket = KnownBucket(applied, principal, self._resets, self._birth, own_bytes)
             self._buckets[key] = bucket
-            self.bytes += bucket.bytes
+            self.bytes += own_bytes
         self._buckets.move_to_end(key)
         if (bucket.resets, bucket.birth) == (self._resets, self._birth):
             return bucket
-        with self._changing(bucket):
-            bucket.drop_dead(now_ms)
-            if not bucket.layers:  # nothing is left that could have been reset or lost
-                bucket.drop_refusals()
-                bucket.resets, bucket.birth = self._resets, self._birth
+        self._drop_dead(bucket, now_ms)
+        if not bucket.layers:  # nothing is left that could have been reset or lost
+            self._drop_refusals(bucket)
+            bucket.resets, bucket.birth = self._resets, self._birth
         return bucket if self._is_certain(key, bucket) else None
 
     def _is_certain(self, key: bytes, bucket: KnownBucket) -> bool:
@@ -634,10 +708,11 @@ class KnownIds:
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._add_waiting(key, renewal.applied, renewal.principal, renewal.resets, birth)
-        with self._waits(waiting):
-            for each in renewal.ids:
-                if waiting.since_ms(each) is None:
-                    waiting.add(each, renewal.dies_ms, now_ms)
+        before = waiting.size
+        for each in renewal.ids:
+            if waiting.since_ms(each) is None:
+                waiting.add(each, renewal.dies_ms, now_ms)
+        self._waited(waiting, before)
         waiting.has_to_ask = waiting.has_to_ask or not renewal.ids
 
     def _next_lost(self, most_ids: int, now_ms: int) -> tuple[bytes, Renewal] | None:
@@ -647,8 +722,11 @@ class KnownIds:
             del self._lost[key]
             return None
         if left is None:
+            of: dict[int, list[Id]] = {layer.number: [] for layer in bucket.layers}
+            for each, number in bucket.ids.items():
+                of[number].append(each)
             left = self._lost[key] = [
-                (layer.dies_ms, list(layer.ids)) for layer in bucket.layers if layer.ids
+                (layer.dies_ms, of[layer.number]) for layer in bucket.layers if layer.known
             ]
         left[:] = [(dies_ms, its) for dies_ms, its in left if now_ms < dies_ms]
         if not left:
@@ -666,9 +744,10 @@ class KnownIds:
 
     def _next_waiting(self, most_ids: int, now_ms: int) -> tuple[bytes, Renewal] | None:
         key, waiting = next(iter(self._waiting.items()))
-        with self._waits(waiting):
-            waiting.drop_dead(now_ms)
-            ids, dies_ms = waiting.take(most_ids)
+        before = waiting.size
+        waiting.drop_dead(now_ms)
+        ids, dies_ms = waiting.take(most_ids)
+        self._waited(waiting, before)
         has_to_ask, waiting.has_to_ask = waiting.has_to_ask and key in self._buckets, False
         if not waiting.ids:
             self._end_wait(key)
@@ -705,26 +784,24 @@ class KnownIds:
             self.bytes -= waiting.bytes
             self._waiting_bytes -= waiting.bytes
 
-    @contextmanager
-    def _waits(self, waiting: _Waiting) -> Iterator[None]:
-        bytes_, known = waiting.bytes, waiting.known
-        try:
-            yield
-        finally:
-            self.waiting += waiting.known - known
-            self.bytes += waiting.bytes - bytes_
-            self._waiting_bytes += waiting.bytes - bytes_
+    def _waited(self, waiting: _Waiting, before: tuple[int, int]) -> None:
+        """Add up what waits, of which a part had this size before it changed."""
+        known, bytes_ = before
+        self.waiting += waiting.known - known
+        self.bytes += waiting.bytes - bytes_
+        self._waiting_bytes += waiting.bytes - bytes_
 
     # Room
 
-    @contextmanager
-    def _changing(self, bucket: KnownBucket) -> Iterator[None]:
-        bytes_, ids = bucket.bytes, bucket.known
-        try:
-            yield
-        finally:
-            self.bytes += bucket.bytes - bytes_
-            self.ids += bucket.known - ids
+    def _drop_dead(self, bucket: KnownBucket, now_ms: int) -> None:
+        bytes_, known = bucket.bytes, bucket.known
+        bucket.drop_dead(now_ms)
+        self.bytes += bucket.bytes - bytes_
+        self.ids += bucket.known - known
+
+    def _drop_refusals(self, bucket: KnownBucket) -> None:
+        self.bytes -= bucket.refused_bytes
+        bucket.drop_refusals()
 
     def _forget(self, key: bytes) -> None:
         bucket = self._buckets.pop(key, None)

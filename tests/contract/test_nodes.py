@@ -23,7 +23,7 @@ QUICK_STEPS = 1_000
 
 FAULTS: dict[str, tuple[str, str]] = {
     "an id known after its layer died": (
-        "self.layers = [layer for layer in self.layers if now_ms < layer.dies_ms]",
+        "self._keep([layer for layer in self.layers if now_ms < layer.dies_ms])",
         "pass",
     ),
     "uses that are not renewed": ("if closed := bucket.closed(ids, now_ms):", "if closed := []:"),
@@ -45,8 +45,8 @@ FAULTS: dict[str, tuple[str, str]] = {
         "waiting = None\n        if waiting is not None:",
     ),
     "a bucket that passes although it may have been reset": (
-        "return bucket is not None and self._is_certain(key, bucket)",
-        "return bucket is not None",
+        "return False\n        return self._is_certain(key, bucket)",
+        "return False\n        return True",
     ),
     "a loss that is not noticed": ("if not birth or birth == self._birth:", "if self._birth:"),
     "a new policy that is not noticed": (
@@ -58,8 +58,8 @@ FAULTS: dict[str, tuple[str, str]] = {
         "for key in keys:",
     ),
     "a refusal repeated after a record": (
-        "if bucket is not None:\n            with self._changing(bucket):",
-        "if False:\n            with self._changing(bucket):",
+        "if bucket is not None:\n            if bucket.refusals:",
+        "if bucket is not None:\n            if False:",
     ),
     "a refusal repeated for too long": (
         "until_ms = at_ms + min(REFUSED_MS, throttle_ms or REFUSED_MS)",
@@ -71,7 +71,10 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "a wait that is too short": ("store_ms - received_ms", "store_ms + 1 - sent_ms + 0"),
     "a clock set back that is not noticed": ("fell_ms = max(before_least - most, 0.0)", "fell_ms = 0.0"),
-    "an unseen id among known ones": ("newest.ids.issuperset(ids):", "not newest.ids.isdisjoint(ids):"),
+    "an unseen id among known ones": (
+        "if held.get(each) != number:\n                        break",
+        "if held.get(each) != number and each == ids[0]:\n                        break",
+    ),
     "a time that is behind the store's": ("store_ms + 1 - sent_ms", "store_ms - 4 - received_ms"),
 }
 """Faults in ``app.domain.known_ids``, each planted in one place."""

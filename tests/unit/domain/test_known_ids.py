@@ -16,9 +16,11 @@ from app.domain.known_ids import (
     REFUSAL_BYTES,
     REFUSED_MS,
     RENEWED_WITHIN_MS,
+    KnownBucket,
     KnownIds,
     Renewal,
     StoreTime,
+    size_of,
 )
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Layers, Quota
@@ -401,6 +403,67 @@ def test_memory_is_bounded(steps: list[tuple[int, int, bool]]):
         assert known.bytes == sum(bucket.bytes for bucket in known._buckets.values()) + waiting
         assert known.waiting == sum(its.known for its in known._waiting.values())
         assert known.ids == sum(bucket.known for bucket in known._buckets.values())
+        for bucket in known._buckets.values():
+            assert_counted(bucket, most // 4)
+
+
+def assert_counted(bucket: KnownBucket, most: int) -> None:
+    """The running totals of a bucket are what adding up gives."""
+    held = {
+        layer.number: [size_of(e) for e, n in bucket.ids.items() if n == layer.number]
+        for layer in bucket.layers
+    }
+    assert {layer.number: (layer.known, layer.bytes) for layer in bucket.layers} == {
+        number: (len(sizes), sum(sizes)) for number, sizes in held.items()
+    }
+    assert sum(map(len, held.values())) == len(bucket.ids)
+    assert bucket.refused_bytes == sum(REFUSAL_BYTES + size_of(each) for each in bucket.refusals)
+    ids_bytes = sum(map(sum, held.values()))
+    assert 0 < bucket.bytes - ids_bytes - bucket.refused_bytes - BUCKET_BYTES < 500
+    assert not ids_bytes or bucket.bytes - bucket.refused_bytes <= most
+    assert bucket.dies_ms == min((layer.dies_ms for layer in bucket.layers), default=0)
+
+
+def full(ids: int) -> KnownIds:
+    """A node that knows as many ids of alice as there is room for, all of the open layer."""
+    known = KnownIds(4 * (BUCKET_BYTES + 400 + ids * ID_BYTES))
+    known.look(b"born", 0)
+    for n in range(2 * ids):
+        learn(known, n)
+    assert ids <= known.ids <= ids + 2
+    assert answers(known, 0, ids - 1)
+    assert not answers(known, 2 * ids - 1)
+    return known
+
+
+def test_id_that_is_used_again_needs_no_more_room():
+    known = full(20)
+    before = known.ids, known.bytes
+    learn(known, *range(20), closes_ms=CLOSES + INTERVAL)
+    assert (known.ids, known.bytes) == before
+    assert answers(known, *range(20), at=BEGAN + TTL)
+
+
+def test_new_id_takes_the_room_of_the_oldest_layer():
+    known = full(20)
+    learn(known, 1, closes_ms=CLOSES + INTERVAL)
+    learn(known, 100, closes_ms=CLOSES + INTERVAL)
+    assert answers(known, 1, 100, at=CLOSES)
+    assert not answers(known, 2, at=CLOSES)
+    assert known.ids == 2
+
+
+def test_ids_that_moved_from_layer_to_layer_take_no_more_memory():
+    many = 5_000
+    tracemalloc.start()
+    known = KnownIds(10**9)
+    for layer in range(4):
+        for n in range(many):
+            learn(known, 2**40 + n, closes_ms=CLOSES + layer * INTERVAL)
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert known.ids == many
+    assert used < known.bytes
 
 
 HOSTILE = "hostile texts", "hostile letters", "hostile buckets", "hostile refusals", "hostile waits"
