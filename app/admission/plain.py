@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from app.admission.forms import Forms
 from app.admission.generations import Generations
 from app.admission.plan import (
     LocalVerdict,
@@ -215,20 +216,41 @@ class PlainAsks:
     def __init__(self, matches: Matches, secret: bytes, most_bytes: int = SHARED_MOST_BYTES) -> None:
         self._matches = matches
         self._secret = secret
-        self._shared: Generations[tuple[int, ...], SharedBytes | Literal[False]] = Generations(most_bytes)
+        self._shared = SharedCache(secret, most_bytes)
+        self._forms = Forms(matches.quotas, matches.rules, self._shared.of)
 
     def of(self, ask: Ask) -> PlainAsk | None:
         """Return an ask ready to be sent; None if it is not plain, or its quotas are not."""
         if not is_plain(ask):
             return None
-        matches = self._matches.of(ask)
+        known = self._forms.of(ask)
+        if known is None:
+            matches = self._matches.of(ask)
+            shared = self._shared.of(ask, matches)
+        else:
+            matches, shared = known
+        return _plain_ask(ask, matches, shared, self._matches.edition, self._secret) if shared else None
+
+
+class SharedCache:
+    """What plain asks with the same quotas have in common, by these quotas."""
+
+    def __init__(self, secret: bytes, most_bytes: int) -> None:
+        self._secret = secret
+        self._kept: Generations[tuple[int, ...], SharedBytes | Literal[False]] = Generations(most_bytes)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, ask: Ask, matches: tuple[Match, ...]) -> SharedBytes | Literal[False]:
+        """Return what asks with the quotas and ``deny`` of this one share; False if they are not plain."""
         # The quotas live as long as the snapshot, so no other quota gets the id of one of them.
         which = (ask.deny, *[id(match.applied.quota) for match in matches])
-        shared = self._shared.get(which)
+        shared = self._kept.get(which)
         if shared is None:
             shared = _shared_bytes(ask, matches, self._secret) or False
-            self._shared.add(which, shared, SHARED_BYTES * (1 + len(matches)))
-        return _plain_ask(ask, matches, shared, self._matches.edition, self._secret) if shared else None
+            self._kept.add(which, shared, SHARED_BYTES * (1 + len(matches)))
+        return shared
 
 
 def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> SharedBytes | None:
