@@ -50,22 +50,25 @@ Choose = Callable[[Any], Any]
 """Chooses from a list: parts of an entity, or the names for the blanks of a text, as ``%`` takes them."""
 
 
+class Text(NamedTuple):
+    """A text with blanks, and what chooses the names for them; that is None without any."""
+
+    text: str
+    choose: Choose | None
+
+
 class MatchForm(NamedTuple):
     """A match with blanks.
 
     Attributes:
-        entity, bucket, owner: as in an ``AppliedQuota``, each followed by what chooses the names for its
-            blanks, which is None without any. An owner without is the same as the bucket.
+        entity, bucket, owner: as in an ``AppliedQuota``; each is the place of a text.
         head, middle, tail: the key, around owner and bucket.
     """
 
     quota: Quota
-    entity: str
-    in_entity: Choose | None
-    bucket: str
-    in_bucket: Choose
-    owner: str
-    in_owner: Choose | None
+    entity: int
+    bucket: int
+    owner: int
     head: str
     middle: str
     tail: str
@@ -76,10 +79,12 @@ class Variant(NamedTuple, Generic[T]):
 
     Attributes:
         names: the places of the names that the blanks take.
+        texts: of the matches, each once.
         common: what was made for all these asks.
     """
 
     names: tuple[int, ...]
+    texts: tuple[Text, ...]
     matches: tuple[MatchForm, ...]
     common: T
 
@@ -212,12 +217,16 @@ class Forms(Generic[T]):
 
     def _variant_of(self, made_up: Ask, quotas: Quotas) -> Variant[T]:
         matches = matches_of(made_up, quotas, self._rules)
-        texts = [_replaced(match.applied, made_up, self._rules) for match in matches]
-        used = sorted({int(place) for each in texts for text in each for place in _BLANK.findall(text)})
-        forms = tuple(
-            _match_form(match.applied.quota, each, used) for match, each in zip(matches, texts, strict=True)
-        )
-        return Variant(tuple(used), forms, self._common(made_up, matches))
+        named = [_replaced(match.applied, made_up, self._rules) for match in matches]
+        texts = [*dict.fromkeys(text for each in named for text in each)]
+        names = sorted({int(place) for text in texts for place in _BLANK.findall(text)})
+        forms = []
+        for match, each in zip(matches, named, strict=True):
+            entity, bucket, owner = map(texts.index, each)
+            quota = match.applied.quota
+            forms.append(MatchForm(quota, entity, bucket, owner, *_around(quota)))
+        blank = tuple(_blanked(text, names) for text in texts)
+        return Variant(tuple(names), blank, tuple(forms), self._common(made_up, matches))
 
 
 def _size(variant: Variant[T]) -> int:
@@ -266,39 +275,36 @@ def _replaced(applied: AppliedQuota, made_up: Ask, rules: MatchingRules) -> tupl
     return entity, bucket, owner
 
 
-def _match_form(quota: Quota, texts: tuple[str, str, str], used: list[int]) -> MatchForm:
-    (entity, in_entity), (bucket, in_bucket), (owner, in_owner) = (_blanked(text, used) for text in texts)
-    assert in_bucket is not None, "a bucket has a name"
+def _around(quota: Quota) -> tuple[str, str, str]:
+    """Return what the key of a bucket has before, between and behind owner and bucket."""
     head, rest = bucket_key(AppliedQuota(quota, "", "~bucket", "~owner")).decode().split("~owner")
     middle, tail = rest.split("~bucket")
-    if owner == bucket:
-        in_owner = None
-    return MatchForm(quota, entity, in_entity, bucket, in_bucket, owner, in_owner, head, middle, tail)
+    return head, middle, tail
 
 
-def _blanked(text: str, used: list[int]) -> tuple[str, Choose | None]:
-    """Return a text as ``%`` takes it, and what chooses the names for its blanks."""
-    places = [used.index(int(place)) for place in _BLANK.findall(text)]
-    return _BLANK.sub("%s", text), itemgetter(*places) if places else None
+def _blanked(text: str, names: list[int]) -> Text:
+    places = [names.index(int(place)) for place in _BLANK.findall(text)]
+    return Text(_BLANK.sub("%s", text), itemgetter(*places) if places else None)
 
 
 def _filled(variant: Variant[T], names: Names, rules: MatchingRules) -> tuple[Match, ...]:
     """Return the matches of a variant for these names."""
-    if _NETWORK in variant.names:
+    used, blank, forms, _ = variant
+    if _NETWORK in used:
         names = (*names, _network_of(names[2] or "", rules.ipv6_prefix))
-    spelled = [spell(names[place] or "") for place in variant.names]
+    spelled = [spell(names[place] or "") for place in used]
+    texts = [text if choose is None else text % choose(spelled) for text, choose in blank]
     matches = []
-    for quota, entity, in_entity, bucket, in_bucket, owner, in_owner, head, middle, tail in variant.matches:
-        name = bucket % in_bucket(spelled)
-        applied = AppliedQuota(
-            quota,
-            entity if in_entity is None else entity % in_entity(spelled),
-            name,
-            name if in_owner is None else owner % in_owner(spelled),
-        )
-        if len(name) > LONGEST_NAME:  # then the key has a hash
+    for quota, in_entity, in_bucket, in_owner, head, middle, tail in forms:
+        bucket, owner = texts[in_bucket], texts[in_owner]
+        applied = AppliedQuota(quota, texts[in_entity], bucket, owner)
+        if len(bucket) > LONGEST_NAME:  # then the key has a hash
             key = bucket_key(applied)
         else:
-            key = f"{head}{applied.owner}{middle}{name}{tail}".encode()
-        matches.append(Match(applied, key))
+            key = f"{head}{owner}{middle}{bucket}{tail}".encode()
+        matches.append(_new(Match, (applied, key)))
     return tuple(matches)
+
+
+_new: Final = tuple.__new__
+"""Makes a named tuple faster than its class does, which is called for every ask."""

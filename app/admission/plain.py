@@ -381,6 +381,7 @@ def _packed(
 
 
 _new: Final = tuple.__new__
+"""Makes a named tuple faster than its class does, which is called for every ask."""
 
 
 assert len(VALUES_OF) > len(KEYS), "each key may match, and two of them twice"

@@ -124,9 +124,12 @@ def test_a_form_finds_what_the_rule_finds() -> None:
 FAULTS = {
     "no look-up before the defaults": ("lookups.append(", "list[Lookup]().append("),
     "a name that is not spelled": ('[spell(names[place] or "")', '[(names[place] or "")'),
-    "a long name in full": ("if len(name) > LONGEST_NAME:", "if len(name) > 2 * LONGEST_NAME:"),
+    "a long name in full": ("if len(bucket) > LONGEST_NAME:", "if len(bucket) > 2 * LONGEST_NAME:"),
     "the address for its network": ('f"ip={_BLANKS[_NETWORK]}"', 'f"ip={_BLANKS[2]}"'),
-    "the bucket for its owner": ("if owner == bucket:", "if owner:"),
+    "the bucket for its owner": (
+        "bucket, owner = texts[in_bucket], texts[in_owner]",
+        "bucket = owner = texts[in_bucket]",
+    ),
     "deny left out": ("            ask.deny,\n            ask.cl", "            ask.cl"),
     "cluster action left out": ("            ask.cluster_action,\n            *", "            *"),
     "ids left out": ("            ask.producer_ids is None,\n", ""),
