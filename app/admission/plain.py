@@ -8,12 +8,14 @@ only as far as that it admits, and for the metrics. Everything else about a plai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from app.admission.forms import Forms
 from app.admission.generations import Generations
 from app.admission.plan import (
     LocalVerdict,
@@ -30,7 +32,7 @@ from app.admission.plan import (
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, Quota
-from app.domain.usage import enforcement_of, spreads_of, usage_of
+from app.domain.usage import enforcement_of, spreads_of, usage_field
 from app.store.encoding import COUNT, NUMBER, OBSERVED, REMAINING, VALUES, VALUES_OF, Values, pieces_of
 from app.store.port import PackedPlan, Plan
 
@@ -77,24 +79,41 @@ class Logged(Struct, gc=False):
     place: int = 0
 
 
-class SharedBytes(Struct, frozen=True):
+class Packing(NamedTuple):
+    """How the arguments of asks with the same quotas are packed.
+
+    Attributes:
+        before_time, after_time: the bytes around the caller's time.
+        timeless: these, with what is between them in an ask without a time.
+        ids: the bytes around what differs of the ids; None without a quota of ids.
+        amounts: the other quotas: the field of usage, how much of it is a unit, and the bytes that follow.
+    """
+
+    before_time: bytes
+    after_time: bytes
+    timeless: bytes
+    ids: tuple[bytes, bytes, bytes] | None
+    amounts: tuple[tuple[str, float, bytes], ...]
+
+
+class SharedBytes(Struct, frozen=True, gc=False):
     """What plain asks with the same quotas have in common.
 
     Attributes:
-        pieces: the argument of an ask, between what differs; none without quotas.
-        others: likewise without the quota of its ids; none if that is the only one, or there are no ids.
+        packing: of their arguments; None without quotas.
+        others: likewise without the quota of ids; None if that is the only one, or there are no ids.
         forgiving: for each quota, whether it is a token bucket.
         logged: kept for the decision log, once it took an admission by these quotas.
     """
 
-    pieces: tuple[bytes, ...]
-    others: tuple[bytes, ...]
+    packing: Packing | None
+    others: Packing | None
     forgiving: tuple[bool, ...]
     decision: Decision
     logged: Logged | None = None
 
 
-class PlainQuotas(Struct, frozen=True):
+class PlainQuotas(Struct, frozen=True, gc=False):
     """The quotas of a plain ask, as far as an admission needs them.
 
     Attributes:
@@ -118,21 +137,38 @@ class PlainQuotas(Struct, frozen=True):
     logged: Logged | None = None
 
 
-class AnsweredIds(Struct, frozen=True):
-    """A plain ask at a node that knows all of its ids.
+_MADE_LATER: Final = ("plan", "quotas", "verdict")
+
+
+class AnsweredIds:
+    """A plain ask at a node that knows all of its ids; made only when it is wanted, but for ``match``.
 
     Attributes:
         match, verdict: the quota of the ids, and the verdict that this node gives alone.
         plan, quotas: the other quotas; without any there is nothing to send.
     """
 
-    match: Match
+    __slots__ = ("_make", "match", *_MADE_LATER)
     verdict: Verdict
     plan: PackedPlan | None
     quotas: PlainQuotas
 
+    def __init__(
+        self, match: Match, make: Callable[[], tuple[Verdict, PackedPlan | None, PlainQuotas]]
+    ) -> None:
+        self.match = match
+        self._make = make
 
-class PlannedAsk(Struct, frozen=True):
+    def __getattr__(self, name: str) -> object:
+        """Fill the empty slots when one of them is read for the first time."""
+        if name not in _MADE_LATER:
+            raise AttributeError(name)
+        self.verdict, self.plan, self.quotas = self._make()
+        del self._make
+        return object.__getattribute__(self, name)
+
+
+class PlannedAsk(Struct, frozen=True, gc=False):
     """An ask on its way to a decision.
 
     Attributes:
@@ -155,18 +191,25 @@ class PlannedAsk(Struct, frozen=True):
     edition: int = 0
 
 
-class PlainAsk(Struct, frozen=True):
+class PlainAsk(Struct, frozen=True, gc=False):
     """A plain ask, ready to be sent.
 
     Attributes:
-        size: how many bytes of memory it takes, by estimate.
         answered: the ask at a node that knows its ids; None if a node must not answer for them.
     """
 
     planned: PlannedAsk
     quotas: PlainQuotas
-    size: int
     answered: AnsweredIds | None = None
+
+    @property
+    def size(self) -> int:
+        """How many bytes of memory it takes, by estimate."""
+        packed = self.planned.plan
+        size = OWN_BYTES + SHARED_BYTES * len(self.quotas.places)
+        if isinstance(packed, PackedPlan):
+            size += len(packed.argument) + 4 * sum([len(key) for key in packed.keys]) + ID_BYTES * packed.ids
+        return size if self.answered is None else 2 * size
 
 
 def keep(of: PlainQuotas | SharedBytes, logged: Logged) -> Logged:
@@ -215,20 +258,41 @@ class PlainAsks:
     def __init__(self, matches: Matches, secret: bytes, most_bytes: int = SHARED_MOST_BYTES) -> None:
         self._matches = matches
         self._secret = secret
-        self._shared: Generations[tuple[int, ...], SharedBytes | Literal[False]] = Generations(most_bytes)
+        self._shared = SharedCache(secret, most_bytes)
+        self._forms = Forms(matches.quotas, matches.rules, self._shared.of)
 
     def of(self, ask: Ask) -> PlainAsk | None:
         """Return an ask ready to be sent; None if it is not plain, or its quotas are not."""
         if not is_plain(ask):
             return None
-        matches = self._matches.of(ask)
+        known = self._forms.of(ask)
+        if known is None:
+            matches = self._matches.of(ask)
+            shared = self._shared.of(ask, matches)
+        else:
+            matches, shared = known
+        return _plain_ask(ask, matches, shared, self._matches.edition, self._secret) if shared else None
+
+
+class SharedCache:
+    """What plain asks with the same quotas have in common, by these quotas."""
+
+    def __init__(self, secret: bytes, most_bytes: int) -> None:
+        self._secret = secret
+        self._kept: Generations[tuple[int, ...], SharedBytes | Literal[False]] = Generations(most_bytes)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, ask: Ask, matches: tuple[Match, ...]) -> SharedBytes | Literal[False]:
+        """Return what asks with the quotas and ``deny`` of this one share; False if they are not plain."""
         # The quotas live as long as the snapshot, so no other quota gets the id of one of them.
         which = (ask.deny, *[id(match.applied.quota) for match in matches])
-        shared = self._shared.get(which)
+        shared = self._kept.get(which)
         if shared is None:
             shared = _shared_bytes(ask, matches, self._secret) or False
-            self._shared.add(which, shared, SHARED_BYTES * (1 + len(matches)))
-        return _plain_ask(ask, matches, shared, self._matches.edition, self._secret) if shared else None
+            self._kept.add(which, shared, SHARED_BYTES * (1 + len(matches)))
+        return shared
 
 
 def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> SharedBytes | None:
@@ -240,13 +304,27 @@ def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Shared
     quotas = [match.applied.quota for match in matches]
     if any(quota.shadow or quota.key == MAX_CONNECTION_CREATION_RATE for quota in quotas):
         return None
-    plan, others = plan_of(ask, matches, secret), plan_of(ask, _others(matches), secret)
     return SharedBytes(
-        () if plan is None else pieces_of(plan),
-        () if others is None else pieces_of(others),
+        _packing(ask, matches, secret),
+        _packing(ask, _others(matches), secret),
         tuple(quota.algorithm == "token_bucket" for quota in quotas),
         ADMITTED[len(quotas)],
     )
+
+
+def _packing(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Packing | None:
+    """Return how the arguments of asks with these quotas are packed, by that of one of these asks."""
+    plan = plan_of(ask, matches, secret)
+    if plan is None:
+        return None
+    before_time, after_time, *pieces = pieces_of(plan)
+    ids = None
+    if matches[0].applied.quota.algorithm == "producer_ids":
+        ids, pieces = (pieces[0], pieces[1], pieces[2]), pieces[3:]
+    timeless = before_time + NUMBER.pack(0) + after_time
+    fields = [usage_field(match.applied.quota) for match in matches[ids is not None :]]
+    amounts = tuple((*field, piece) for field, piece in zip(fields, pieces, strict=True))
+    return Packing(before_time, after_time, timeless, ids, amounts)
 
 
 def _others(matches: tuple[Match, ...]) -> tuple[Match, ...]:
@@ -257,43 +335,53 @@ def _others(matches: tuple[Match, ...]) -> tuple[Match, ...]:
 def _plain_ask(
     ask: Ask, matches: tuple[Match, ...], shared: SharedBytes, edition: object, secret: bytes
 ) -> PlainAsk:
-    packed = _packed(ask, matches, shared.pieces, secret)
-    places = tuple([Place(applied.quota, (applied.quota.key, applied.bucket)) for applied, _ in matches])
-    learns = ids_match(ask, matches)
+    packed = _packed(ask, matches, shared.packing, secret)
+    places = tuple(
+        [_new(Place, (applied.quota, (applied.quota.key, applied.bucket))) for applied, _ in matches]
+    )
+    learns = None if ask.producer_ids is None else ids_match(ask, matches)
     quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision, shared, None, learns)
-    size = OWN_BYTES + SHARED_BYTES * len(matches)
-    if packed is not None:
-        size += len(packed.argument) + 4 * sum([len(key) for key in packed.keys]) + ID_BYTES * packed.ids
     planned = PlannedAsk(ask, matches, False, packed, quotas)
     if learns is None or not may_answer_alone(ask):
-        return PlainAsk(planned, quotas, size)
+        return PlainAsk(planned, quotas)
+    return PlainAsk(planned, quotas, AnsweredIds(learns, partial(_answered, ask, matches, quotas, secret)))
+
+
+def _answered(
+    ask: Ask, matches: tuple[Match, ...], quotas: PlainQuotas, secret: bytes
+) -> tuple[Verdict, PackedPlan | None, PlainQuotas]:
+    """Return verdict, plan and quotas of an ask whose ids a node knows."""
+    shared, places = quotas.shared, quotas.places
     others = _packed(ask, matches[1:], shared.others, secret)
     decision = ADMITTED_ALONE if others is None else shared.decision
-    its = PlainQuotas(edition, shared.forgiving[1:], places[1:], decision, shared, places[0])
-    answered = AnsweredIds(learns, local_verdict(ask, learns), others, its)
-    return PlainAsk(planned, quotas, size + OWN_BYTES + SHARED_BYTES * (len(matches) - 1), answered)
+    its = PlainQuotas(quotas.edition, shared.forgiving[1:], places[1:], decision, shared, places[0])
+    return local_verdict(ask, matches[0]), others, its
 
 
 def _packed(
-    ask: Ask, matches: tuple[Match, ...], pieces: tuple[bytes, ...], secret: bytes
+    ask: Ask, matches: tuple[Match, ...], packing: Packing | None, secret: bytes
 ) -> PackedPlan | None:
-    """Return the plan of an ask for some of its quotas, whose argument was cut into these pieces."""
-    if not matches:
+    """Return the plan of an ask for some of its quotas, whose argument is packed in this way."""
+    if packing is None:
         return None
-    parts = [NUMBER.pack(ask.at_ms or 0)]
+    before_time, after_time, timeless, around_ids, amounts = packing
+    argument = [timeless]
+    if ask.at_ms is not None:
+        argument = [before_time, NUMBER.pack(ask.at_ms), after_time]
     ids = 0
-    for match in matches:
-        quota = match.applied.quota
-        if quota.algorithm == "producer_ids":
-            spreads = spreads_of(ask, secret)
-            ids = len(spreads)
-            parts += (COUNT.pack(ids), NUMBER.pack(ids), b"".join(spreads))
-        else:
-            parts.append(NUMBER.pack(usage_of(ask, quota)))
-    argument = [pieces[0]]
-    for part, piece in zip(parts, pieces[1:], strict=True):
-        argument += (part, piece)
-    return PackedPlan(tuple([match.key for match in matches]), b"".join(argument), ids)
+    if around_ids is not None:
+        spreads = spreads_of(ask, secret)
+        ids = len(spreads)
+        number, usage, after = around_ids
+        argument += (COUNT.pack(ids), number, NUMBER.pack(ids), usage, *spreads, after)
+    spent = ask.usage
+    for field, per_unit, piece in amounts:
+        argument += (NUMBER.pack(spent[field] / per_unit), piece)
+    return PackedPlan(tuple([key for _, key in matches]), b"".join(argument), ids)
+
+
+_new: Final = tuple.__new__
+"""Makes a named tuple faster than its class does, which is called for every ask."""
 
 
 assert len(VALUES_OF) > len(KEYS), "each key may match, and two of them twice"

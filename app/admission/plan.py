@@ -63,12 +63,13 @@ class Matches:
     Attributes:
         edition: an object that only these quotas have. Who keeps it can tell whether they are still in force,
             and keeps nothing else of them.
+        quotas, rules: as given.
     """
 
     def __init__(self, quotas: Quotas, rules: MatchingRules, most_bytes: int = MATCHES_BYTES) -> None:
         self.edition: Final = object()
-        self._quotas = quotas
-        self._rules = rules
+        self.quotas: Final = quotas
+        self.rules: Final = rules
         self._kept: Generations[tuple[object, ...], tuple[Match, ...]] = Generations(most_bytes)
 
     def __len__(self) -> int:
@@ -79,7 +80,7 @@ class Matches:
         caller = caller_of(ask)
         found = self._kept.get(caller)
         if found is None:
-            found = matches_of(ask, self._quotas, self._rules)
+            found = matches_of(ask, self.quotas, self.rules)
             self._kept.add(caller, found, _size(caller, found))
         return found
 

@@ -99,7 +99,8 @@ class Slices:
         """Return the result of work of one step if it can be done now; None if the caller has to wait."""
         if not self._has_time(turn):
             return None
-        self._schedule_turn(asyncio.get_running_loop())
+        if not self._is_scheduled:
+            self._schedule_turn(asyncio.get_running_loop())
         began = self._clock()
         try:
             return make()

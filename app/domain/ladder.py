@@ -90,7 +90,7 @@ def applied_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[Appli
 def explained_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[ExplainedQuota]:
     """The quotas that apply to an ask, as in ``applied_quotas``, each with its whole ladder."""
     explained = []
-    for entities, rungs in _asked(ask, quotas, rules):
+    for entities, rungs in ladders_of(ask, quotas, rules):
         ladder = [(entity, bucket, entities.get(entity)) for entity, bucket in rungs]
         matching = ((quota, entity, bucket) for entity, bucket, quota in ladder if quota is not None)
         if first := next(matching, None):
@@ -217,7 +217,7 @@ def _indexes(entity: Entity, *, in_bucket: bool = False, of: Entity | None = Non
     return tuple(TYPES.index(type_) + len(TYPES) * (name is ANY) for type_, name in entity.parts)
 
 
-def _asked(
+def ladders_of(
     ask: Ask, quotas: Quotas, rules: MatchingRules
 ) -> Iterator[tuple[Mapping[Entity, Quota], Iterator[tuple[Entity, Entity]]]]:
     """The ladders that an ask can match, each with the quotas of its key by entity."""

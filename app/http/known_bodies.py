@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from app.admission.generations import Generations
+from app.admission.generations import Generations, Sightings
 from app.admission.plain import PlainAsk
 
 MAX_KNOWN: Final = 1_024
@@ -24,11 +24,13 @@ class KnownBody(NamedTuple):
 class KnownBodies:
     """Remembers the bodies of plain asks: equal bodies are equal asks.
 
-    Whoever sends a new body each time gains nothing, and pushes out only bodies that do not come again.
+    A body is kept when it comes for the second time, so one that comes only once costs nothing here. Whoever
+    sends a new body each time gains nothing, and pushes out nothing.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._kept: Generations[bytes, KnownBody] = Generations(most_bytes)
+        self._seen = Sightings()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -46,6 +48,6 @@ class KnownBodies:
         return None
 
     def add(self, body: bytes, ask: PlainAsk, ids: int) -> None:
-        """Remember a body that is not known."""
-        if len(body) <= MAX_KNOWN:
+        """Remember a body that is not known, if it came before."""
+        if len(body) <= MAX_KNOWN and self._seen.again(body):
             self._kept.add(body, KnownBody(ask, ids), 2 * len(body) + ask.size)

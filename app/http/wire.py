@@ -154,8 +154,8 @@ def _ask(sent: bodies.AskBody, clock: Clock, at: tuple[str | int, ...], errors: 
     def wrong(message: str, *field: str | int) -> None:
         errors.append(FieldError(pointer(*at, *field), message))
 
-    for field in NAMES:
-        name = getattr(sent, field)
+    names = sent.principal, sent.client_id, sent.broker, sent.listener
+    for field, name in zip(NAMES, names, strict=True):
         if name and (why := wrong_name(name)):
             wrong(why, field)
     ip = sent.ip

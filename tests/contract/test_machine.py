@@ -124,10 +124,10 @@ SHORT_WAY_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     "a record on the short way": (plain, 'ask.mode == "admit"', 'ask.mode in ("admit", "record")'),
     "a cluster action with everybody's quotas": (
         plain,
-        "matches = self._matches.of(ask)",
-        "matches = self._matches.of(replace(ask, cluster_action=True))",
+        "known = self._forms.of(ask)",
+        "known = self._forms.of(replace(ask, cluster_action=True))",
     ),
-    "the caller's time left out": (plain, "NUMBER.pack(ask.at_ms or 0)", "NUMBER.pack(0)"),
+    "the caller's time left out": (plain, "NUMBER.pack(ask.at_ms)", "NUMBER.pack(0)"),
     "usage in the place of the limit": (encoding, "_USAGE_AT: Final = 12", "_USAGE_AT: Final = 4"),
     "a wait taken for an admission": (encoding, "if values[at] or values", "if values"),
     "a policy's answer taken for the store's": (encoding, "or values[at + 1] or", "or"),

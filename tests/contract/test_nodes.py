@@ -110,7 +110,7 @@ SHORT_WAY_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
         "shared.forgiving[1:], places[1:]",
         "shared.forgiving[1:], places[:-1]",
     ),
-    "ids that are not counted": (plain, "COUNT.pack(ids), NUMBER", "COUNT.pack(1), NUMBER"),
+    "ids that are not counted": (plain, "COUNT.pack(ids), number", "COUNT.pack(1), number"),
     "a gauge that ends": (metrics, "touch(counts.rates, alone.labels, now, None)", "pass"),
     "a known id counted as without quotas": (metrics, "+= alone is None", "+= 1"),
 }
