@@ -131,7 +131,7 @@ def test_known_bodies_are_bounded_and_keep_what_is_in_use() -> None:
 
 def test_bodies_that_come_once_push_nothing_out() -> None:
     node = admission(Store(Answer((ADMIT,))))
-    known = KnownBodies(node)
+    known = KnownBodies()
     ask = ready(node, decode_ask(BODY, "store"))
     for n in range(10_000):
         known.add(b"%d" % n, ask, 0)
