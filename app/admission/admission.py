@@ -300,9 +300,13 @@ class Admission:
         if matches is None:
             matches = self._matches_in_force()
         if isinstance(ask, PlainAsk):
-            plain, ask = ask, ask.planned.ask
-            if self._goes_the_short_way(plain, matches, caller):
-                learns = plain.quotas.learns is not None and self.local.remembers
+            plain, ask, quotas = ask, ask.planned.ask, ask.quotas
+            if (
+                quotas.edition is matches.edition
+                and not caller.bound_to
+                and (PRODUCE not in ask.usage or self._factor.on(ask) == 1)
+            ):
+                learns = quotas.learns is not None and self.local.remembers
                 return self._planned_with_ids(plain) if learns else plain.planned
         its, is_held = self._match(ask, matches)
         if caller.bound_to:
@@ -325,12 +329,6 @@ class Admission:
         """Plan an ask the readable way, by what this node knows of its ids."""
         plan = plan_of(travels or ask, its if alone is None else its[1:], self._secret(), key)
         return PlannedAsk(ask, its, False, plan, None, alone, travels, self.local.edition)
-
-    def _goes_the_short_way(self, plain: PlainAsk, matches: Matches, caller: Caller) -> bool:
-        if plain.quotas.edition is not matches.edition or caller.bound_to:
-            return False
-        ask = plain.planned.ask
-        return PRODUCE not in ask.usage or self._factor.on(ask) == 1
 
     def _planned_with_ids(self, plain: PlainAsk) -> PlannedAsk:
         """Plan a plain ask with ids; one that needs more than kept bytes goes the readable way from here."""

@@ -168,11 +168,12 @@ class Metrics:
             touch(counts.rates, alone.labels, now, None)
         at = 1
         for quota, labels in places:
-            if quota.algorithm == "token_bucket":
+            algorithm = quota.algorithm
+            if algorithm == "token_bucket":
                 touch(counts.tokens, labels, now, values[at + REMAINING])
             else:
                 touch(counts.rates, labels, now, values[at + OBSERVED])
-                if quota.algorithm == "producer_ids":
+                if algorithm == "producer_ids":
                     bucket = labels[1:]
                     touch(counts.remembered, bucket, now, values[at + REMEMBERED])
                     touch(counts.fills, bucket, now, values[at + FILL])

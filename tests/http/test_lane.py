@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from random import Random
 from typing import Final
@@ -602,3 +603,43 @@ async def test_a_known_body_needs_the_scope_all_the_same(one: Real):
     assert (await one.connection.send(request_, request_)).count(b"HTTP/1.1 403") == 2
     assert one.store.asked == 1
     one.connection.end()
+
+
+# Answers leave together
+
+UNLIMITED: Final = message("POST", ONE, (), b'{"usage": {"connections": 1}}')
+"""An ask to which no quota applies, so that it is answered at once."""
+
+NEXT: Final[dict[str, Callable[[LaneProtocol], object]]] = {
+    "a request that must be parsed": lambda protocol: protocol.data_received(LIVE),
+    "another known one": lambda protocol: protocol.data_received(UNLIMITED),
+    "no HTTP": lambda protocol: protocol.data_received(b"\0\0"),
+    "the end of requests": lambda protocol: protocol.eof_received(),
+    "the end of the node": lambda protocol: protocol.shutdown(),
+    "a timeout": lambda protocol: protocol.timeout_keep_alive_handler(),
+    "a caller that does not read": lambda protocol: protocol.pause_writing(),
+}
+"""What can happen on a connection in the turn of the loop in which an answer was made."""
+
+
+@pytest.mark.parametrize("next_", NEXT.values(), ids=NEXT.keys())
+async def test_answer_that_waits_for_the_end_of_the_turn_goes_before_all_that_follows(
+    one: Real, next_: Callable[[LaneProtocol], object]
+):
+    connection = one.connection
+    before = len(await connection.send(UNLIMITED, UNLIMITED))
+    answer = bytes(connection.line.sent)[-before // 2 :]
+    lane = lane_of(connection)
+    lane.data_received(UNLIMITED)
+    assert len(connection.line.sent) == before
+    next_(lane)
+    assert (await connection.settle())[before:].startswith(answer)
+    connection.end()
+
+
+async def test_answer_is_lost_with_its_connection(one: Real):
+    connection = one.connection
+    before = await connection.send(UNLIMITED, UNLIMITED)
+    lane_of(connection).data_received(UNLIMITED)
+    connection.end()
+    assert await connection.settle() == before
