@@ -3,7 +3,7 @@
 Which quotas apply to an ask, and which buckets they charge, depends on which fields the ask has, and on which
 of its names quotas are set. Most quotas are set on defaults, so callers that are otherwise alike have matches
 that differ only in names. ``matches_of`` finds these matches for a made-up ask, once; for any other ask with
-the same fields the names in them are replaced. The rules are there, and here is none of them.
+the same fields the names in them are replaced. So this file has no rules of its own.
 """
 
 from __future__ import annotations

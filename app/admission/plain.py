@@ -79,7 +79,7 @@ class Logged(Struct, gc=False):
     place: int = 0
 
 
-class Packing(NamedTuple):
+class ArgumentForm(NamedTuple):
     """How the arguments of asks with the same quotas are packed.
 
     Attributes:
@@ -106,8 +106,8 @@ class SharedBytes(Struct, frozen=True, gc=False):
         logged: kept for the decision log, once it took an admission by these quotas.
     """
 
-    packing: Packing | None
-    others: Packing | None
+    packing: ArgumentForm | None
+    others: ArgumentForm | None
     forgiving: tuple[bool, ...]
     decision: Decision
     logged: Logged | None = None
@@ -312,7 +312,7 @@ def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Shared
     )
 
 
-def _packing(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Packing | None:
+def _packing(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> ArgumentForm | None:
     """Return how the arguments of asks with these quotas are packed, by that of one of these asks."""
     plan = plan_of(ask, matches, secret)
     if plan is None:
@@ -324,7 +324,7 @@ def _packing(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Packing | N
     timeless = before_time + NUMBER.pack(0) + after_time
     fields = [usage_field(match.applied.quota) for match in matches[ids is not None :]]
     amounts = tuple((*field, piece) for field, piece in zip(fields, pieces, strict=True))
-    return Packing(before_time, after_time, timeless, ids, amounts)
+    return ArgumentForm(before_time, after_time, timeless, ids, amounts)
 
 
 def _others(matches: tuple[Match, ...]) -> tuple[Match, ...]:
@@ -359,7 +359,7 @@ def _answered(
 
 
 def _packed(
-    ask: Ask, matches: tuple[Match, ...], packing: Packing | None, secret: bytes
+    ask: Ask, matches: tuple[Match, ...], packing: ArgumentForm | None, secret: bytes
 ) -> PackedPlan | None:
     """Return the plan of an ask for some of its quotas, whose argument is packed in this way."""
     if packing is None:
