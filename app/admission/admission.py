@@ -300,7 +300,8 @@ class Admission:
         if matches is None:
             matches = self._matches_in_force()
         if isinstance(ask, PlainAsk):
-            plain, ask, quotas = ask, ask.planned.ask, ask.quotas
+            plain, quotas = ask, ask.quotas
+            ask = plain.planned.ask
             if (
                 quotas.edition is matches.edition
                 and not caller.bound_to

@@ -329,6 +329,34 @@ class Nodes(RuleBasedStateMachine):
         node = self._pick(data)
         if late:
             self._ask(node, Ask({}, (data.draw(st.sampled_from(IDS)),), user), late=True)
+        self._reset(node, user)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def lose_what_was_reset(self, data: Any, user: str, each: Any) -> None:
+        """A bucket is reset, then the store loses its state, and a node sees each and renews."""
+        node = self._pick(data)
+        self._ask(node, Ask({}, (each,), user))
+        self._reset(self._pick(data), user)
+        self._look(node)
+        self.lose(really=True)
+        self._look(node)
+        self._renew(node)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def lose_what_dies(self, data: Any, user: str, each: Any) -> None:
+        """The store loses its state just before a layer dies, and a node that saw it renews just after."""
+        node = self._pick(data)
+        self._ask(node, Ask({}, (each,), user))
+        until = self.lives_until.get((user, each), 0)
+        if until > self.now:
+            self.advance(max(0, until - self.now - STEP_MS // 4))
+            self._settle()
+            self.lose(really=True)
+            self._look(node)
+            self.advance(STEP_MS // 2)
+            self._renew(node)
+
+    def _reset(self, node: Node, user: str) -> None:
         match = self._ids_match(user)
         self.loop.run_until_complete(self.store.forget([match.key], {match.key: 10**6}))
         node.local.reset([match.key])
