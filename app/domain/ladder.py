@@ -12,7 +12,6 @@ from app.domain.ask import Ask
 from app.domain.entity import ANY, TYPES, Entity, Name, network_of
 from app.domain.quota import (
     KEYS,
-    MAX_CONNECTION_CREATION_RATE,
     REQUEST_PERCENTAGE,
     REQUEST_RATE,
     Quota,
@@ -23,6 +22,10 @@ Quotas = Mapping[str, Mapping[Entity, Quota]]
 """All quotas, by quota key and then by entity."""
 
 EXEMPT_FOR_CLUSTER_ACTIONS: Final = frozenset({REQUEST_RATE, REQUEST_PERCENTAGE})
+
+_CLIENTS: Final = frozenset({("user",), ("client-id",), ("user", "client-id")})
+_PAIR: Final = ("broker", "listener")
+"""Entity types on which a quota may be set; they choose its ladders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +235,14 @@ def ladders_of(
 def _ladders(key: str, ask: Ask, rules: MatchingRules) -> Iterator[Iterator[tuple[Entity, Entity]]]:
     """The ladders of a key, each of which may match once: clients before ip, listener before broker."""
     types = KEYS[key].entities
-    if ("user",) in types:
+    if not _CLIENTS.isdisjoint(types):
         yield client_rungs(ask.principal, ask.client_id)
     if ("ip",) in types and ask.ip is not None:
         yield own_rungs("ip", ask.ip, partial(network_of, ipv6_prefix=rules.ipv6_prefix))
-    if key == MAX_CONNECTION_CREATION_RATE:
-        if ask.listener is not None:
-            yield listener_rungs(ask.broker, ask.listener)
-        if ask.broker is not None and not _between_brokers(ask, rules):
-            yield own_rungs("broker", ask.broker)
+    if (("listener",) in types or _PAIR in types) and ask.listener is not None:
+        yield listener_rungs(ask.broker if _PAIR in types else None, ask.listener)
+    if ("broker",) in types and ask.broker is not None and not _between_brokers(ask, rules):
+        yield own_rungs("broker", ask.broker)
 
 
 def _between_brokers(ask: Ask, rules: MatchingRules) -> bool:

@@ -60,6 +60,7 @@ CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 MAX_CONNECTION_CREATION_RATE: Final = "max_connection_creation_rate"
 
 # Each row: name, usage, entities, enforcement, algorithm, integer_limit, max_limit, longest_delay.
+# Without a Kafka original: MAX_EXACT and no longest_delay. MAX_INT and RECHECK_MS are KIP-612's.
 _ROWS: Final = (
     QuotaKey(PRODUCER_IDS_RATE, "producer_ids", (("user",),), "deny", "producer_ids", True, MAX_PRODUCER_IDS),
     QuotaKey(REQUEST_RATE, "requests", (*_CLIENTS, ("ip",)), "delay", _SAMPLED, False, MAX_EXACT, "sample"),
