@@ -139,7 +139,7 @@ class Admission:
         """
         if len(asks) == 1:
             return [await self._decide_one(self._planned_one(asks[0], caller), caller)]
-        began = monotonic()
+        began = caller.came_at or monotonic()
         planned = await self._slices.run(caller.turn, self._planned(asks, caller))
         return await self._decide_all(planned, caller, began)
 
@@ -226,18 +226,18 @@ class Admission:
         Args:
             admitted: called instead of ``then`` if the ask goes the short way, and all of its quotas admit.
         """
-        plan, failure, ask = planned.plan, self.circuit.error, planned.ask
-        now = monotonic()
+        plan, failure = planned.plan, self.circuit.error
+        since = caller.came_at or monotonic()
         if plan is None or failure is not None:
-            self._conclude(planned, (), failure, now, then, admitted)
+            self._conclude(planned, (), failure, since, then, admitted)
             return None
         group = SingleAsk(
             (plan,),
             self._finish_one,
             self._log_late_one,
             caller,
-            ask.principal or ask.ip or ask.client_id or "",
-            caller.came_at or now,
+            _principal_of(planned.ask),
+            since,
             plan.ids,
             plan.mode in ACCOUNTING,
             WEIGHT if planned.plain is None else 1,

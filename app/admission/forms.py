@@ -28,6 +28,10 @@ Names = tuple[str | None, ...]
 FORMS_BYTES: Final = 4 * 1024 * 1024
 """The memory for forms."""
 
+MISSES: Final = 16
+"""Once a cache has been full, a form or variant is made at every 16th miss: where more are in use than fit,
+each would be pushed out before it is used again, and making one takes several times as long as the rule."""
+
 FORM_BYTES: Final = 2_000
 MATCH_BYTES: Final = 1_500
 """Estimated size of a form or a variant of it, and of each of its look-ups and matches."""
@@ -141,12 +145,16 @@ class Forms(Generic[T]):
         self._forms: Generations[tuple[object, ...], Form[T]] = Generations(most_bytes // 2)
         self._variants: Generations[tuple[object, ...], Variant[T]] = Generations(most_bytes // 2)
         self._found = Sightings()
+        self._misses = 0
 
     def __len__(self) -> int:
         return len(self._forms) + len(self._variants)
 
     def of(self, ask: Ask) -> tuple[tuple[Match, ...], T] | None:
-        """Return the matches of an ask, and what it has in common with asks alike; None if it has no form."""
+        """Return the matches of an ask, and what it has in common with asks alike.
+
+        None if it has no form yet, or what it has in common is False.
+        """
         principal, client_id, ip, broker, listener = names = names_of(ask)
         fields = (
             principal is None,
@@ -161,6 +169,8 @@ class Forms(Generic[T]):
         )
         form = self._forms.get(fields)
         if form is None:
+            if not self._is_worth_making(self._forms):
+                return None
             form = self._made(ask)
             self._forms.add(
                 fields, form, FORM_BYTES + MATCH_BYTES * (len(form.lookups) + _size(form.variant))
@@ -181,16 +191,21 @@ class Forms(Generic[T]):
                 if its is None:
                     return None
                 variant = its
-        return _filled(variant, names, self._rules), variant.common
+        return None if variant.common is False else (_filled(variant, names, self._rules), variant.common)
+
+    def _is_worth_making(self, cache: Generations[Any, Any]) -> bool:
+        """Return whether to make what the cache does not have."""
+        self._misses += 1
+        return not cache.has_forgotten or self._misses % MISSES == 0
 
     def _variant(
         self, fields: tuple[object, ...], form: Form[T], found: list[Quota | None]
     ) -> Variant[T] | None:
-        """Return the variant for what was found by the look-ups; None if that is found for the first time."""
+        """Return the variant for what was found by the look-ups; None if none is worth making yet."""
         # The quotas live as long as the snapshot, so no other quota gets the id of one of them.
         which = (fields, *map(id, found))
         variant = self._variants.get(which)
-        if variant is None and self._found.again(which):
+        if variant is None and self._found.again(which) and self._is_worth_making(self._variants):
             quotas = {key: dict(entities) for key, entities in form.defaults.items()}
             for lookup, quota in zip(form.lookups, found, strict=True):
                 if quota is not None:

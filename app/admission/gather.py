@@ -207,20 +207,13 @@ class Gatherer:
         if groups is None:
             return self._next_by_turns(now)
         parts: list[Part] = []
-        asks, since = 0, 0.0
         for group in groups:
-            if self._is_dropped(group, now):
-                continue
-            start, end = group.sent, len(group.plans)
-            if start == 0:
-                if group.since != since and asks:  # those of one turn of the loop arrived at the same time
-                    self._queued(now - since, asks)
-                    asks = 0
-                asks, since = asks + end, group.since
-            parts.append((group, start, end))
-            group.sent = end
-        if asks:
-            self._queued(now - since, asks)
+            if not self._is_dropped(group, now):
+                start, end = group.sent, len(group.plans)
+                if start == 0:
+                    self._queued(now - group.since, end)
+                parts.append((group, start, end))
+                group.sent = end
         self._stretch = 1.0
         return parts
 
@@ -323,7 +316,7 @@ class Gatherer:
             self._look_in(AFTER_DELAY_S, began, loop)
             return
         silent_s = now - since
-        patience_s = self._patience.lasts_s(began, self._patience.now(now)) * self._stretch
+        patience_s = self._patience.lasts_s(began, self._patience.now(monotonic())) * self._stretch
         if silent_s >= max(self._timeout_s, patience_s):
             self._store.give_up(StoreError("timeout", "it does not reply"))
         elif silent_s >= patience_s:

@@ -38,6 +38,11 @@ class Generations(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._lately) + len(self._before)
 
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether it has been so full that it forgot something, or is about to."""
+        return bool(self._before)
+
     def get(self, key: K) -> V | None:
         """Return what is kept under a key, or None."""
         kept = self._lately.get(key)

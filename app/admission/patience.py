@@ -41,7 +41,7 @@ class Moment(NamedTuple):
     """A time, and the kernel's accounting at that time, all in seconds.
 
     Attributes:
-        at: by the loop's clock.
+        at: by the monotonic clock.
         busy_s: how long the loop's thread had run or waited for a processor.
         crowded_s: how long any thread of the machine had waited for a processor.
     """

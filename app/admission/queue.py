@@ -48,7 +48,7 @@ class Group(Struct, eq=False):
     Attributes:
         caller: who sent the request.
         on_behalf_of: the principal it asks for, for the second level of turns.
-        since: when the request arrived, by the loop's clock.
+        since: when the request arrived, by the monotonic clock.
         ids: how many producer ids its plans have.
         is_accounting: whether it has records or refunds, which are sent even if the caller has left.
         weight: how long its answers take to give, in those of a plain ask.

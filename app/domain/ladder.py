@@ -11,6 +11,7 @@ from typing import Any, Final
 from app.domain.ask import Ask
 from app.domain.entity import ANY, TYPES, Entity, Name, network_of
 from app.domain.quota import (
+    CLIENTS,
     KEYS,
     REQUEST_PERCENTAGE,
     REQUEST_RATE,
@@ -23,9 +24,7 @@ Quotas = Mapping[str, Mapping[Entity, Quota]]
 
 EXEMPT_FOR_CLUSTER_ACTIONS: Final = frozenset({REQUEST_RATE, REQUEST_PERCENTAGE})
 
-_CLIENTS: Final = frozenset({("user",), ("client-id",), ("user", "client-id")})
 _PAIR: Final = ("broker", "listener")
-"""Entity types on which a quota may be set; they choose its ladders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +234,7 @@ def ladders_of(
 def _ladders(key: str, ask: Ask, rules: MatchingRules) -> Iterator[Iterator[tuple[Entity, Entity]]]:
     """The ladders of a key, each of which may match once: clients before ip, listener before broker."""
     types = KEYS[key].entities
-    if not _CLIENTS.isdisjoint(types):
+    if any(clients in types for clients in CLIENTS):
         yield client_rungs(ask.principal, ask.client_id)
     if ("ip",) in types and ask.ip is not None:
         yield own_rungs("ip", ask.ip, partial(network_of, ipv6_prefix=rules.ipv6_prefix))

@@ -38,7 +38,8 @@ Fields = Sequence[tuple[bytes, bytes]]
 IsGone = Callable[[], bool]
 
 UNCOUNTED: Final = 1_024
-"""The size of bodies that are not counted as waiting: a connection takes more, and has one at a time."""
+"""Up to this size a body that is answered by a call is not counted as waiting, but needs room as any other:
+its connection takes more memory, and has one such body at a time."""
 
 
 class HttpAnswer(NamedTuple):
@@ -73,9 +74,12 @@ Begin = Callable[[bytes, Grant, Caller, Then], bool]
 JSON: Final[Fields] = ((b"content-type", b"application/json"),)
 JSON_LINES: Final = b"content-type: application/json\r\n"
 
-READY: Final = [ReadyAnswer(JSON_LINES, encode_decision(decision)) for decision in ADMITTED]
-READY_ALONE: Final = ReadyAnswer(JSON_LINES, encode_decision(ADMITTED_ALONE))
-"""The answers to plain asks that are admitted, as ``ADMITTED`` has the decisions."""
+_READY: Final = {
+    id(decision): ReadyAnswer(JSON_LINES, encode_decision(decision))
+    for decision in (*ADMITTED, ADMITTED_ALONE)
+}
+"""The answers to plain asks that are admitted. Their decisions live as long as the process, so no other
+decision gets the id of one of them."""
 
 
 class PlainRoute(abc.ABC):
@@ -248,10 +252,9 @@ class HotRoute(PlainRoute):
         """Answer a small body by a call, if that is possible."""
         if self._begin is None or len(body) > UNCOUNTED:
             return False
-        grant, turn, _, _ = sender
-        caller = Caller(grant.name, turn, grant.bound_to, monotonic(), is_gone)
         try:
-            return self._begin(body, grant, caller, then)
+            self._intake.require_room(sender.turn, len(body))
+            return self._begin(body, sender.grant, caller_of(sender, is_gone), then)
         except Exception as error:  # noqa: BLE001  it is an answer; an unexpected one is logged
             then(error)
             return True
@@ -296,12 +299,7 @@ def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
 
 def ready_answer(decision: Decision) -> ReadyAnswer:
     """Return a decision as an answer; that of a plain admission is one object for all of them."""
-    applied = decision.applied
-    if applied < len(ADMITTED) and decision is ADMITTED[applied]:
-        return READY[applied]
-    if decision is ADMITTED_ALONE:
-        return READY_ALONE
-    return ReadyAnswer(JSON_LINES, encode_decision(decision))
+    return _READY.get(id(decision)) or ReadyAnswer(JSON_LINES, encode_decision(decision))
 
 
 def sized(answer: HttpAnswer) -> Fields:

@@ -10,6 +10,9 @@ task, no messages and no timers for a request. There are two steps:
    whole body behind it, is not parsed again: a parser between two requests would find the same again. The
    API key in it is still checked against the keys in force.
 
+An answer to a known head waits for the end of the turn of the event loop (``app.http.outbox``), or for
+whatever happens on the connection before that.
+
 Everything else goes the long way through ASGI: other routes, chunked or oversized bodies, ``Expect``, offers
 of an upgrade, other versions of HTTP. Requests of one connection are answered one after the other, whichever
 way each of them goes.
@@ -211,10 +214,8 @@ class LaneProtocol(Protocol):
     def _finish_known(self, result: Result) -> None:
         """Send the answer to the newest request with a known head, as ``_finish_begun`` does."""
         cycle, asked = self._known_cycle, self._asked
-        if cycle.disconnected or asked is None:
-            return
-        answer = asked.route.finish(result, asked.scope)
-        if answer is None:
+        answer = None if asked is None else asked.route.finish(result, asked.scope)
+        if answer is None or cycle.disconnected or cycle.response_complete:
             return
         if not (self._is_undisturbed and cycle.keep_alive) or self._is_ending():
             self._send(cycle, answer)
@@ -225,7 +226,7 @@ class LaneProtocol(Protocol):
         self.server_state.total_requests += 1
         self._due = self.loop.time() + self.timeout_keep_alive
         self._is_timed = True
-        if self.timeout_keep_alive_task is None:
+        if self.timeout_keep_alive_task is None:  # else it runs out before this and looks again
             self._wait_until(self._due)
 
     def _disturb(self) -> None:
@@ -284,7 +285,7 @@ class LaneProtocol(Protocol):
         """Send the answer to a request for which its route has called back."""
         scope = cast("Scope", cycle.scope)
         answer = self._routes[scope["path"]].finish(result, scope)
-        if answer is not None and not cycle.disconnected:
+        if answer is not None and not cycle.disconnected and not cycle.response_complete:
             self._send(cycle, answer)
 
     # Answers

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
+
+import structlog
+
+log: Final = structlog.get_logger("quotagate.http")
 
 
 class Outbox:
@@ -27,4 +32,8 @@ class Outbox:
         waiting, self._waiting = self._waiting, []
         for transport, answer in waiting:
             if not transport.is_closing():
-                transport.write(answer)
+                try:
+                    transport.write(answer)
+                except Exception:
+                    log.exception("an answer could not be sent")  # and the other connections get theirs
+                    transport.abort()

@@ -186,6 +186,40 @@ def test_forms_are_bounded() -> None:
     assert 5 < len(made) < 60
 
 
+@pytest.mark.parametrize("varies", ["who asks", "what is asked"])
+def test_where_more_is_in_use_than_fits_few_are_made(varies: str) -> None:
+    """Each would be pushed out before it is used again; a caller can bring that about by itself."""
+    made: list[Ask] = []
+
+    def common(ask: Ask, _: tuple[Match, ...]) -> bool:
+        made.append(ask)
+        return True
+
+    named = {Entity.of(user=f"{n}"): replace(RATE, limit=n) for n in range(100)}
+    of = Forms({"request_rate": {EVERYONE: RATE, **named}}, MatchingRules(), common, 100_000)
+    if varies == "who asks":
+        asks = [Ask({"requests": 1}, principal=f"{n}") for n in range(100)]
+    else:
+        fields = [usage for usage in COUNTS + AMOUNTS if usage != "requests"]
+        chosen = [
+            [field for bit, field in enumerate(fields) if n >> bit & 1] for n in range(2 ** len(fields))
+        ]
+        asks = [Ask(dict.fromkeys(["requests", *few], 1)) for few in chosen]
+    for _ in range(5):
+        for ask in asks:
+            of.of(ask)
+    made.clear()
+    for ask in asks * 16:
+        of.of(ask)
+    assert 0 < len(made) <= 2 * len(asks)
+
+
+def test_what_has_nothing_in_common_gets_no_matches() -> None:
+    """As with shadow quotas, which plain asks do not have."""
+    of: Forms[bool] = Forms({"request_rate": {EVERYONE: RATE}}, MatchingRules(), lambda _, __: False)
+    assert of.of(Ask({"requests": 1}, principal="alice")) is None
+
+
 def test_few_keys_are_taken_for_others_and_the_latest_are_remembered() -> None:
     seen = Sightings()
     assert sum(seen.again(("first", n)) for n in range(10_000)) < 20
