@@ -20,7 +20,7 @@ from workers.generate.quotas import quota
 from workers.generate.traffic import Event, Traffic
 
 SECRET = bytes(32)
-EVENTS = 20_000
+EVENTS = 80_000
 FIRST_MS = 1_800_000_000_000
 
 
