@@ -284,6 +284,17 @@ class Nodes(RuleBasedStateMachine):
         self.advance(ms)
         self._ask(node, Ask({}, (9,), user))
 
+    @rule(data=st.data(), user=st.sampled_from(USERS), ms=st.sampled_from((100, 300)))
+    def record_more(self, data: Any, user: str, ms: int) -> None:
+        """A node refuses an id and then records another one, which makes the wait longer."""
+        node = self._pick(data)
+        for each in IDS[:9]:
+            self._ask(node, Ask({}, (each,), user))
+            self.advance(ms)
+        self._ask(node, Ask({}, (9,), user))
+        self._ask(node, Ask({}, ("y",), user, mode="record"))
+        self._ask(node, Ask({}, (9,), user))
+
     @rule(data=st.data(), user=st.sampled_from(USERS))
     def miss(self, data: Any, user: str) -> None:
         """The store is away for a moment; what passes without it is known as it would be otherwise."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import pytest
 from msgspec import msgpack
@@ -312,7 +312,7 @@ async def test_waiting_rows_are_bounded_in_bytes_and_the_rest_is_counted(monkeyp
     assert [row.kind for row in stream.rows] == ["dropped", *["decision"] * 11]
 
 
-TEXTS = [name for name, type_ in get_type_hints(Ask).items() if type_ == str | None and name != "ip"]
+TEXTS = [name for name, type_ in get_type_hints(Ask).items() if type_ == Final[str | None] and name != "ip"]
 """The texts of an ask, except the address, which is short."""
 
 
