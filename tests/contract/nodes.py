@@ -343,6 +343,26 @@ class Nodes(RuleBasedStateMachine):
         self._reset(node, user)
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def learn_too_late(self, data: Any, user: str, each: Any) -> None:
+        """A node resets a bucket before it reads the answer to an ask that was decided before."""
+        node = self._pick(data)
+        self._ask(node, Ask({}, (each,), user), late=True)
+        self._reset(node, user)
+        self._read(node)
+        self._ask(node, Ask({}, (each,), user))
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def renew_too_late(self, data: Any, user: str, each: Any) -> None:
+        """Another node resets a bucket, which a node notices before it renews a use."""
+        node, other = self._pick(data), self._pick(data)
+        self._ask(node, Ask({}, (each,), user))
+        self.advance(self._ids_match(user).applied.quota.layers.interval_ms)
+        self._ask(node, Ask({}, (each,), user))
+        self._reset(other, user)
+        self._look(node)
+        self._renew(node)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
     def lose_what_was_reset(self, data: Any, user: str, each: Any) -> None:
         """A bucket is reset, then the store loses its state, and a node sees each and renews."""
         node = self._pick(data)
