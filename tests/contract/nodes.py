@@ -298,7 +298,18 @@ class Nodes(RuleBasedStateMachine):
     @rule(data=st.data(), user=st.sampled_from(USERS))
     def miss(self, data: Any, user: str) -> None:
         """The store is away for a moment; what passes without it is known as it would be otherwise."""
+        self._miss(self._pick(data), user)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def miss_what_was_reset(self, data: Any, user: str, each: Any) -> None:
+        """The store is away just after a node has seen that a bucket was reset."""
         node = self._pick(data)
+        self._ask(node, Ask({}, (each,), user))
+        self._reset(self._pick(data), user)
+        self._look(node)
+        self._miss(node, user)
+
+    def _miss(self, node: Node, user: str) -> None:
         for each in IDS[:-1]:
             ask = Ask({}, (each,), user)
             if node.local.passes(ask, matches_of(ask, self.quotas, RULES)) is not None:
