@@ -117,7 +117,7 @@ class LaneProtocol(Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer a whole request with a known head; else parse what arrived."""
-        end = data.find(_HEAD_END, 0, MAX_HEAD) + 4
+        end = data.find(_HEAD_END, 0, MAX_HEAD) + len(_HEAD_END)
         head = data[:end]
         known = self._heads.get(head)
         is_between = (
