@@ -303,11 +303,7 @@ class Nodes(RuleBasedStateMachine):
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
     def miss_what_was_reset(self, data: Any, user: str, each: Any) -> None:
         """The store is away just after a node has seen that a bucket was reset."""
-        node = self._pick(data)
-        self._ask(node, Ask({}, (each,), user))
-        self._reset(self._pick(data), user)
-        self._look(node)
-        self._miss(node, user)
+        self._miss(self._seen_reset(data, user, each), user)
 
     def _miss(self, node: Node, user: str) -> None:
         for each in IDS[:-1]:
@@ -376,10 +372,7 @@ class Nodes(RuleBasedStateMachine):
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
     def lose_what_was_reset(self, data: Any, user: str, each: Any) -> None:
         """A bucket is reset, then the store loses its state, and a node sees each and renews."""
-        node = self._pick(data)
-        self._ask(node, Ask({}, (each,), user))
-        self._reset(self._pick(data), user)
-        self._look(node)
+        node = self._seen_reset(data, user, each)
         self.lose(really=True)
         self._look(node)
         self._renew(node)
@@ -397,6 +390,14 @@ class Nodes(RuleBasedStateMachine):
             self._look(node)
             self.advance(STEP_MS // 2)
             self._renew(node)
+
+    def _seen_reset(self, data: Any, user: str, each: Any) -> Node:
+        """A node that asked for an id, and then saw that some node reset the bucket."""
+        node = self._pick(data)
+        self._ask(node, Ask({}, (each,), user))
+        self._reset(self._pick(data), user)
+        self._look(node)
+        return node
 
     def _reset(self, node: Node, user: str) -> None:
         match = self._ids_match(user)

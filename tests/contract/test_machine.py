@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from dataclasses import replace
 from types import ModuleType
@@ -13,6 +12,7 @@ from app.admission import metrics, plain
 from app.store import encoding
 from app.store.script import SCRIPT
 from tests.contract.machine import Difference, rare, run
+from tests.planted import planted
 from tests.report import say
 from tests.stores import KINDS, running
 
@@ -186,10 +186,7 @@ def test_planted_fault_is_found(fault: str) -> None:
 def test_planted_fault_in_the_short_way_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that finds the short way equal to the readable one finds each difference."""
     module, right, wrong = SHORT_WAY_FAULTS[fault]
-    source = inspect.getsource(module)
-    assert source.count(right) == 1, "the fault must be planted in one place"
-    faulty = {**vars(module), "replace": replace}
-    exec(compile(source.replace(right, wrong), str(module.__file__), "exec"), faulty)
+    faulty = planted(module, right, wrong, replace=replace)
     for user in (encoding, plain, metrics):
         for name, value in vars(user).items():
             if getattr(value, "__module__", None) == module.__name__ and name in faulty:

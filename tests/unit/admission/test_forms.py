@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from app.domain.ask import AMOUNTS, COUNTS, Ask
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import KEYS, Quota, Scope
+from tests.planted import planted
 
 TEXTS = ("a", "b", "user", "*", "a,b", "%000", "%001", "~0", "ü" * 30, "x" * 118, "x" * 130, "%s", "")
 NAMES = tuple(text for text in TEXTS if text)
@@ -143,12 +143,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, wrong = FAULTS[fault]
-    source = inspect.getsource(forms)
-    assert source.count(right) == 1, "the fault must be planted in one place"
-    faulty = dict(vars(forms))
-    exec(compile(source.replace(right, wrong), str(forms.__file__), "exec"), faulty)
-    monkeypatch.setattr(forms, "Forms", faulty["Forms"])
+    monkeypatch.setattr(forms, "Forms", planted(forms, *FAULTS[fault])["Forms"])
     found, _ = search(3_000)
     assert found is not None
 
