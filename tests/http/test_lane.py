@@ -17,6 +17,7 @@ from app.domain.binding import Binding
 from app.domain.grant import BINDABLE, Grant
 from app.http import lane
 from app.http.hot import UNCOUNTED, HotRoute
+from app.http.intake import MAX_OF_CALLER
 from app.http.lane import MAX_HEAD, MAX_REMEMBERED, LaneProtocol
 from app.http.protocol import WAITING
 from app.http.wire import MAX_BODY
@@ -643,3 +644,23 @@ async def test_answer_is_lost_with_its_connection(one: Real):
     lane_of(connection).data_received(UNLIMITED)
     connection.end()
     assert await connection.settle() == before
+
+
+async def test_request_is_answered_once_even_if_its_route_calls_back_twice(one: Real):
+    connection = one.connection
+    before = await connection.send(UNLIMITED, UNLIMITED, UNLIMITED)
+    lane_of(connection)._finish_known(RuntimeError("again"))
+    assert await connection.settle() == before
+    connection.end()
+
+
+async def test_small_body_needs_room_although_it_is_not_counted(one: Real):
+    connection = one.connection
+    before = len(await connection.send(UNLIMITED, UNLIMITED))
+    route = lane_of(connection)._routes[ONE]
+    assert isinstance(route, HotRoute)
+    (turn,) = {known.sender.turn for known in lane_of(connection)._heads.values()}
+    route._intake.take(turn, MAX_OF_CALLER)
+    assert (await connection.send(UNLIMITED))[before:].startswith(b"HTTP/1.1 503")
+    route._intake.give_back(turn, MAX_OF_CALLER)
+    connection.end()

@@ -30,3 +30,23 @@ async def test_what_is_sent_early_is_sent_once_and_the_next_turn_has_its_own() -
     assert line.sent == b"ab"
     await asyncio.sleep(0)
     assert line.sent == b"ab"
+
+
+class Broken(Line):
+    """A transport that cannot write, and notes that it was aborted."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        raise RuntimeError("the handle is closed")
+
+    def abort(self) -> None:
+        self.has_ended = True
+
+
+async def test_connection_that_fails_is_cut_and_the_others_get_their_answers() -> None:
+    outbox, broken, line = Outbox(), Broken(), Line()
+    loop = asyncio.get_running_loop()
+    outbox.add(broken, b"a", loop)
+    outbox.add(line, b"b", loop)
+    outbox.flush()
+    assert line.sent == b"b"
+    assert broken.has_ended
