@@ -287,8 +287,7 @@ class Admission:
         for place, ask in enumerate(asks):
             each = self._planned_one(ask, caller, matches, place)
             planned.append(each)
-            ids = each.ask.producer_ids
-            weight += weight_of(len(ids)) if ids else 1
+            weight += weight_of(len(each.ask.producer_ids or ()))
             if weight >= STRIDE:
                 weight = 0
                 yield
@@ -338,8 +337,9 @@ class Admission:
         if answered is not None:
             known_ms = self.local.known_at(answered.match, ask.producer_ids or ())
             if known_ms is not None:
-                alone = LocalVerdict(answered.verdict, known_ms)
-                return PlannedAsk(ask, its, False, answered.plan, answered.quotas, alone)
+                others = answered.others()
+                alone = LocalVerdict(others.verdict, known_ms)
+                return PlannedAsk(ask, its, False, others.plan, others.quotas, alone)
             refusal = self.local.refusal(ask, its)
             travels = self.local.unknown(ask, its) if refusal is None else None
             if refusal is not None or travels is not None:

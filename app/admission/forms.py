@@ -317,9 +317,9 @@ def _filled(variant: Variant[T], names: Names, rules: MatchingRules) -> tuple[Ma
             key = bucket_key(applied)
         else:
             key = f"{head}{owner}{middle}{bucket}{tail}".encode()
-        matches.append(_new(Match, (applied, key)))
+        matches.append(new_tuple(Match, (applied, key)))
     return tuple(matches)
 
 
-_new: Final = tuple.__new__
+new_tuple: Final = tuple.__new__
 """Makes a named tuple faster than its class does, which is called for every ask."""

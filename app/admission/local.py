@@ -139,7 +139,7 @@ class LocalAnswers:
 
         The ask must be one that it may answer alone: the use of the ids is noted, and counted as answered.
         """
-        now_ms, known = self._time.at_ms(self._now_s() * 1000), self._known
+        now_ms, known = self._now_ms(), self._known
         if now_ms is None:
             return None
         applied = match.applied
@@ -225,19 +225,18 @@ class LocalAnswers:
             open_ms: as in the result for them.
             at_ms: the store's time.
         """
-        if not open_ms or self._mark is None:
-            return
-        known = self._known
-        if edition != known.edition:
-            known.wrote(match.key, at_ms)
-            return
-        principal, ids = ask.principal or "", ask.producer_ids or ()
-        known.learn(match.key, match.applied, principal, ids, at_ms + open_ms, at_ms, wrote=True)
+        if open_ms and self._mark is not None:
+            self._learn_ids(ask, match, open_ms, at_ms, edition, wrote=True)
 
-    def _learn_ids(self, ask: Ask, match: Match, open_ms: int, at_ms: int, edition: int) -> None:
-        if edition == self._known.edition:
+    def _learn_ids(
+        self, ask: Ask, match: Match, open_ms: int, at_ms: int, edition: int, *, wrote: bool = False
+    ) -> None:
+        known = self._known
+        if edition == known.edition:
             principal, ids = ask.principal or "", ask.producer_ids or ()
-            self._known.learn(match.key, match.applied, principal, ids, at_ms + open_ms, at_ms)
+            known.learn(match.key, match.applied, principal, ids, at_ms + open_ms, at_ms, wrote=wrote)
+        elif wrote:
+            known.wrote(match.key, at_ms)
 
     def reset(self, keys: Sequence[bytes]) -> None:
         """Forget buckets that this node reset, or tried to."""

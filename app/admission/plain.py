@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from app.admission.forms import Forms
+from app.admission.forms import Forms, new_tuple
 from app.admission.generations import Generations
 from app.admission.plan import (
     LocalVerdict,
@@ -100,13 +100,13 @@ class SharedBytes(Struct, frozen=True, gc=False):
     """What plain asks with the same quotas have in common.
 
     Attributes:
-        packing: of their arguments; None without quotas.
+        form: of their arguments; None without quotas.
         others: likewise without the quota of ids; None if that is the only one, or there are no ids.
         forgiving: for each quota, whether it is a token bucket.
         logged: kept for the decision log, once it took an admission by these quotas.
     """
 
-    packing: ArgumentForm | None
+    form: ArgumentForm | None
     others: ArgumentForm | None
     forgiving: tuple[bool, ...]
     decision: Decision
@@ -137,35 +137,35 @@ class PlainQuotas(Struct, frozen=True, gc=False):
     logged: Logged | None = None
 
 
-_MADE_LATER: Final = ("plan", "quotas", "verdict")
-
-
-class AnsweredIds:
-    """A plain ask at a node that knows all of its ids; made only when it is wanted, but for ``match``.
+class OtherQuotas(NamedTuple):
+    """What is left of a plain ask at a node that knows all of its ids.
 
     Attributes:
-        match, verdict: the quota of the ids, and the verdict that this node gives alone.
+        verdict: on the ids, which this node gives alone.
         plan, quotas: the other quotas; without any there is nothing to send.
     """
 
-    __slots__ = ("_make", "match", *_MADE_LATER)
     verdict: Verdict
     plan: PackedPlan | None
     quotas: PlainQuotas
 
-    def __init__(
-        self, match: Match, make: Callable[[], tuple[Verdict, PackedPlan | None, PlainQuotas]]
-    ) -> None:
-        self.match = match
-        self._make = make
 
-    def __getattr__(self, name: str) -> object:
-        """Fill the empty slots when one of them is read for the first time."""
-        if name not in _MADE_LATER:
-            raise AttributeError(name)
-        self.verdict, self.plan, self.quotas = self._make()
-        del self._make
-        return object.__getattribute__(self, name)
+class AnsweredIds(Struct):
+    """A plain ask with ids that a node may know; what it then needs is made when it is wanted.
+
+    Attributes:
+        match: the quota of the ids.
+    """
+
+    match: Match
+    make: Callable[[], OtherQuotas]
+    made: OtherQuotas | None = None
+
+    def others(self) -> OtherQuotas:
+        """Return what is left when the node knows the ids."""
+        if self.made is None:
+            self.made = self.make()
+        return self.made
 
 
 class PlannedAsk(Struct, frozen=True, gc=False):
@@ -305,14 +305,14 @@ def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Shared
     if any(quota.shadow or quota.key == MAX_CONNECTION_CREATION_RATE for quota in quotas):
         return None
     return SharedBytes(
-        _packing(ask, matches, secret),
-        _packing(ask, _others(matches), secret),
+        _form(ask, matches, secret),
+        _form(ask, _others(matches), secret),
         tuple(quota.algorithm == "token_bucket" for quota in quotas),
         ADMITTED[len(quotas)],
     )
 
 
-def _packing(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> ArgumentForm | None:
+def _form(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> ArgumentForm | None:
     """Return how the arguments of asks with these quotas are packed, by that of one of these asks."""
     plan = plan_of(ask, matches, secret)
     if plan is None:
@@ -335,36 +335,36 @@ def _others(matches: tuple[Match, ...]) -> tuple[Match, ...]:
 def _plain_ask(
     ask: Ask, matches: tuple[Match, ...], shared: SharedBytes, edition: object, secret: bytes
 ) -> PlainAsk:
-    packed = _packed(ask, matches, shared.packing, secret)
+    packed = _packed(ask, matches, shared.form, secret)
     places = tuple(
-        [_new(Place, (applied.quota, (applied.quota.key, applied.bucket))) for applied, _ in matches]
+        [new_tuple(Place, (applied.quota, (applied.quota.key, applied.bucket))) for applied, _ in matches]
     )
     learns = None if ask.producer_ids is None else ids_match(ask, matches)
     quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision, shared, None, learns)
     planned = PlannedAsk(ask, matches, False, packed, quotas)
     if learns is None or not may_answer_alone(ask):
         return PlainAsk(planned, quotas)
-    return PlainAsk(planned, quotas, AnsweredIds(learns, partial(_answered, ask, matches, quotas, secret)))
+    return PlainAsk(
+        planned, quotas, AnsweredIds(learns, partial(_other_quotas, ask, matches, quotas, secret))
+    )
 
 
-def _answered(
-    ask: Ask, matches: tuple[Match, ...], quotas: PlainQuotas, secret: bytes
-) -> tuple[Verdict, PackedPlan | None, PlainQuotas]:
-    """Return verdict, plan and quotas of an ask whose ids a node knows."""
+def _other_quotas(ask: Ask, matches: tuple[Match, ...], quotas: PlainQuotas, secret: bytes) -> OtherQuotas:
+    """Return what is left of an ask whose ids a node knows."""
     shared, places = quotas.shared, quotas.places
     others = _packed(ask, matches[1:], shared.others, secret)
     decision = ADMITTED_ALONE if others is None else shared.decision
     its = PlainQuotas(quotas.edition, shared.forgiving[1:], places[1:], decision, shared, places[0])
-    return local_verdict(ask, matches[0]), others, its
+    return OtherQuotas(local_verdict(ask, matches[0]), others, its)
 
 
 def _packed(
-    ask: Ask, matches: tuple[Match, ...], packing: ArgumentForm | None, secret: bytes
+    ask: Ask, matches: tuple[Match, ...], form: ArgumentForm | None, secret: bytes
 ) -> PackedPlan | None:
     """Return the plan of an ask for some of its quotas, whose argument is packed in this way."""
-    if packing is None:
+    if form is None:
         return None
-    before_time, after_time, timeless, around_ids, amounts = packing
+    before_time, after_time, timeless, around_ids, amounts = form
     argument = [timeless]
     if ask.at_ms is not None:
         argument = [before_time, NUMBER.pack(ask.at_ms), after_time]
@@ -378,10 +378,6 @@ def _packed(
     for field, per_unit, piece in amounts:
         argument += (NUMBER.pack(spent[field] / per_unit), piece)
     return PackedPlan(tuple([key for _, key in matches]), b"".join(argument), ids)
-
-
-_new: Final = tuple.__new__
-"""Makes a named tuple faster than its class does, which is called for every ask."""
 
 
 assert len(VALUES_OF) > len(KEYS), "each key may match, and two of them twice"

@@ -524,8 +524,7 @@ class KnownIds:
         bucket.put(ids, closes_ms, self._most_bytes // 4)
         self.bytes += bucket.bytes - bytes_
         self.ids += len(bucket.ids) - known
-        if self.bytes > self._most_bytes:
-            self._make_room()
+        self._make_room()
 
     def learn_refusal(
         self,

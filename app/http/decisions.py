@@ -76,8 +76,7 @@ class DecisionRoutes:
         ask: Ask | PlainAsk | None
         known = self._known.get(body, self._admission.edition)
         if known is not None:
-            if "decide" not in grant.scopes:
-                self._access.demand(grant, "decide")
+            self._access.demand(grant, "decide")
             ask = known.ask
         else:
             ask = self._slices.at_once(caller.turn, lambda: self._read_valid(body, grant))
@@ -140,11 +139,8 @@ class DecisionRoutes:
                 ask, its = self._remembered(part, sent), sent.ids
                 are_plain = are_plain and isinstance(ask, PlainAsk)
             asks.append(ask)
-            if its:
-                ids += its
-                weight += weight_of(its)
-            else:
-                weight += 1
+            ids += its
+            weight += weight_of(its)
             if weight >= STRIDE:
                 weight = 0
                 yield

@@ -18,14 +18,13 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from app.admission.errors import CallerGoneError, OverloadedError
-from app.admission.plain import ADMITTED, ADMITTED_ALONE
 from app.domain.caller import Caller
 from app.domain.decision import Decision
 from app.domain.grant import Grant
 from app.http.access import Access, Sender
 from app.http.intake import BodyBytes, Intake
 from app.http.problems import PROBLEM_JSON, ProblemError, overloaded, retry_ms
-from app.http.wire import MAX_BODY, encode_decision
+from app.http.wire import MAX_BODY, READY, encode_decision
 
 IS_GONE: Final = "quotagate.is_gone"
 """The key in a scope of the function that returns whether the caller has gone (``app.http.protocol``)."""
@@ -74,12 +73,8 @@ Begin = Callable[[bytes, Grant, Caller, Then], bool]
 JSON: Final[Fields] = ((b"content-type", b"application/json"),)
 JSON_LINES: Final = b"content-type: application/json\r\n"
 
-_READY: Final = {
-    id(decision): ReadyAnswer(JSON_LINES, encode_decision(decision))
-    for decision in (*ADMITTED, ADMITTED_ALONE)
-}
-"""The answers to plain asks that are admitted. Their decisions live as long as the process, so no other
-decision gets the id of one of them."""
+_READY: Final = {of: ReadyAnswer(JSON_LINES, body) for of, body in READY.items()}
+"""The answers to plain asks that are admitted."""
 
 
 class PlainRoute(abc.ABC):

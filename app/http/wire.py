@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -30,6 +31,7 @@ MAX_BODY: Final = 1024 * 1024
 """The largest body in bytes."""
 
 NAMES: Final = ("principal", "client_id", "broker", "listener")
+_names_of: Final[Callable[[bodies.AskBody], tuple[str | None, ...]]] = attrgetter(*NAMES)
 _ASK: Final = msgspec.json.Decoder(bodies.AskBody)
 _BATCH: Final = msgspec.json.Decoder(bodies.BatchBody)
 _RAW_BATCH: Final = msgspec.json.Decoder(bodies.RawBatchBody)
@@ -130,12 +132,7 @@ def read_ask(body: bytes, clock: Clock) -> SentAsk | None:
 
 def encode_decision(decision: Decision) -> bytes:
     """Encode one decision."""
-    applied = decision.applied
-    if applied < len(ADMITTED) and decision is ADMITTED[applied]:
-        return _ADMITTED[applied]
-    if decision is ADMITTED_ALONE:
-        return _ADMITTED_ALONE
-    return _ENCODER.encode(_decision(decision))
+    return READY.get(id(decision)) or _ENCODER.encode(_decision(decision))
 
 
 def encode_decisions(decisions: Iterable[Decision]) -> Generator[None, None, bytes]:
@@ -154,8 +151,7 @@ def _ask(sent: bodies.AskBody, clock: Clock, at: tuple[str | int, ...], errors: 
     def wrong(message: str, *field: str | int) -> None:
         errors.append(FieldError(pointer(*at, *field), message))
 
-    names = sent.principal, sent.client_id, sent.broker, sent.listener
-    for field, name in zip(NAMES, names, strict=True):
+    for field, name in zip(NAMES, _names_of(sent), strict=True):
         if name and (why := wrong_name(name)):
             wrong(why, field)
     ip = sent.ip
@@ -327,5 +323,8 @@ def _field_error(fault: str) -> FieldError:
     return FieldError(pointer(*at), f"must be {choices}")
 
 
-_ADMITTED_ALONE: Final = _ENCODER.encode(_decision(ADMITTED_ALONE))
-_ADMITTED: Final = [_ENCODER.encode(_decision(decision)) for decision in ADMITTED]
+READY: Final = {
+    id(decision): _ENCODER.encode(_decision(decision)) for decision in (*ADMITTED, ADMITTED_ALONE)
+}
+"""The decisions on plain asks that are admitted, encoded, by ``id``. They live as long as the process, so no
+other decision gets the id of one of them."""
