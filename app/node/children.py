@@ -24,16 +24,6 @@ SETTLED_S: Final = 60.0
 log = structlog.get_logger("quotagate.children")
 
 
-def quotagate(*arguments: str) -> list[str]:
-    """Return a command line that runs this installation, whatever is in the working directory."""
-    return program("app.run.cli", *arguments)
-
-
-def program(module: str, *arguments: str) -> list[str]:
-    """Return a command line that runs a module of this installation, likewise."""
-    return [sys.executable, "-P", "-m", module, *arguments]
-
-
 class Child:
     """One child process.
 

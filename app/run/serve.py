@@ -24,7 +24,8 @@ from app.http.lane import LaneProtocol
 from app.http.outbox import Outbox
 from app.http.protocol import Protocol
 from app.node import home, open_files
-from app.node.children import Child, quotagate, stop_event
+from app.node.children import Child, stop_event
+from app.node.command_lines import quotagate
 from app.node.errors import ListenError, SettingsError, StartError
 from app.node.settings import PREFIX, Settings
 

@@ -15,7 +15,8 @@ import httpx
 import structlog
 
 from app.node import home
-from app.node.children import Child, program, quotagate, stop_event
+from app.node.children import Child, stop_event
+from app.node.command_lines import program, quotagate
 from app.node.errors import StartError
 from app.node.settings import PREFIX, Settings
 from app.run.embedded import READY_WITHIN_S, embedded_store, until
