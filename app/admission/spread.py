@@ -28,6 +28,9 @@ from app.domain.slots import SlotGroup, SlotGroups, groups_of
 from app.store.encoding import UNKNOWN_RESULT, spread_context, undo_plan
 from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError, Undone
 
+MOVED_BACK: Final = 2
+"""The correction of a bucket whose times moved back with a clock."""
+
 REFUSING: Final = ("throttle", "reject")
 
 
@@ -115,14 +118,18 @@ def _refund(ask: _Ask) -> Steps:
 def _charge(ask: _Ask) -> Steps:
     """Look, charge, home last; undo if that was in vain."""
     plan, (home, others) = ask.plan, ask.groups
-    looks = (home,) if plan.mode == "record" else ask.all
-    came = yield Phase.LOOK, [*ask.parts(looks[:-1], mode="peek"), ask.at_home("peek")]
+    only_kept = plan.mode == "record"  # it has no refusal
+    looks = (SlotGroup(home.slot, ()),) if only_kept else ask.all
+    came = yield Phase.LOOK, [*ask.parts(looks[:-1], mode="peek"), ask.at_home("peek", only_kept=only_kept)]
     if isinstance(came[-1], Answer) and came[-1].kept is not None:
         return came[-1]
     ask.took(looks, came)
     home_is_lost = not isinstance(came[-1], Answer)
+    if home_is_lost and only_kept:
+        ask.took((home,), came)
     if ask.is_over() or (home_is_lost and plan.retry is not None):
         ask.refreshes = True
+        yield from ask.move_back()
         return ask.answer()
 
     reached = tuple(group for group in others if group.slot not in ask.lost)
@@ -203,9 +210,15 @@ class _Ask:
             default=0,
         )
 
-    def at_home(self, mode: str) -> SlotPlan:
-        """The part of the home slot, which looks for the kept answer, and keeps one."""
+    def at_home(self, mode: str, *, only_kept: bool = False) -> SlotPlan:
+        """The part of the home slot, which looks for the kept answer, and keeps one.
+
+        Args:
+            only_kept: do no more than look for it.
+        """
         home, others = self.groups
+        if only_kept:
+            home = SlotGroup(home.slot, ())
         part = self._part(home, mode)
         if self.plan.retry is None or (mode != "peek" and (self.lost or self._has_no_room())):
             return SlotPlan(home.slot, part)  # an answer that was made by policy is not kept
@@ -305,6 +318,25 @@ class _Ask:
             else each
             for _, each in undone
         )
+
+    def move_back(self) -> Generator[tuple[Phase, list[SlotPlan]], list[Came], None]:
+        """Write what a look only reckons: that times in buckets move back with a clock.
+
+        Else each look would take its own time for that of the last charge, and the bucket would never age.
+        """
+        plans = []
+        for group in self.all:
+            charges = tuple(
+                self.plan.charges[place]
+                for place in group.places
+                if self.results[place].correction == MOVED_BACK
+                and self.plan.charges[place].applied.quota.algorithm != "producer_ids"  # they are refreshed
+            )
+            if charges:
+                moved = Plan("refresh", charges, at_ms=self.plan.at_ms)
+                plans.append(SlotPlan(group.slot, moved))
+        if plans:
+            yield Phase.UNDO, plans
 
     def answer(self) -> Answer:
         """The answer to the whole plan.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, Final, NamedTuple, cast
 
 import structlog
@@ -17,7 +18,7 @@ from app.admission.circuit import Circuit
 from app.admission.errors import AdmissionError
 from app.admission.gather import CLOSE_WITHIN_S, Gatherer
 from app.admission.metrics import Metrics
-from app.admission.queue import Group, LateCallback
+from app.admission.queue import Group
 from app.admission.spread import REFUSING, Came, Phase, SlotPlan, Steps, decide, groups_in
 from app.domain.caller import ANYONE, Caller
 from app.domain.slots import SlotGroups, slot_of, slot_of_tag
@@ -288,7 +289,7 @@ class ClusterGatherer:
     async def decide(
         self,
         plans: Sequence[Plan | PackedPlan],
-        late: LateCallback | None = None,
+        late: Callable[[int, PackedAnswer], None] | None = None,
         *,
         caller: Caller = ANYONE,
         on_behalf_of: str = "",
@@ -302,7 +303,11 @@ class ClusterGatherer:
             if not finished.done():
                 finished.set_result(failure)
 
-        group = Group(plans, done, late, caller, on_behalf_of, caller.came_at or loop.time())
+        def came_late(_: Group, place: int, answer: PackedAnswer) -> None:
+            if late is not None:
+                late(place, answer)
+
+        group = Group.of(plans, done, came_late, caller, on_behalf_of, caller.came_at or monotonic())
         self.submit(group, within_s)
         try:
             failure = await finished
@@ -436,16 +441,16 @@ class ClusterGatherer:
                 if not finished.done():
                     finished.set_result(None)
 
-            def late(at: int, packed: PackedAnswer, places: list[int] = places) -> None:
+            def late(_: Group, at: int, packed: PackedAnswer, places: list[int] = places) -> None:
                 self._undo_late(plans[places[at]], packed, asks, group)
 
-            its = Group(
+            its = Group.of(
                 [plans[place].plan for place in places],
                 done,
                 late,
                 group.caller,
                 group.on_behalf_of,
-                group.since if is_first else loop.time(),
+                group.since if is_first else monotonic(),
             )
             if len(asks) > 1 or any(each.last_phase != Phase.LOOK or each.is_single for each in asks):
                 its.is_accounting = (
@@ -471,7 +476,7 @@ class ClusterGatherer:
         plan = undo_plan(zip(part.plan.charges, answer.stamps, strict=True), part.plan.at_ms)
         if plan is not None and (reached := self._of_slot(part.slot)):
             reached.gatherer.submit(
-                Group([plan], lambda _group, _error: None, None, group.caller, group.on_behalf_of)
+                Group.of([plan], lambda _group, _error: None, None, group.caller, group.on_behalf_of)
             )
 
 

@@ -179,7 +179,7 @@ class Answer(Struct, frozen=True):
     refreshes: bool = False
 
 
-class PackedAnswer(Struct, frozen=True):
+class PackedAnswer(Struct, frozen=True, gc=False):
     """What the store answers to one plan, in its bytes; ``app.store.encoding`` makes an ``Answer`` of it.
 
     Attributes:

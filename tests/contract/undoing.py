@@ -114,7 +114,7 @@ class UndoMachine(Machine):
         if between == "back":
             self.now -= 90_000
         if between == "debt":
-            self.owe(charged[0].charge.applied.quota.key if charged else COUNTED[0], "admit", deny=False)
+            self.owe(charged[0].charge.applied.quota.key if charged else COUNTED[0], "admit", 3, deny=False)
         if between == "failover":
             self.redis.execute_command("DEBUG", "CHANGE-REPL-ID")
             self.oracle.history += b"1"
