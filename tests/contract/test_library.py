@@ -79,7 +79,7 @@ async def test_state_of_one_call_does_not_reach_the_next(url: str):
 
 
 async def test_script_error_affects_only_its_own_ask(url: str):
-    right = "check.tokens, check.at = forgive(check, tokens_now(check) - check.usage), check.t"
+    right = "check.tokens, check.at = forgive(check, before - check.usage), check.t"
     wrong = f"if check.limit == 3 then check.nothing.there = 1 end {right}"
     assert SCRIPT.count(right) == 1
     store = RedisStore(url, script=SCRIPT.replace(right, wrong))

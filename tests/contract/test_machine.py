@@ -68,8 +68,8 @@ FAULTS = {
         "call('SET', check.key, pack(TOKENS, min(check.burst, check.tokens + check.usage), check.at))",
     ),
     "a debt without an end": (
-        "forgive(check, tokens_now(check) - check.usage), check.t",
-        "tokens_now(check) - check.usage, check.t",
+        "forgive(check, before - check.usage), check.t",
+        "before - check.usage, check.t",
     ),
     "a debt that is over coming back": ("if check.over == 0 then return end", "do return end"),
     "a block not scrubbed": ("keep = keep * 17", "keep = 255"),
@@ -77,7 +77,7 @@ FAULTS = {
         "if is_full() then\n    check.outcome",
         "if false then\n    check.outcome",
     ),
-    "an answer kept in a full store": ("charged and not is_full()", "charged"),
+    "an answer kept in a full store": ("not refused) and not is_full()", "not refused)"),
     "a larger filter in a full store": (
         "return check.newest and is_short(check, 1) and is_full()",
         "return false",
