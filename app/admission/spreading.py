@@ -168,10 +168,12 @@ class ClusterGatherer:
     @property
     def error(self) -> StoreError | None:
         """Why no primary can be asked; None while any can."""
-        errors = [reached.circuit.error for reached in self._reached.values()]
-        if not errors:
-            return self._cluster.error or StoreError("connection", "no primary is known")
-        return errors[0] if all(error is not None for error in errors) else None
+        error = None
+        for reached in self._reached.values():
+            error = reached.circuit.error
+            if error is None:
+                return None
+        return error or self._cluster.error or StoreError("connection", "no primary is known")
 
     async def start(self) -> None:
         """Find the primaries, and examine each."""

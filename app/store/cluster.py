@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
+from msgspec.structs import force_setattr
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -378,10 +379,12 @@ class ClusterStore:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def plan_slots(plan: Plan | PackedPlan) -> list[int]:
+def plan_slots(plan: Plan | PackedPlan) -> Sequence[int]:
     """The slots of a plan: of its charges in order, and then of its kept answer, if it has one."""
     if isinstance(plan, PackedPlan):
-        return [slot_of(key) for key in plan.keys]
+        if not plan.slots:
+            force_setattr(plan, "slots", tuple([slot_of(key) for key in plan.keys]))
+        return plan.slots
     slots = [slot_of(charge.key) for charge in plan.charges]
     if plan.retry is not None:
         slots.append(slot_of(retry_key(*plan.retry, clustered=True)))

@@ -87,12 +87,17 @@ class Plan(Struct, frozen=True):
 
 
 class PackedPlan(Struct, frozen=True):
-    """A plan in the bytes that the store takes (``app.store.encoding``), kept for asks that are equal."""
+    """A plan in the bytes that the store takes (``app.store.encoding``), kept for asks that are equal.
+
+    Attributes:
+        slots: of its keys, once they were wanted; only on a cluster.
+    """
 
     keys: tuple[bytes, ...]
     argument: bytes
     ids: int = 0
     mode: Mode = "admit"
+    slots: tuple[int, ...] = ()
 
 
 class ChargeResult(Struct, frozen=True):

@@ -52,7 +52,6 @@ end
 
 -- The end of the state. A burst that was lowered may have cut off tokens, so nothing can be given back exactly.
 local function pack_birth(check)
-  if check.birth == 0 then return '' end
   if check.burst < check.old_burst or check.over > 0 then end_birth(check) end
   check.most, check.old_burst = max(check.most, check.limit), check.burst
   return pack(BORN, check.birth, check.most, check.burst)
@@ -63,7 +62,9 @@ local function write_tokens(check)
   if check.tokens < check.burst then
     full_in = check.limit > 0 and (check.burst - check.tokens) / check.limit * 1000 or huge
   end
-  call('SET', check.key, pack(TOKENS, check.tokens, check.at) .. pack_birth(check), 'PX', ttl(check.at - now + full_in))
+  local state = pack(TOKENS, check.tokens, check.at)
+  if check.birth > 0 then state = state .. pack_birth(check) end
+  call('SET', check.key, state, 'PX', ttl(check.at - now + full_in))
 end
 
 -- The shortest wait (ms) after which the bucket holds the usage. The level never falls, so bisection finds it.
