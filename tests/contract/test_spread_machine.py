@@ -224,9 +224,10 @@ async def _open(cluster: Cluster, machine: type[SpreadMachine], *, sequential: b
     return admission
 
 
-@pytest.mark.parametrize("steps", [QUICK_STEPS, STEPS])
+@pytest.mark.parametrize("steps", [QUICK_STEPS, pytest.param(STEPS, marks=pytest.mark.prove)])
 @pytest.mark.timeout(3600)
-def test_cluster_and_oracle_agree(steps: int) -> None:
+def test_cluster_and_oracle_agree(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters.scan_calls(monkeypatch)
     met: Counter[str] = Counter()
     with clusters.running(replicas=False) as cluster:
         while met["steps"] < steps:

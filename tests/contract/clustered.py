@@ -1,0 +1,193 @@
+"""Nodes of this process on a cluster, their quotas, and traffic whose admissions are counted by bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+from app.admission.admission import Admission
+from app.admission.buckets import Buckets
+from app.admission.metrics import Metrics
+from app.catalog.snapshot import Snapshot
+from app.domain.ask import Ask
+from app.domain.bucket import BucketName
+from app.domain.decision import Decision
+from app.domain.entity import ANY, Entity
+from app.domain.ladder import MatchingRules
+from app.domain.quota import Quota
+from app.store.cluster import ClusterStore
+from tests.clusters import Cluster
+
+RULES: Final = MatchingRules()
+SECRET: Final = bytes(range(32))
+USER_LIMIT, IP_LIMIT, IDS_LIMIT = 40, 120, 30
+CALLERS: Final = 50
+WITHOUT_REFILL: Final = 1e-9
+FALSELY_SEEN: Final = 2
+"""How many ids of a test the filters may take for seen: one of 10,000 at most."""
+
+QUOTAS: Final[dict[str, dict[Entity, Quota]]] = {
+    "request_rate": {
+        Entity.of(user=ANY): Quota("request_rate", WITHOUT_REFILL, "token_bucket", "deny", burst=USER_LIMIT)
+    },
+    "connection_creation_rate": {
+        Entity.of(ip=ANY): Quota(
+            "connection_creation_rate", WITHOUT_REFILL, "token_bucket", "deny", burst=IP_LIMIT
+        )
+    },
+    "producer_ids_rate": {Entity.of(user=ANY): Quota("producer_ids_rate", IDS_LIMIT, "producer_ids", "deny")},
+}
+
+_names = itertools.count()
+
+
+def fresh(prefix: str) -> str:
+    """A name that no other test uses."""
+    return f"{prefix}{next(_names)}"
+
+
+def address() -> str:
+    """An address that no other test uses."""
+    number = next(_names)
+    return f"10.{number // 65536 % 256}.{number // 256 % 256}.{number % 256}"
+
+
+def ask_of(user: str | None, ip: str | None, **more: Any) -> Ask:
+    """An ask for one unit of everything."""
+    usage = {"requests": 1, "connections": 1}
+    return Ask(**{"usage": usage, "principal": user, "ip": ip, **more})
+
+
+@asynccontextmanager
+async def nodes(
+    cluster: Cluster, count: int = 1, quotas: Any = None, **more: Any
+) -> AsyncIterator[list[Admission]]:
+    """Nodes that share the cluster; they are patient, as a crowded machine is no outage."""
+    snapshot = Snapshot(1, QUOTAS if quotas is None else quotas)
+    async with AsyncExitStack() as stack:
+        opened = []
+        for _ in range(count):
+            store = ClusterStore(cluster.url, logged=True, timeout_s=60.0)
+            admission = Admission(
+                store,
+                lambda: snapshot,
+                rules=RULES,
+                secret=lambda: SECRET,
+                sequential=False,
+                **{"budget_s": 30.0, "queue_s": 60.0, "metrics": Metrics(), **more},
+            )
+            await admission.open()
+            stack.push_async_callback(admission.close)
+            opened.append(admission)
+        yield opened
+
+
+async def status(admission: Admission, bucket: str, quota: str) -> Any:
+    """A bucket as it stands."""
+    buckets = Buckets(admission.circuit, lambda: Snapshot(1, QUOTAS), RULES)
+    (found,) = await buckets.status(BucketName.parse(bucket, RULES), quota, None)
+    return found
+
+
+async def spent(admission: Admission, bucket: str, quota: str) -> int:
+    """What was taken from a bucket that never refills."""
+    return round((await status(admission, bucket, quota)).observed)
+
+
+class Traffic:
+    """Asks over users, addresses and ids, at random.
+
+    Attributes:
+        charged: by bucket, the asks that were charged to it, as their answers say.
+        unsure: by bucket, the asks of which nobody knows whether they were: its slot was lost.
+        by_policy: the asks with a quota that the store did not decide.
+    """
+
+    def __init__(self, users: int, ips: int) -> None:
+        self.users = [fresh("u") for _ in range(users)]
+        self.ips = [address() for _ in range(ips)]
+        self.charged: Counter[str] = Counter()
+        self.unsure: Counter[str] = Counter()
+        self.by_policy = 0
+        self.asks = 0
+        self._ids: defaultdict[str, set[int]] = defaultdict(set)
+        self._is_stopping = False
+
+    @property
+    def admitted(self) -> int:
+        """The asks that were charged to their user."""
+        return sum(self.charged[f"user={user}"] for user in self.users)
+
+    async def send(self, nodes: Sequence[Admission], asks: int, callers: int = CALLERS) -> None:
+        """Send so many asks."""
+        work = iter(range(asks))
+        await asyncio.gather(*(self._call(nodes, work, number) for number in range(callers)))
+
+    @asynccontextmanager
+    async def flowing(self, nodes: Sequence[Admission], callers: int = CALLERS) -> AsyncIterator[None]:
+        """Send asks until the end of the block."""
+        self._is_stopping = False
+        work = itertools.count()
+        async with asyncio.TaskGroup() as group:
+            for number in range(callers):
+                group.create_task(self._call(nodes, work, number))
+            try:
+                yield
+            finally:
+                self._is_stopping = True
+
+    async def _call(self, nodes: Sequence[Admission], work: Any, number: int) -> None:
+        chance = random.Random(number)
+        for _ in work:
+            if self._is_stopping:
+                return
+            ids = (chance.randrange(60),) if chance.random() < 0.3 else None
+            ask = ask_of(chance.choice(self.users), chance.choice(self.ips), producer_ids=ids, detail=True)
+            (decision,) = await chance.choice(nodes).decide([ask])
+            self.count(ask, decision)
+
+    def count(self, ask: Ask, decision: Decision) -> None:
+        """Count what an answer says."""
+        self.asks += 1
+        self.by_policy += decision.source != "store"
+        for verdict in decision.quotas or ():
+            if verdict.quota == "producer_ids_rate":
+                if decision.decision == "admit" and verdict.observed is not None:
+                    self._ids[verdict.bucket] |= {int(each) for each in ask.producer_ids or ()}
+            elif verdict.observed is None:
+                self.unsure[verdict.bucket] += 1
+            elif decision.decision == "admit":
+                self.charged[verdict.bucket] += 1
+
+    async def check(self, node: Admission, *, lost: Sequence[str] = ()) -> int:
+        """Check that no bucket is beyond its limit and that each has what was charged to it.
+
+        Args:
+            lost: buckets whose primary was killed: they may lack what had not been replicated.
+
+        Returns:
+            the units that only ``unsure`` asks explain.
+        """
+        orphans = 0
+        for names, quota, limit in (
+            ([f"user={user}" for user in self.users], "request_rate", USER_LIMIT),
+            ([f"ip={ip}" for ip in self.ips], "connection_creation_rate", IP_LIMIT),
+        ):
+            for name in names:
+                used, charged = await spent(node, name, quota), self.charged[name]
+                assert used <= limit, f"{name} is beyond its limit"
+                if name not in lost:
+                    assert charged <= used <= charged + self.unsure[name], name
+                    orphans += used - charged
+        for user in self.users:
+            if (name := f"user={user}") not in lost:
+                ids = (await status(node, name, "producer_ids_rate")).charged_ids
+                assert ids <= IDS_LIMIT
+                if not self.unsure[name]:
+                    assert 0 <= len(self._ids[name]) - ids <= FALSELY_SEEN, name
+        return orphans
