@@ -165,7 +165,7 @@ class Packing:
         return Row(
             kind=entry.kind,
             at_ms=entry.at_ms,
-            order=answer.order if answer else None,
+            order=_order_of(entry),
             principal=ask.principal,
             client_id=ask.client_id,
             ip=ask.ip,
@@ -251,7 +251,7 @@ class Packing:
         results = answer.results if answer is not None else ()
         alone = len(entry.matches) - len(results)  # the first verdicts, which this node gave alone; or all
         id_outcomes = answer.id_outcomes if answer is not None else b""
-        orders = answer.orders if answer is not None else ()
+        orders = _bucket_orders(entry)
         return [
             LoggedVerdict(
                 quota=self._place(match),
@@ -280,6 +280,24 @@ class Packing:
 
     def _digests(self, ask: Ask, ids: Sequence[int | str]) -> bytes:
         return b"".join(digest(self._secret, ask.principal or "", one) for one in ids)
+
+
+def _bucket_orders(entry: DecisionEntry) -> Sequence[int | None]:
+    """The own places of the store's verdicts; a charge that was taken back has its place in another row."""
+    if entry.answer is None or not entry.answer.undone:
+        return entry.answer.orders if entry.answer is not None else ()
+    undone = {each.key for each in entry.answer.undone}
+    matches = entry.matches[len(entry.matches) - len(entry.answer.orders) :]
+    return [
+        None if match.key in undone else order
+        for match, order in zip(matches, entry.answer.orders, strict=True)
+    ]
+
+
+def _order_of(entry: DecisionEntry) -> int | None:
+    if entry.answer is None or not entry.answer.undone:
+        return entry.answer.order if entry.answer is not None else None
+    return max((order for order in _bucket_orders(entry) if order is not None), default=None)
 
 
 def _change(entry: ChangeEntry) -> Row:

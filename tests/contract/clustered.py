@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -106,6 +107,7 @@ class Traffic:
         charged: by bucket, the asks that were charged to it, as their answers say.
         unsure: by bucket, the asks of which nobody knows whether they were: its slot was lost.
         by_policy: the asks with a quota that the store did not decide.
+        policy_s: when the first and the last of these were answered, by the monotonic clock.
     """
 
     def __init__(self, users: int, ips: int) -> None:
@@ -114,6 +116,7 @@ class Traffic:
         self.charged: Counter[str] = Counter()
         self.unsure: Counter[str] = Counter()
         self.by_policy = 0
+        self.policy_s: tuple[float, float] | None = None
         self.asks = 0
         self._ids: defaultdict[str, set[int]] = defaultdict(set)
         self._is_stopping = False
@@ -154,7 +157,10 @@ class Traffic:
     def count(self, ask: Ask, decision: Decision) -> None:
         """Count what an answer says."""
         self.asks += 1
-        self.by_policy += decision.source != "store"
+        if decision.source != "store":
+            self.by_policy += 1
+            now_s = time.monotonic()
+            self.policy_s = (self.policy_s or (now_s, now_s))[0], now_s
         for verdict in decision.quotas or ():
             if verdict.quota == "producer_ids_rate":
                 if decision.decision == "admit" and verdict.observed is not None:

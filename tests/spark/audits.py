@@ -59,7 +59,8 @@ def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[BucketRow]:
     found = []
     for row in rows:
         alone = row["order"] is None and row["source"] == "local" and len(row["verdicts"]) == 1
-        is_decided = row["kind"] in {"decision", "late", "renewal"} and row["order"] is not None
+        kinds = {"decision", "late", "renewal", "undone", "undo"}
+        is_decided = row["kind"] in kinds and row["order"] is not None
         if (is_decided or alone) and not row["replayed"]:
             delays = [
                 said["throttle_ms"]
@@ -75,7 +76,8 @@ def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[BucketRow]:
             for verdict in row["verdicts"]:
                 counts_ids = verdict["algorithm"] == "producer_ids"
                 is_alone = counts_ids and verdict["observed"] is None and row["kind"] != "renewal"
-                how = "renewal" if row["kind"] == "renewal" else "alone" if is_alone else ""
+                is_kind = row["kind"] in {"renewal", "undone", "undo"}
+                how = row["kind"] if is_kind else "alone" if is_alone else ""
                 ids = row["ids"] if counts_ids else None
                 said = {**whole, **verdict, "ids": ids, "key": _key(verdict), "how": how}
                 found.append(BucketRow(**{name: said[name] for name in BucketRow._fields}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -141,6 +141,41 @@ class OracleLog:
         self.order += 1 if self.order % 128 < 15 else 128 - self.order % 128
         return decision
 
+    def charge_in_vain(self, ask: Ask) -> Callable[[], None]:
+        """Charge an ask that another slot of a cluster refuses; gives what takes the charges back."""
+        applied = applied_quotas(ask, self.quotas, MatchingRules())
+        decision = self.oracle.decide(ask, self.quotas, MatchingRules(), self.now_ms)
+        assert decision.charged
+        stamps = [self.oracle.stamp(each, self.now_ms) for each in applied]
+        for found, stamp in zip(applied, stamps, strict=True):
+            self._add_undone("undone", ask, found, int(stamp.at_ms), stamp.taken)
+
+        def undo() -> None:
+            for found, stamp in zip(applied, stamps, strict=True):
+                given = self.oracle.undo(found, stamp, self.now_ms)
+                self._add_undone("undo", ask, found, int(stamp.at_ms), given)
+
+        return undo
+
+    def _add_undone(self, kind: str, ask: Ask, found: AppliedQuota, at_ms: int, units: float) -> None:
+        said = Verdict(
+            found.quota.key,
+            found.entity,
+            found.bucket,
+            0.0,
+            "deny",
+            shadow=False,
+            outcome="admit",
+            throttle_ms=0,
+        )
+        verdict = self._verdict(
+            ask, Decision("admit", 0, True, 1, "store", None), found, said, (0, set(), set())
+        )
+        verdict |= {"usage": units, "bucket_order": self.order}
+        named = {"principal": ask.principal, "mode": ask.mode, "source": "store", "replayed": False}
+        self.add(kind=kind, at_ms=at_ms, order=self.order, verdicts=[verdict], **named)
+        self.order += 128 - self.order % 128
+
     def run(self, asks: Iterator[Ask], count: int, gap_ms: Sequence[int], seed: int = 0) -> None:
         """Decide a number of asks with gaps between them; a gap below 0 sets the clock back."""
         dice = random.Random(seed)
@@ -222,6 +257,7 @@ class OracleLog:
             "correction": correction,
             "charged_ids": charged,
             "refreshed_ids": refreshed,
+            "bucket_order": None,
         }
 
     def _row(self, ask: Ask, decision: Decision) -> Row:

@@ -106,6 +106,23 @@ def test_changed_quota_is_judged_by_the_quota_of_its_time():
     assert not [case for case in found.cases if case["case"] != "falsely_seen"]
 
 
+@pytest.mark.parametrize("ms", [0, 300, 2_500])
+def test_charges_that_were_taken_back_are_followed(ms: int):
+    """An ask that another slot refused was charged for a while, and was admitted by nobody."""
+    log = logged(200)
+    ask = Ask({"requests": 1, "produce_bytes": 500, "mutations": 1}, None, "a", "etl", detail=True)
+    for _ in range(40):
+        log.now_ms += 1_000
+        undo = log.charge_in_vain(replace(ask, mode="record", deny=False))
+        log.now_ms += ms
+        log.ask(ask)
+        undo()
+        log.ask(ask)
+    assert clean(judge(log.rows))
+    without = [row for row in log.rows if row["kind"] not in {"undone", "undo"}]
+    assert not clean(judge(without))
+
+
 def test_replayed_answers_and_fallback_answers_charge_nothing():
     log = logged()
     send(log, 10)

@@ -36,7 +36,8 @@ class BucketRow(NamedTuple):
         byte_delay_ms: the largest delay that a byte rate gave to the same ask.
         ids: the ask's producer ids as signed integers; None for other quotas.
         how: ``alone`` if the node gave the verdict from what it knew of the ids, and ``renewal`` if it wrote
-            such ids again; else empty.
+            such ids again; ``undone`` if the charge was taken back later, and ``undo`` if this gives back;
+            else empty.
     """
 
     key: str
@@ -108,14 +109,15 @@ def by_bucket(rows: DataFrame) -> DataFrame:
     """The verdicts that the store gave, grouped by bucket and in the store's order.
 
     Rows of kind ``ids`` (charges of asks that are not logged, and ids refreshed for asks that a node refused
-    itself), ``renewal`` and ``late`` are included, and verdicts that a node gave from what it knew of ids, at
-    the place of their time. Answers repeated to a retry are left out.
+    itself), ``renewal``, ``late``, ``undone`` and ``undo`` are included, and verdicts that a node gave from
+    what it knew of ids, at the place of their time. Answers repeated to a retry are left out.
     """
     by_store = (f.col("source") == "store") | (f.col("failure") == "store_full")
-    # In several slots of a cluster each verdict has its own place; one without was not given by the store.
+    # In several slots of a cluster each verdict has its own place; one without was not given by the store, or
+    # by a look, or its charge was taken back, and has a row of its own.
     own_places = f.exists("verdicts", lambda one: one["bucket_order"].isNotNull())
     decided = f.col("order").isNotNull() & (by_store | own_places) & ~f.col("replayed")
-    written = f.col("kind").isin("decision", "late", "ids", "renewal") & decided
+    written = f.col("kind").isin("decision", "late", "ids", "renewal", "undone", "undo") & decided
     verdict = f.col("verdict")
     exploded = rows.where(written | answered_alone()).select(
         "kind",
@@ -128,7 +130,7 @@ def by_bucket(rows: DataFrame) -> DataFrame:
         f.coalesce(f.col("decision").isin("throttle", "reject"), f.lit(False)).alias("is_refused"),
         _byte_delay().alias("byte_delay_ms"),
         f.col("ids").alias("all_ids"),
-        (own_places & ~by_store).alias("in_part"),
+        own_places.alias("in_part"),
         f.explode("verdicts").alias("verdict"),
     )
     exploded = exploded.where(~f.col("in_part") | verdict["bucket_order"].isNotNull())
@@ -139,7 +141,8 @@ def by_bucket(rows: DataFrame) -> DataFrame:
         & verdict["observed"].isNull()
         & ~verdict["reason"].eqNullSafe("store_full")
     )
-    how = f.when(f.col("kind") == "renewal", "renewal").when(is_alone, "alone").otherwise("").alias("how")
+    of_kind = f.when(f.col("kind").isin("renewal", "undone", "undo"), f.col("kind"))
+    how = of_kind.when(is_alone, "alone").otherwise("").alias("how")
     flat = exploded.select(
         how,
         bucket_key(**{name: verdict[name] for name in KEY_COLUMNS}).alias("key"),

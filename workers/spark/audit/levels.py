@@ -27,6 +27,7 @@ from app.domain.oracle import (
 )
 from app.domain.sampled_rate import Samples
 from app.domain.token_bucket import Tokens, tokens_at
+from app.domain.undo import Stamp, give_back_sample
 from workers.spark.audit.admitted_amounts import AdmittedAmounts
 from workers.spark.audit.bucket_findings import BucketFindings
 from workers.spark.audit.uncertain_rate import EQUAL, UncertainRate, exceeds, guesses, observed_units
@@ -85,6 +86,9 @@ class LevelJudge:
 
     def judge(self, row: BucketRow, found: BucketFindings) -> None:
         """Replay one ask, and add what is wrong to the findings."""
+        if row.how in {"undone", "undo"}:
+            self._follow(row)
+            return
         tally = found.begin(row)
         if self.is_loaded or (self.rows == 0 and row.correction):
             self.is_loaded = False
@@ -116,6 +120,19 @@ class LevelJudge:
         elif row.mode == "admit" and not row.is_refused and not row.shadow:
             self.admitted.add(row.as_quota(), row.usage, row.at_ms, tally)
         self.rows += 1
+
+    def _follow(self, row: BucketRow) -> None:
+        """Charge what was taken back later, or give it back; nobody was admitted by it."""
+        self.rows += 1
+        if self.uncertain is not None:
+            self.uncertain, self.is_guessed = UncertainRate(row.at_ms, row.at_ms), False
+        elif row.how == "undone":
+            self.before, self.written = self.state, (row.limit, row.burst)
+            self.state = self._step(self.state, row).after
+        elif isinstance(self.state, Tokens):
+            self.state = Tokens(min(self.state.tokens + row.usage, row.burst), self.state.at_ms)
+        elif self.state:
+            self.state, _ = give_back_sample(self.state, Stamp(0, row.at_ms, row.usage, b""))
 
     def reset(self) -> None:
         """An administrator reset the bucket."""
