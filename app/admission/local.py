@@ -73,6 +73,9 @@ class LocalAnswers:
         away: whether the store is known to be away; then nothing is sent.
         known: what the node knows.
         now_s: the monotonic clock.
+
+    Attributes:
+        remembers: whether this node remembers anything.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class LocalAnswers:
     ) -> None:
         self._gatherer = gatherer
         self._mark = mark
+        self.remembers: Final = mark is not None
         self._quotas = quotas
         self._secret = secret
         self._away = away
@@ -105,11 +109,6 @@ class LocalAnswers:
     def edition(self) -> int:
         """Changes whenever the node forgets something; see ``learn``."""
         return self._known.edition
-
-    @property
-    def remembers(self) -> bool:
-        """Whether this node remembers anything."""
-        return self._mark is not None
 
     @property
     def waits(self) -> bool:

@@ -18,6 +18,8 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from app.admission.errors import CallerGoneError, OverloadedError
+from app.admission.forms import new_tuple
+from app.admission.port import InFull
 from app.domain.caller import Caller
 from app.domain.decision import Decision
 from app.domain.grant import Grant
@@ -64,7 +66,7 @@ class ReadyAnswer(Struct):
 
 
 Answer = HttpAnswer | ReadyAnswer
-Result = Decision | Answer | Exception
+Result = Decision | InFull | Answer | Exception
 """What becomes an answer by ``PlainRoute.finish``."""
 Then = Callable[[Result], None]
 Begin = Callable[[bytes, Grant, Caller, Then], bool]
@@ -73,8 +75,8 @@ Begin = Callable[[bytes, Grant, Caller, Then], bool]
 JSON: Final[Fields] = ((b"content-type", b"application/json"),)
 JSON_LINES: Final = b"content-type: application/json\r\n"
 
-_READY: Final = {of: ReadyAnswer(JSON_LINES, body) for of, body in READY.items()}
-"""The answers to plain asks that are admitted."""
+READY_ANSWERS: Final = {of: ReadyAnswer(JSON_LINES, body) for of, body in READY.items()}
+"""The answers to plain asks that are admitted, by the ``id`` of the decision."""
 
 
 class PlainRoute(abc.ABC):
@@ -153,7 +155,10 @@ class PlainRoute(abc.ABC):
         """Return the answer to a request for which ``begin`` called back; None if its caller has gone."""
         if isinstance(result, Decision):
             return ready_answer(result)
-        return self._of_error(result, scope) if isinstance(result, Exception) else result
+        if isinstance(result, Exception):
+            return self._of_error(result, scope)
+        assert not isinstance(result, InFull), "only a check wants it"
+        return result
 
     async def _caught(self, answered: Awaitable[HttpAnswer | None], scope: Scope) -> HttpAnswer | None:
         try:
@@ -248,7 +253,8 @@ class HotRoute(PlainRoute):
         if self._begin is None or len(body) > UNCOUNTED:
             return False
         try:
-            self._intake.require_room(sender.turn, len(body))
+            if self._intake.total:  # else there is room for a small body
+                self._intake.require_room(sender.turn, len(body))
             return self._begin(body, sender.grant, caller_of(sender, is_gone), then)
         except Exception as error:  # noqa: BLE001  it is an answer; an unexpected one is logged
             then(error)
@@ -289,12 +295,12 @@ def failure() -> ProblemError:
 def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
     """Return the sender of a request that is complete now."""
     grant = sender.grant
-    return Caller(grant.name, sender.turn, grant.bound_to, monotonic(), is_gone)
+    return new_tuple(Caller, (grant.name, sender.turn, grant.bound_to, monotonic(), is_gone))
 
 
 def ready_answer(decision: Decision) -> ReadyAnswer:
     """Return a decision as an answer; that of a plain admission is one object for all of them."""
-    return _READY.get(id(decision)) or ReadyAnswer(JSON_LINES, encode_decision(decision))
+    return READY_ANSWERS.get(id(decision)) or ReadyAnswer(JSON_LINES, encode_decision(decision))
 
 
 def sized(answer: HttpAnswer) -> Fields:
