@@ -291,7 +291,7 @@ class Admission:
         elif values is None:
             then(in_full(planned, decision))
         else:
-            then(admitted(remaining_of(values)))
+            then(admitted(remaining_of(values, len(planned.matches))))
 
     def _planned(self, asks: Sequence[Ask | PlainAsk], caller: Caller) -> Work[list[PlannedAsk]]:
         matches, weight = self._matches_in_force(), 0
@@ -467,7 +467,7 @@ class Admission:
         else:
             values = admitted_values(packed.packed, plain.forgiving)
             if values is not None and plain.learns is not None:
-                open_ms = int(values[1 + OPEN_MS])
+                open_ms = int(values[OPEN_MS])
                 self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.edition)
         if values is not None:
             self._metrics.count_admission(plain.places, values, plain.alone)

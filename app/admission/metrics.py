@@ -30,7 +30,7 @@ from app.domain.binding import parts_of
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, AppliedQuota
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
-from app.store.encoding import FILL, OBSERVED, REMAINING, REMEMBERED, VALUES
+from app.store.encoding import FILL, REMEMBERED
 from app.store.port import Memory
 
 HALF_LIFE_S: Final = 30.0
@@ -176,18 +176,18 @@ class Metrics:
             self._halve(now)
         if alone is not None:
             touch(counts.rates, alone.labels, now, None)
-        at = 1
+        at = 0
         for quota, labels in places:
             algorithm = quota.algorithm
             if algorithm == "token_bucket":
-                touch(counts.tokens, labels, now, values[at + REMAINING])
+                touch(counts.tokens, labels, now, values[at + 1])
             else:
-                touch(counts.rates, labels, now, values[at + OBSERVED])
+                touch(counts.rates, labels, now, values[at])
                 if algorithm == "producer_ids":
                     bucket = labels[1:]
-                    touch(counts.remembered, bucket, now, values[at + REMEMBERED])
-                    touch(counts.fills, bucket, now, values[at + FILL])
-            at += VALUES
+                    touch(counts.remembered, bucket, now, values[REMEMBERED])
+                    touch(counts.fills, bucket, now, values[FILL])
+            at += 2
 
     def _accepted(self, ask: Ask, verdict: Verdict, now: float, throttled: float) -> None:
         broker, listener = _broker_and_listener(verdict.bucket)

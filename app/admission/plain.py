@@ -34,7 +34,7 @@ from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, Quota
 from app.domain.usage import enforcement_of, spreads_of, usage_field
-from app.store.encoding import COUNT, NUMBER, OBSERVED, REMAINING, VALUES, VALUES_OF, Values, pieces_of
+from app.store.encoding import COUNT, NUMBER, VALUES_OF, Values, pieces_of
 from app.store.port import PackedPlan, Plan
 
 OWN_BYTES: Final = 1_000
@@ -229,9 +229,9 @@ def is_plain(ask: Ask) -> bool:
     return ask.mode == "admit" and ask.id is None and not (ask.recheck or ask.cluster_action)
 
 
-def remaining_of(values: Values) -> Values:
+def remaining_of(values: Values, quotas: int) -> Values:
     """Return what remains of each quota, by the values of an answer in which all of them admit."""
-    return values[1 + REMAINING :: VALUES]
+    return values[1 : 2 * quotas : 2]
 
 
 def admission_of(planned: PlannedAsk, values: Values) -> Decision:
@@ -245,8 +245,8 @@ def admission_of(planned: PlannedAsk, values: Values) -> Decision:
             *named(match.applied, enforcement_of(ask, match.applied.quota)),
             "admit",
             0,
-            values[1 + VALUES * place + OBSERVED],
-            values[1 + VALUES * place + REMAINING],
+            values[2 * place],
+            values[2 * place + 1],
         )
         for place, match in enumerate(planned.matches)
     )
