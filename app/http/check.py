@@ -31,6 +31,7 @@ from app.http.hot import (
     Then,
     caller_of,
     is_gone_of,
+    length_line,
     lines_of,
 )
 from app.http.problems import FieldError, ProblemError, retry_ms
@@ -285,8 +286,9 @@ def known_check(ask: PlainAsk, deny_status: int) -> KnownCheck:
     matches = ask.planned.matches
     limits = admitted_rate_limits((match.applied.quota, match.applied.entity) for match in matches)
     admitted = ADMITTED[len(matches)]
-    lines = lines_of(_fields(admitted.throttle_ms, limits))
-    return KnownCheck(ask, deny_status, lines, encode_decision(admitted))
+    body = encode_decision(admitted)
+    lines = lines_of(_fields(admitted.throttle_ms, limits)) + length_line(body)
+    return KnownCheck(ask, deny_status, lines, body)
 
 
 def answer_to(decision: Decision, quotas: Sequence[Quota], deny_status: int) -> HttpAnswer:

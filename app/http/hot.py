@@ -55,6 +55,7 @@ class ReadyAnswer(Struct):
     """A 200 whose own fields are lines already, as the connection sends them.
 
     Attributes:
+        lines: with that of the length of the body.
         sent: all of the answer with the server's fields, once a connection has sent it.
         fields: those fields; they are others each second.
     """
@@ -75,7 +76,13 @@ Begin = Callable[[bytes, Grant, Caller, Then], bool]
 JSON: Final[Fields] = ((b"content-type", b"application/json"),)
 JSON_LINES: Final = b"content-type: application/json\r\n"
 
-READY_ANSWERS: Final = {of: ReadyAnswer(JSON_LINES, body) for of, body in READY.items()}
+
+def length_line(body: bytes) -> bytes:
+    """Return the line of the field with the length of a body."""
+    return b"content-length: %d\r\n" % len(body)
+
+
+READY_ANSWERS: Final = {of: ReadyAnswer(JSON_LINES + length_line(body), body) for of, body in READY.items()}
 """The answers to plain asks that are admitted, by the ``id`` of the decision."""
 
 
@@ -300,7 +307,11 @@ def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
 
 def ready_answer(decision: Decision) -> ReadyAnswer:
     """Return a decision as an answer; that of a plain admission is one object for all of them."""
-    return READY_ANSWERS.get(id(decision)) or ReadyAnswer(JSON_LINES, encode_decision(decision))
+    ready = READY_ANSWERS.get(id(decision))
+    if ready is None:
+        body = encode_decision(decision)
+        ready = ReadyAnswer(JSON_LINES + length_line(body), body)
+    return ready
 
 
 def sized(answer: HttpAnswer) -> Fields:

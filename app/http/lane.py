@@ -42,6 +42,7 @@ from app.http.hot import (
     ReadyAnswer,
     Result,
     is_gone_of,
+    length_line,
     lines_of,
 )
 from app.http.outbox import Outbox
@@ -318,7 +319,7 @@ class LaneProtocol(Protocol):
         if not isinstance(answer, ReadyAnswer):
             status, headers, body = answer
             lines = JSON_LINES if headers is JSON else lines_of(headers)
-            return self._joined(status, lines, body, keep_alive=keep_alive)
+            return self._joined(status, lines + length_line(body), body, keep_alive=keep_alive)
         if not keep_alive:
             return self._joined(200, answer.lines, answer.body, keep_alive=False)
         fields = self.server_state.default_headers
@@ -331,9 +332,8 @@ class LaneProtocol(Protocol):
         fields = self.server_state.default_headers
         if fields is not self._default_headers:  # they are others each second
             self._default_headers, self._default_lines = fields, lines_of(fields)
-        end = b"\r\n\r\n" if keep_alive else b"\r\nconnection: close\r\n\r\n"
-        parts = (STATUS_LINE[status], self._default_lines, lines, len(body), end, body)
-        return b"%b%b%bcontent-length: %d%b%b" % parts
+        end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
+        return b"".join((STATUS_LINE[status], self._default_lines, lines, end, body))
 
 
 class Answering:

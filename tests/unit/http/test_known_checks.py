@@ -23,7 +23,7 @@ from app.domain.quota import Quota
 from app.http.access import Access
 from app.http.check import MAX_KNOWN, Check, CheckRoute
 from app.http.check_question import Headers, Sources
-from app.http.hot import HttpAnswer, ReadyAnswer, lines_of
+from app.http.hot import HttpAnswer, ReadyAnswer, lines_of, sized
 from app.store.port import Answer, StoreError
 from tests.unit.admission.test_plain import ADMIT, EVERYONE, Recorded, Store, admission, but, counted
 
@@ -61,7 +61,7 @@ def sent(answer: HttpAnswer | ReadyAnswer) -> Sent:
     """Status, fields and body of an answer."""
     if isinstance(answer, ReadyAnswer):
         return 200, answer.lines, answer.body
-    return answer.status, lines_of(answer.headers), answer.body
+    return answer.status, lines_of(sized(answer)), answer.body
 
 
 async def begun(
