@@ -276,12 +276,17 @@ class Admission:
     ) -> None:
         """Decide one ask by its answer, if one came, and call back as ``_begin`` says."""
         try:
-            packed = answers[0] if answers else None
-            values = self._admitted(planned, packed)
+            packed, plain = answers[0] if answers else None, planned.plain
+            if plain is None or plain.places or self._takes_admissions:
+                values = self._admitted(planned, packed)
+            else:  # nothing limits it, or its ids are known: what ``_admitted`` would do, without a call
+                values = ()
+                self._metrics.count_admission((), values, plain.alone)
             if values is None:
                 decision = self._decision(planned, packed, failure)
             elif admitted is None:
-                decision = admission_of(planned, values)
+                assert plain is not None
+                decision = admission_of(planned, values) if planned.ask.detail else plain.decision
             self._observe(monotonic() - since, 1)
         except Exception as error:  # noqa: BLE001  the caller gets it: nobody else waits for this answer
             then(error)
@@ -320,15 +325,14 @@ class Admission:
         if matches is None:
             matches = self._matches_in_force()
         if isinstance(ask, PlainAsk):
-            plain, quotas = ask, ask.quotas
-            ask = plain.planned.ask
-            if (
-                quotas.edition is matches.edition
-                and not caller.bound_to
-                and (plain.is_simple or PRODUCE not in ask.usage or self._factor.on(ask) == 1)
-            ):
-                learns = quotas.learns is not None and self.local.remembers
-                return self._planned_with_ids(plain) if learns else plain.planned
+            plain, planned = ask, ask.planned
+            ask = planned.ask
+            if plain.quotas.edition is matches.edition and not caller.bound_to:
+                if plain.is_simple:
+                    return planned
+                if PRODUCE not in ask.usage or self._factor.on(ask) == 1:
+                    learns = plain.quotas.learns is not None and self.local.remembers
+                    return self._planned_with_ids(plain) if learns else planned
         its, is_held = self._match(ask, matches)
         if caller.bound_to:
             its = restricted_matches(ask, its, caller.bound_to, place)

@@ -138,7 +138,7 @@ class LocalAnswers:
 
         The ask must be one that it may answer alone: the use of the ids is noted, and counted as answered.
         """
-        now_ms, known = self._now_ms(), self._known
+        now_ms, known = self._time.at_ms(self._now_s() * 1000), self._known
         if now_ms is None:
             return None
         applied = match.applied

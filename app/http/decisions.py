@@ -42,6 +42,8 @@ class DecisionRoutes:
         self._admission = admission
         self._access = access
         self._clock = clock
+        self._is_timed = clock == "caller"
+        """Whether asks have times, which are noted after a decision."""
         self._slices = slices
         self._known = KnownBodies()
 
@@ -71,7 +73,7 @@ class DecisionRoutes:
         Raises:
             ProblemError, OverloadedError: instead of the call.
         """
-        if not grant.is_unrestricted or self._clock == "caller":  # whose times are noted after a decision
+        if not grant.is_unrestricted or self._is_timed:
             return False
         known = self._known.get_any(body)
         if known is None:

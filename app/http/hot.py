@@ -262,7 +262,9 @@ class HotRoute(PlainRoute):
         try:
             if self._intake.total:  # else there is room for a small body
                 self._intake.require_room(sender.turn, len(body))
-            return self._begin(body, sender.grant, caller_of(sender, is_gone), then)
+            grant = sender.grant
+            caller = new_tuple(Caller, (grant.name, sender.turn, grant.bound_to, monotonic(), is_gone))
+            return self._begin(body, grant, caller, then)
         except Exception as error:  # noqa: BLE001  it is an answer; an unexpected one is logged
             then(error)
             return True
@@ -302,7 +304,7 @@ def failure() -> ProblemError:
 def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
     """Return the sender of a request that is complete now."""
     grant = sender.grant
-    return new_tuple(Caller, (grant.name, sender.turn, grant.bound_to, monotonic(), is_gone))
+    return Caller(grant.name, sender.turn, grant.bound_to, monotonic(), is_gone)
 
 
 def ready_answer(decision: Decision) -> ReadyAnswer:

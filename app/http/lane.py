@@ -130,7 +130,15 @@ class LaneProtocol(Protocol):
             is_between = is_between or self._is_between_requests()
         if known is not None and known.size == len(data) and is_between:
             if known.route.access.renew(known.sender):
-                self._answer_known(known, data[len(head) :])
+                self._is_timed = False  # the answer takes as long as it takes
+                self._is_undisturbed = True
+                self._asked = known
+                self.cycle = self._answering = self._known_cycle
+                self._known_cycle.response_complete = False
+                body, (_, _, route, scope, sender) = data[len(head) :], known
+                if not route.begin(scope, body, sender, self._is_gone, self._finish_known):
+                    answer = route.reply_whole(scope, body, sender, self._is_gone)
+                    Answering(answer, self._known_cycle, self).go_on()
                 return
             self._forget()
         begun = self._begun
@@ -204,17 +212,6 @@ class LaneProtocol(Protocol):
     def _forget(self) -> None:
         self._heads.clear()
         self._cost = 0
-
-    def _answer_known(self, known: KnownHead, body: bytes) -> None:
-        """Answer a request, by a call of its route if that suffices."""
-        self._is_timed = False  # the answer takes as long as it takes
-        self._is_undisturbed = True
-        self._asked = known
-        self.cycle = self._answering = cycle = self._known_cycle
-        cycle.response_complete = False
-        _, _, route, scope, sender = known
-        if not route.begin(scope, body, sender, self._is_gone, self._finish_known):
-            Answering(route.reply_whole(scope, body, sender, self._is_gone), cycle, self).go_on()
 
     def _finish_known(self, result: Result) -> None:
         """Send the answer to the newest request with a known head, as ``_finish_begun`` does."""
