@@ -89,7 +89,7 @@ async def nodes(
 
 
 async def status(admission: Admission, bucket: str, quota: str) -> Any:
-    """A bucket as it stands."""
+    """A bucket as it is."""
     buckets = Buckets(admission.circuit, lambda: Snapshot(1, QUOTAS), RULES)
     (found,) = await buckets.status(BucketName.parse(bucket, RULES), quota, None)
     return found

@@ -69,7 +69,7 @@ async def test_buckets_equal_the_admissions_while_slots_move(
 
 
 async def test_lost_primary_costs_its_own_quotas_only() -> None:
-    """Its replica takes over when it is told to, so that no node's timeout counts."""
+    """Its replica takes over by a command, so that no node's timeout counts."""
     with clusters.running() as own:
         traffic = Traffic(users=60, ips=40)
         lost, replica = own.primaries[1], own.replicas[1]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_type_hints
 
 import pytest
-from msgspec import msgpack
+from msgspec import msgpack, structs
 
 from app.admission import decision_log as module
 from app.admission.decision_log import DecisionLog
@@ -22,7 +22,7 @@ from app.domain.digest import digest, fingerprint
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import PRODUCER_IDS_RATE, REQUEST_RATE, Quota
-from app.store.port import Answer, ChargeResult, StoreError
+from app.store.port import Answer, ChargeResult, StoreError, Undone
 
 SECRET = b"s" * 32
 EVERYONE = Entity.of(user=ANY)
@@ -90,6 +90,25 @@ def take(
     decision = Decision(outcome, 0, True, 2, source, LIMITED if outcome != "admit" else None)  # type: ignore[arg-type]
     failure = "budget" if source == "fallback" else None
     log.decided(ASK, matches(), found, decision, [verdict(match) for match in matches()], failure)
+
+
+async def test_charge_that_was_taken_back_has_rows_of_its_own_and_no_place_in_that_of_its_ask():
+    stream = Stream()
+    log = log_to(stream)
+    ids, rate = matches()
+    undone = (Undone(rate.key, 512, 3_900, 2.0, 1.5, 640),)
+    found = structs.replace(answer(), order=512, orders=(384, 512), undone=undone)
+    take(log, "throttle", found)
+    await log._send()
+    gone, back, row = stream.rows
+    assert [(each.kind, each.at_ms, each.order) for each in (gone, back)] == [
+        ("undone", 3_900, 512),
+        ("undo", 3_900, 640),
+    ]
+    assert [each.verdicts[0].usage for each in (gone, back)] == [2.0, 1.5]
+    assert [each.verdicts[0].bucket_order for each in (gone, back)] == [512, 640]
+    assert (row.order, [each.bucket_order for each in row.verdicts]) == (384, [384, None])
+    assert ids.key != rate.key
 
 
 async def test_decision_is_a_row_with_everything_that_made_it():
