@@ -542,7 +542,7 @@ def test_spark_application_brings_the_libraries_of_its_hadoop():
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory) -> Callable[[Values], str]:
-    """The notes of an installation, rendered from a copy of the chart: helm prints them only with a cluster."""
+    """The notes of an installation, from a copy of the chart: helm itself shows them only with a cluster."""
     copy = tmp_path_factory.mktemp("chart") / "quotagate"
     shutil.copytree(CHART, copy)
     text = (copy / "templates/NOTES.txt").read_text()
