@@ -439,6 +439,7 @@ def test_replicas_follow_the_queue_and_the_processor():
     assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "gate"}
     assert "replicas" not in api["spec"], "an upgrade would undo what the autoscaler did"
     queue, processor = scaler["metrics"]
+    assert [queue["type"], processor["type"]] == ["Pods", "ContainerResource"]
     assert queue["pods"]["metric"]["name"] in gauges()
     assert processor["containerResource"]["container"] == container(api["spec"]["template"])["name"]
     by_queue = rendered({"autoscaling": {"enabled": True, "cpu": 0}})
