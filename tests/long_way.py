@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.http.protocol import Protocol
 from app.http import lane
+from app.http.protocol import Protocol
 from app.run import cli
 
 
