@@ -12,7 +12,7 @@ import org.jspecify.annotations.Nullable;
  * @param client likewise the client-id
  */
 record Entity(@Nullable String user, @Nullable String client) {
-  /** Stands for every name. Quotagate takes no name with a control character. */
+  /** Means every name. Quotagate takes no name with a control character. */
   static final String DEFAULT = "\0";
 
   /**

@@ -34,7 +34,7 @@ final class Ladder {
     return new Entity(null, client);
   }
 
-  /** The rule of a bucket; null if there is none. */
+  /** The rule of a bucket; null if it has none. */
   @Nullable Rule rule(Entity bucket) {
     if (rules.isEmpty()) {
       return null;

@@ -12,6 +12,7 @@ import javax.management.InstanceAlreadyExistsException;
 import javax.management.JMException;
 import javax.management.ObjectName;
 import org.apache.kafka.common.Cluster;
+import org.apache.kafka.common.Node;
 import org.apache.kafka.common.security.auth.KafkaPrincipal;
 import org.apache.kafka.server.quota.ClientQuotaCallback;
 import org.apache.kafka.server.quota.ClientQuotaEntity;
@@ -84,7 +85,8 @@ public final class Quotagate implements ClientQuotaCallback {
 
   @Override
   public synchronized boolean updateClusterMetadata(Cluster cluster) {
-    int alive = cluster.nodes().size();
+    // A broker is there once for each of its listeners.
+    int alive = (int) cluster.nodes().stream().mapToInt(Node::id).distinct().count();
     if (!counted || alive == 0 || alive == limits.brokers()) {
       return false;
     }

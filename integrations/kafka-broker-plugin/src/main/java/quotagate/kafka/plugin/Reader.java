@@ -83,7 +83,7 @@ final class Reader implements AutoCloseable {
     return found.build();
   }
 
-  /** The ETag of the quotas that were read last; null if there is none. */
+  /** The ETag of the quotas that were read last; null if it is not known. */
   @Nullable String etag() {
     return etag;
   }

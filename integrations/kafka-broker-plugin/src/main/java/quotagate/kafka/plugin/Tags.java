@@ -22,7 +22,7 @@ final class Tags {
   /** The pair of a user and the empty client-id, and not the user. */
   static final String PAIR = "%pair";
 
-  /** A client-id, but for those to whom no throttle factor applies. */
+  /** A client-id, of principals to which no throttle factor applies. */
   static final String EXCLUDED = "%excluded";
 
   private Tags() {}

@@ -1,4 +1,4 @@
-// A stand-in for a node of Quotagate, which tests make fail.
+// Plays a node of Quotagate, which tests make fail.
 package quotagate.kafka.plugin;
 
 import com.sun.net.httpserver.HttpExchange;

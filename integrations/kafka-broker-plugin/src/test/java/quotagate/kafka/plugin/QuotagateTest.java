@@ -17,6 +17,7 @@ import java.nio.file.Path;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.function.BooleanSupplier;
 import java.util.stream.IntStream;
 import javax.management.JMException;
@@ -308,12 +309,13 @@ class QuotagateTest {
     assertEquals(50, limit(PRODUCE));
   }
 
+  /** As a broker gives it: each broker once for each of its listeners. */
   private static Cluster cluster(int brokers) {
     var nodes =
-        IntStream.range(0, brokers)
-            .mapToObj(id -> new org.apache.kafka.common.Node(id, "broker", 9092))
+        IntStream.range(0, 3 * brokers)
+            .mapToObj(at -> new org.apache.kafka.common.Node(at / 3, "broker", 9092 + at % 3))
             .toList();
-    return new Cluster("cluster", nodes, List.of(), java.util.Set.of(), java.util.Set.of(), null);
+    return new Cluster("cluster", nodes, List.of(), Set.of(), Set.of(), null);
   }
 
   @Test
