@@ -30,6 +30,8 @@ from tests.service import Service, eventually
 TOPIC = "records"
 SIZE = 100_000
 """Bytes of a measurement: far above what the limits below pass in a window."""
+DISK_BYTES = 256 * 1024 * 1024
+"""Room for as many measurements as fit into the time that a test waits for one."""
 ASK_WITHIN_S = 60.0
 THROTTLING_QUOTA_EXCEEDED = 89
 CHANGES = 5
@@ -78,7 +80,10 @@ def broker(tmp_path_factory) -> Iterator[Broker]:
     key_file = tmp_path_factory.mktemp("keys") / "quotagate.key"
     key_file.write_text("unknown", encoding="utf-8")
     properties = plugin.properties(f"http://{HOST}:{port}", key_file)
-    with brokers.running(plugin.BROKERS, properties=properties, plugins=[plugin.jar()]) as cluster:
+    running = brokers.running(
+        plugin.BROKERS, properties=properties, plugins=[plugin.jar()], disk_bytes=DISK_BYTES
+    )
+    with running as cluster:
         admin = KafkaAdminClient(**cluster.properties)
         admin.create_topics({TOPIC: {"assignments": {0: [1]}}})
         admin.close()

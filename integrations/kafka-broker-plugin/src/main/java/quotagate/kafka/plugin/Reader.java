@@ -4,6 +4,7 @@ package quotagate.kafka.plugin;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.IOException;
+import java.net.ConnectException;
 import java.net.URI;
 import java.net.URLEncoder;
 import java.net.http.HttpClient;
@@ -31,6 +32,9 @@ final class Reader implements AutoCloseable {
   private final HttpClient http;
   @Nullable private String etag;
 
+  // Whoever comes up again may have another catalog, at the same version.
+  private boolean readAgain;
+
   Reader(Settings settings) {
     this.settings = settings;
     this.threads =
@@ -55,7 +59,7 @@ final class Reader implements AutoCloseable {
    */
   @Nullable Quotas quotas() throws IOException, InterruptedException {
     // A catalog that is as it was costs one entity.
-    if (etag != null && get("/v1/quotas?limit=1", etag).statusCode() == 304) {
+    if (etag != null && !readAgain && get("/v1/quotas?limit=1", etag).statusCode() == 304) {
       return null;
     }
     var found = new Quotas.Builder();
@@ -80,6 +84,7 @@ final class Reader implements AutoCloseable {
     } while (cursor != null);
     // Pages of several versions are each true; they are read again next time.
     etag = changing || version.isEmpty() ? null : version;
+    readAgain = false;
     return found.build();
   }
 
@@ -106,8 +111,7 @@ final class Reader implements AutoCloseable {
     HttpRequest.Builder request =
         HttpRequest.newBuilder(URI.create(settings.url() + path))
             .timeout(Duration.ofMillis(settings.timeoutMs()))
-            // Read each time, so that a key can be replaced while the broker runs.
-            .header("Authorization", "Bearer " + Files.readString(settings.keyFile()).strip());
+            .header("Authorization", "Bearer " + key());
     if (known != null) {
       request.header("If-None-Match", known);
     }
@@ -119,6 +123,15 @@ final class Reader implements AutoCloseable {
     return response;
   }
 
+  /** The key, read each time, so that it can be replaced while the broker runs. */
+  private String key() throws IOException {
+    String key = Files.readString(settings.keyFile()).strip();
+    if (key.isEmpty() || !key.chars().allMatch(each -> each > ' ' && each <= '~')) {
+      throw new IOException("no key in " + settings.keyFile()); // and it is not shown
+    }
+    return key;
+  }
+
   private HttpResponse<byte[]> sent(HttpRequest request) throws IOException, InterruptedException {
     CompletableFuture<HttpResponse<byte[]>> sent =
         http.sendAsync(request, HttpResponse.BodyHandlers.ofByteArray());
@@ -128,6 +141,7 @@ final class Reader implements AutoCloseable {
     } catch (TimeoutException e) {
       throw new IOException("no answer within " + settings.timeoutMs() + " ms", e);
     } catch (ExecutionException e) {
+      readAgain |= e.getCause() instanceof ConnectException;
       throw new IOException(e.getCause());
     } finally {
       sent.cancel(true);

@@ -12,6 +12,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
 import java.lang.management.ManagementFactory;
+import java.net.InetAddress;
+import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.HashMap;
@@ -207,7 +209,7 @@ class QuotagateTest {
     assertFalse(plugin.quotaResetRequired(PRODUCE));
 
     node = new Node(port);
-    node.list("user=alice", "producer_byte_rate", 300);
+    // Another catalog, at the version that the lost one had.
     node.list("user=alice", "producer_byte_rate", 300);
     eventually(() -> limit(PRODUCE) == 300);
     assertTrue(plugin.quotaResetRequired(PRODUCE));
@@ -274,6 +276,25 @@ class QuotagateTest {
     Files.writeString(key, "other");
     node.list("user=alice", "producer_byte_rate", 200);
     eventually(() -> limit(PRODUCE) == 200);
+  }
+
+  @Test
+  void silenceIsAFailure() throws InterruptedException, IOException {
+    try (var silent = new ServerSocket(0, 10, InetAddress.getLoopbackAddress())) {
+      port = silent.getLocalPort();
+      configure(Settings.TIMEOUT_MS, "100");
+      eventually(() -> shownNumber("FailedPollsInARow") >= 2);
+      assertNull(limit(PRODUCE));
+    }
+  }
+
+  @Test
+  void fileWithoutKeyIsAFailureThatShowsNothing() throws InterruptedException, IOException {
+    Files.writeString(key, "a secret\nof two lines");
+    configure();
+    eventually(() -> shownNumber("FailedPolls") > 0);
+    assertEquals("no key in " + key, shown("LastFailure"));
+    assertEquals(List.of(), node.asked);
   }
 
   @Test
