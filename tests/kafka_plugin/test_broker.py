@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ SIZE = 100_000
 DISK_BYTES = 256 * 1024 * 1024
 """Room for as many measurements as fit into the time that a test waits for one."""
 ASK_WITHIN_S = 60.0
+PATIENCE_S = 120.0
 THROTTLING_QUOTA_EXCEEDED = 89
 CHANGES = 5
 FOLLOWED_WITHIN_S = 2.0
@@ -68,6 +68,14 @@ class Broker:
         """Whether it is this limit; a request's bytes are a little more than those of its record."""
         found = self.produced_limit(user)
         return found == limit if limit is None or found is None else found == pytest.approx(limit, rel=0.01)
+
+    def until_it_enforces(self, limit: float | None, user: str) -> None:
+        """Wait for a limit; if it does not come, say what the broker said."""
+        try:
+            eventually(lambda: self.enforces(limit, user), within_s=PATIENCE_S)
+        except AssertionError as error:
+            said = [line for line in self.logged().splitlines() if "quotagate" in line]
+            raise AssertionError("\n".join([f"{error}: {limit} for {user}", *said[-20:]])) from None
 
     def logged(self) -> str:
         return self.cluster.brokers[1].logged()
@@ -123,7 +131,8 @@ def node(broker, tmp_path_factory) -> Iterator[Node]:
         made = started.service.http.post("/v1/keys", json={"name": "brokers", "scopes": ["read"]})
         assert made.status_code == 201, made.text
         broker.key_file.write_text(made.json()["key"], encoding="utf-8")
-        eventually(lambda: "answers again" in broker.logged())
+        # Twice, as this process is broker and controller.
+        eventually(lambda: broker.logged().count("answers again") >= 2)
         yield started
         started.close()
 
@@ -158,13 +167,13 @@ def test_limits_follow_quotagate(broker, node):
     for limit in range(2_000, 2_000 + 800 * CHANGES, 800):
         node.service.put("user=alice,client-id=*", producer_byte_rate=limit)
         began = time.monotonic()
-        eventually(partial(broker.enforces, limit / plugin.BROKERS, "alice"))
+        broker.until_it_enforces(limit / plugin.BROKERS, "alice")
         took_s.append(time.monotonic() - began)
     say("a changed limit was seen in force after", *(f"{each:.2f}" for each in took_s), "s")
     # On a crowded machine one of them may take longer, but not most.
     assert sorted(took_s)[CHANGES // 2] < FOLLOWED_WITHIN_S
     node.service.http.delete("/v1/quotas/user=alice,client-id=*")
-    eventually(lambda: broker.enforces(None, "alice"))
+    broker.until_it_enforces(None, "alice")
 
 
 def test_limits_of_a_bucket_in_use_change(broker, node):
@@ -182,7 +191,7 @@ def test_first_level_of_the_ladder_decides(broker, node):
     node.service.put("user=alice,client-id=*", producer_byte_rate=4_000)
     own = {"limit": 1_600, "scope": "broker"}
     node.service.put("user=alice,client-id=own", producer_byte_rate=own)
-    eventually(lambda: broker.enforces(4_000 / plugin.BROKERS, "alice"))
+    broker.until_it_enforces(4_000 / plugin.BROKERS, "alice")
     assert broker.produced_limit("alice", "own") == pytest.approx(1_600, rel=0.01)  # not divided
     assert broker.produced_limit("carol") == pytest.approx(6_000 / plugin.BROKERS, rel=0.01)
     # All clients of a user share the limit that is the user's: another one finds the bucket full.
@@ -193,17 +202,17 @@ def test_factor_scales_limits_and_zero_is_left_to_the_proxy(broker, node):
     for user in ("alice", plugin.EXCLUDED):
         node.service.put(f"user={user},client-id=*", producer_byte_rate=4_000)
     whole = 4_000 / plugin.BROKERS
-    eventually(lambda: broker.enforces(whole, "alice"))
+    broker.until_it_enforces(whole, "alice")
     with drill(node, 0.5):
-        eventually(lambda: broker.enforces(whole / 2, "alice"))
+        broker.until_it_enforces(whole / 2, "alice")
         assert broker.enforces(whole, plugin.EXCLUDED)
-    eventually(lambda: broker.enforces(whole, "alice"))
+    broker.until_it_enforces(whole, "alice")
     with drill(node, 0):
         eventually(lambda: "holding producers is left to the proxy" in broker.logged())
         assert broker.enforces(whole, "alice")
     node.service.put("user=alice,client-id=*", producer_byte_rate=0)
     eventually(lambda: "left to the proxy and limit nothing" in broker.logged())
-    eventually(lambda: broker.enforces(None, "alice"))
+    broker.until_it_enforces(None, "alice")
 
 
 def test_consumers_are_throttled(broker, node):
@@ -251,17 +260,17 @@ def test_changes_of_topics_are_limited_and_not_divided(broker, node):
 
 def test_last_limits_stay_while_quotagate_is_away(broker, node):
     node.service.put("user=alice,client-id=*", producer_byte_rate=4_800)
-    eventually(lambda: broker.enforces(2_400, "alice"))
+    broker.until_it_enforces(2_400, "alice")
     node.kill()
     eventually(lambda: "the last ones stay in force" in broker.logged())
     assert broker.enforces(2_400, "alice")
     node.start()
     node.service.put("user=alice,client-id=*", producer_byte_rate=3_200)
-    eventually(lambda: broker.enforces(1_600, "alice"))
+    broker.until_it_enforces(1_600, "alice")
 
 
 def test_quotas_of_kafka_itself_have_no_effect(broker, node):
-    eventually(lambda: broker.enforces(None, "alice"))
+    broker.until_it_enforces(None, "alice")
     admin = KafkaAdminClient(**broker.cluster.properties)
     quotas.alter(admin, {("alice", None): {"producer_byte_rate": 100.0}})
     admin.close()
@@ -271,6 +280,6 @@ def test_quotas_of_kafka_itself_have_no_effect(broker, node):
 
 def test_limits_are_divided_by_the_brokers_that_are_alive(broker, node):
     node.service.put("user=alice,client-id=*", producer_byte_rate=2_000)
-    eventually(lambda: broker.enforces(1_000, "alice"))
+    broker.until_it_enforces(1_000, "alice")
     end(broker.cluster.brokers[2].running)
-    eventually(lambda: broker.enforces(2_000, "alice"))
+    broker.until_it_enforces(2_000, "alice")
