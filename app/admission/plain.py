@@ -144,7 +144,7 @@ class OtherQuotas(NamedTuple):
     Attributes:
         verdict: on the ids, which this node gives alone.
         plan, quotas: the other quotas; without any there is nothing to send.
-        answered: the ask as it is planned at any time if there are none; the time in it means nothing.
+        answered: without other quotas, the ask as it is planned at any time; its time means nothing.
     """
 
     verdict: Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -413,8 +413,7 @@ class Machine(RuleBasedStateMachine):
             if expected:
                 at = max(self.now, bucket.newest_ms or 0)
                 self._compare_open(ask, plan.charges[0], answer.results[0], bucket.state, at)
-            if self.redis.pttl(match.key) == -1:
-                raise Difference(f"no expiry on {match.key!r}")
+            self._compare_expiry([match.key])
 
     @rule(data=st.data(), key=st.sampled_from(list(KEYS)))
     def change_quota(self, data: Any, key: str) -> None:
@@ -455,7 +454,7 @@ class Machine(RuleBasedStateMachine):
         if not wanted:
             return
         store = self.stores[timed, self.met["steps"] % 2 == 0]
-        before = self._server_time()
+        before = self._server_time() if timed else 0
         short = [self._short(ask, caller, plan) for ask, plan in zip(asks, plans, strict=True)]
         sent: list[Plan | PackedPlan] = [
             its.planned.plan if its and its.planned.plan else plan
@@ -477,9 +476,17 @@ class Machine(RuleBasedStateMachine):
             decision = self._compare(ask, caller, plan, answer, now)
             if its is not None and plan is not None and packed is not None and answer is not None:
                 self._compare_short(ask, its, plan, packed, decision)
-        for charge in itertools.chain.from_iterable(plan.charges for plan in wanted):
-            if self.redis.pttl(charge.key) == -1:
-                raise Difference(f"no expiry on {charge.key!r}")
+        self._compare_expiry(charge.key for plan in wanted for charge in plan.charges)
+
+    def _compare_expiry(self, keys: Iterable[bytes]) -> None:
+        """Everything that is written ends by itself. One round trip asks for all keys."""
+        touched = list(dict.fromkeys(keys))
+        with self.redis.pipeline(transaction=False) as asked:
+            for key in touched:
+                asked.pttl(key)
+            for key, left_ms in zip(touched, asked.execute(), strict=True):
+                if left_ms == -1:
+                    raise Difference(f"no expiry on {key!r}")
 
     def _plan(self, ask: Ask, caller: Caller, place: int) -> Plan | None:
         matches = restricted_matches(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, place)

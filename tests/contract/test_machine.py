@@ -159,7 +159,7 @@ def test_store_and_oracle_agree(kind: str) -> None:
     met: Counter[str] = Counter()
     with running(kind) as url:
         while met["steps"] < STEPS or (rare(met) and met["steps"] < 2 * STEPS):
-            met += run(url, examples=150, steps=50)
+            met += run(url, examples=60, steps=50)
     report(kind, met)
     assert rare(met) == {}
 
