@@ -336,7 +336,7 @@ class Admission:
         elif packed.id_outcomes.strip(NOT_WRITTEN):  # which are logged
             return None
         else:
-            values = admitted_values(packed.packed, plain.forgiving)
+            values = admitted_values(packed.packed, plain.of_units)
         if values is not None:
             self._metrics.count_admission(plain.places, values)
         return values

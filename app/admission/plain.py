@@ -49,11 +49,11 @@ class SharedBytes(Struct, frozen=True):
 
     Attributes:
         pieces: the argument of an ask, between the numbers that differ; none if it has producer ids.
-        forgiving: for each quota, whether it is a token bucket.
+        of_units: for each quota, whether it counts units, not ids.
     """
 
     pieces: tuple[bytes, ...]
-    forgiving: tuple[bool, ...]
+    of_units: tuple[bool, ...]
     decision: Decision
 
 
@@ -62,12 +62,12 @@ class PlainQuotas(Struct, frozen=True):
 
     Attributes:
         snapshot: the quotas of which these are some; others may be in force by now.
-        forgiving: for each quota, whether it is a token bucket.
+        of_units: for each quota, whether it counts units, not ids.
         decision: the one if all of them admit.
     """
 
     snapshot: Matches
-    forgiving: tuple[bool, ...]
+    of_units: tuple[bool, ...]
     places: tuple[Place, ...]
     decision: Decision
 
@@ -171,7 +171,7 @@ def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Shared
     plan = None if "producer_ids" in algorithms else plan_of(ask, matches, secret)
     return SharedBytes(
         () if plan is None else pieces_of(encode_plan(plan)[1], len(quotas)),
-        tuple(algorithm == "token_bucket" for algorithm in algorithms),
+        tuple(algorithm != "producer_ids" for algorithm in algorithms),
         ADMITTED[len(quotas)],
     )
 
@@ -190,7 +190,7 @@ def _plain_ask(
     elif (plan := plan_of(ask, matches, secret)) is not None:
         packed = PackedPlan(keys, encode_plan(plan)[1], plan.ids)
     places = tuple([Place(applied.quota, (applied.quota.key, applied.bucket)) for applied, _ in matches])
-    quotas = PlainQuotas(snapshot, shared.forgiving, places, shared.decision)
+    quotas = PlainQuotas(snapshot, shared.of_units, places, shared.decision)
     size = OWN_BYTES + SHARED_BYTES * len(matches)
     if packed is not None:
         size += len(packed.argument) + 4 * sum(map(len, keys)) + ID_BYTES * packed.ids

@@ -285,8 +285,8 @@ class TokensBucket:
         return Judgement("delay", delay) if delay else ADMIT
 
     def _full(self, charge: BucketCharge) -> float:
-        """The most tokens while the leases last: the burst less what they hold."""
-        return charge.quota.burst - held(self.holds)
+        """The most tokens while the leases last."""
+        return token_bucket.most_tokens(charge.quota.burst, self.holds)
 
     def _tokens(self, charge: BucketCharge) -> float:
         state, _ = self._after_forgiving(charge)
@@ -703,7 +703,7 @@ def judge_lease(part: Part) -> tuple[Judgement, float]:
     bucket, charge, quota = holding(part.bucket), part.charge, part.applied.quota
     if charge.usage == 0:
         return ADMIT, 0.0
-    capacity, least = bucket.capacity(charge), min(charge.usage, 1.0)
+    capacity, least = bucket.capacity(charge) if quota.limit else 0.0, min(charge.usage, 1.0)
     if least > capacity / 2:
         return Judgement("reject", reason="too_large", largest=capacity / 2), 0.0
     longest = RECHECK_MS if quota.key == CONNECTION_CREATION_RATE else MAX_THROTTLE_MS

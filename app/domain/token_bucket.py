@@ -55,6 +55,16 @@ def delay_ms(tokens: float, limit: float, longest_ms: int = MAX_THROTTLE_MS) -> 
     return max(1, math.floor(min(-tokens / limit * 1000, float(longest_ms)) + 0.5))
 
 
+def most_tokens(burst: float, holds: Holds) -> float:
+    """Up to how many tokens a bucket fills: the burst less what it holds, at least 0 after a lowered burst.
+
+    >>> from app.domain.holds import Hold
+    >>> most_tokens(30, (Hold(b"a", 10, 400),)), most_tokens(5, (Hold(b"a", 10, 400),))
+    (20.0, 0.0)
+    """
+    return max(burst - held(holds), 0.0)
+
+
 def reckon(
     state: Tokens | None, holds: Holds, now_ms: int, limit: float, burst: float
 ) -> tuple[Tokens | None, Holds]:
@@ -71,7 +81,7 @@ def reckon(
     for place, hold in enumerate(over):
         assert state is not None
         at_ms = max(hold.ends_ms, state.at_ms)
-        state = Tokens(tokens_at(state, at_ms, limit, burst - held(holds[place:])), at_ms)
+        state = Tokens(tokens_at(state, at_ms, limit, most_tokens(burst, holds[place:])), at_ms)
     return state, rest
 
 
@@ -84,7 +94,7 @@ def wait_ms(state: Tokens, cost: float, now_ms: int, limit: float, burst: float,
 
     def suffices(wait: int) -> bool:
         then, rest = reckon(state, holds, now_ms + wait, limit, burst)
-        return tokens_at(then, now_ms + wait, limit, burst - held(rest)) >= cost
+        return tokens_at(then, now_ms + wait, limit, most_tokens(burst, rest)) >= cost
 
     # The tokens never fall, so bisection finds the least wait.
     return 1 + bisect_left(range(1, MAX_THROTTLE_MS), True, key=suffices)

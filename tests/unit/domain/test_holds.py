@@ -41,7 +41,7 @@ def bucket(limit: float = 10, burst: float = 110.0, **fields: Any) -> Quota:
 
 
 class Leasing:
-    """An oracle with quotas for alice and her address; times are in milliseconds after T."""
+    """An oracle with quotas for alice and an address; times are in milliseconds after T."""
 
     def __init__(self, *quotas: Quota) -> None:
         self.oracle = Oracle(b"s" * 32)
