@@ -15,6 +15,7 @@ from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
 from app.admission.gather import QUEUE_S, Gatherer
 from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, hold_decision, is_held
+from app.admission.leases import Leases
 from app.admission.local import LocalAnswers
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
@@ -84,6 +85,7 @@ class Admission:
     Attributes:
         circuit: knows whether the store is available.
         local: what this node answers alone.
+        leases: grants and settles leases.
     """
 
     def __init__(
@@ -114,6 +116,15 @@ class Admission:
             quotas=lambda: snapshot().quotas,
             secret=secret,
             away=lambda: self.circuit.error is not None,
+            metrics=metrics,
+            logs=logs,
+        )
+        self.leases = Leases(
+            self._gatherer,
+            self.circuit,
+            matches=self._matches_in_force,
+            factor=factor,
+            secret=secret,
             metrics=metrics,
             logs=logs,
         )
@@ -403,8 +414,11 @@ def count_answer(
             metrics.count_correction()
         if charge.applied.quota.algorithm == "producer_ids":
             fills.append(Fill(charge.applied.bucket, result.remembered, result.fill))
-        elif result.forgiven:
-            metrics.count_forgiven(result.forgiven)
+        else:
+            if result.forgiven:
+                metrics.count_forgiven(result.forgiven)
+            if result.lapsed and ask.mode != "peek":  # a peek does not write it, and another finds it again
+                metrics.count_lapsed(result.lapsed)
     metrics.count_decision(ask, decision, verdicts, fills, [match.applied for match in found])
 
 

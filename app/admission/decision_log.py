@@ -170,6 +170,22 @@ class DecisionLog(Logs):
         else:
             self.refreshed(ask, matches, answer)
 
+    def leased(
+        self,
+        kind: Literal["lease", "settlement"],
+        ask: Ask,
+        matches: Sequence[Match],
+        answer: Answer,
+        decision: Decision,
+        verdicts: Sequence[Verdict],
+        lease: tuple[bytes, int],
+    ) -> None:
+        """Record a lease that was asked for, or settled, whatever else is logged."""
+        if not self._off:
+            failure = "store_full" if decision.source == "fallback" else None
+            at_ms = self._at_ms(ask, answer)
+            self._take(DecisionEntry(kind, at_ms, ask, matches, answer, decision, verdicts, failure, lease))
+
     def refreshed(self, ask: Ask, matches: Sequence[Match], answer: Answer) -> None:
         """Record the outcomes of the ids of an ask that is not logged itself, if any id was written."""
         if not self._off and any(answer.id_outcomes):
