@@ -131,7 +131,7 @@ class LeaseUsageBody(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class WishBody(Struct, forbid_unknown_fields=True, gc=False):
-    """For whom a lease is, and the usage that it should hold at most; 0 to settle only."""
+    """The names that a lease is for, and the usage that it should hold at most; 0 to settle only."""
 
     usage: LeaseUsageBody
     principal: Name | None = None
