@@ -15,7 +15,7 @@ from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
 from app.admission.gather import QUEUE_S, Gatherer
 from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, hold_decision, is_held
-from app.admission.leases import Leases
+from app.admission.leases import Leases, count_lapses
 from app.admission.local import LocalAnswers
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
@@ -429,6 +429,8 @@ class Admission:
         if why is not None:
             self._metrics.count_fallback(why)
         count_answer(self._metrics, ask, its, plan, answer, decision, verdicts)
+        if plan is not None and answer is not None and answer.kept is None:
+            count_lapses(self._metrics, self._logs, ask, plan, answer)
         if alone is not None and plan is None:
             self._metrics.count_shadows(verdicts)
         logged = answer if answer is not None or alone is None else Answer((), at_ms=alone.at_ms)
@@ -476,6 +478,8 @@ class Admission:
             ask, alone, travels, plan = each.ask, each.alone, each.travels, self._readable(each)
             known = None if alone is None else alone.verdict
             decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
+            if plan is not None:
+                count_lapses(self._metrics, self._logs, ask, plan, answer)
             if plan is not None and alone is None:
                 self.local.learn(travels or ask, each.matches, plan, answer, each.edition)
                 answer = answer if travels is None else _with_all_ids(answer, ask, travels)
@@ -525,11 +529,8 @@ def count_answer(
             metrics.count_correction()
         if charge.applied.quota.algorithm == "producer_ids":
             fills.append(Fill(charge.applied.bucket, result.remembered, result.fill))
-        else:
-            if result.forgiven:
-                metrics.count_forgiven(result.forgiven)
-            if result.lapsed and ask.mode != "peek":  # a peek does not write it, and another finds it again
-                metrics.count_lapsed(result.lapsed)
+        elif result.forgiven:
+            metrics.count_forgiven(result.forgiven)
     metrics.count_decision(ask, decision, verdicts, fills, [match.applied for match in found])
 
 

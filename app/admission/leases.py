@@ -205,7 +205,8 @@ class Leases:
         held = [
             (match.applied, result.held) for match, result in zip(sent.matches, answer.results, strict=True)
         ]
-        self._metrics.count_leased(held, sum(result.lapsed for result in answer.results))
+        self._metrics.count_leased(held)
+        count_lapses(self._metrics, self._logs, sent.ask, plan, answer)
         if plan.mode == "hold" and grants(decision):
             granted = granted_by(sent.ask, plan, answer)
         assert plan.lease is not None
@@ -264,6 +265,16 @@ class Leases:
     def _name(self, lease: bytes, ask: Ask, granted: dict[str, float], caller: Caller, *, holds: bool) -> str:
         names = (ask.principal, ask.client_id, ask.ip, ask.broker, ask.listener)
         return seal(LeaseName(lease, caller.key, names, granted, holds), self._secret())
+
+
+def count_lapses(metrics: Metrics, logs: Logs, ask: Ask, plan: Plan, answer: Answer) -> None:
+    """Count and log the units of leases that an answer found to be over, and that nobody had settled."""
+    if ask.mode == "peek":
+        return  # it does not write that, and another ask finds it again
+    for charge, result in zip(plan.charges, answer.results, strict=True):
+        if charge.applied.quota.algorithm != "producer_ids" and result.lapsed:
+            metrics.count_lapsed(result.lapsed)
+            logs.lapsed(ask, charge.applied, result.lapsed, answer)
 
 
 def lasting_ms(wish: Ask, lease_ms: int) -> int:

@@ -71,7 +71,7 @@ class IdsEntry(NamedTuple):
 class ChangeEntry(NamedTuple):
     """A change of what decisions depend on, or rows dropped; ``before`` and ``after`` are JSON values."""
 
-    kind: Literal["quota", "factor", "reset", "dropped"]
+    kind: Literal["quota", "factor", "reset", "lapse", "dropped"]
     at_ms: int
     what: str
     before: object

@@ -9,6 +9,7 @@ from app.admission.plain import PlainQuotas, PlannedAsk
 from app.admission.plan import Match
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
+from app.domain.ladder import AppliedQuota
 from app.store.port import Answer, PackedAnswer
 
 
@@ -64,6 +65,9 @@ class Logs:
 
         The ask's usage is what was granted (the wish, if nothing was), or what was spent.
         """
+
+    def lapsed(self, ask: Ask, applied: AppliedQuota, units: float, answer: Answer) -> None:
+        """Record what counts as spent in a bucket of the ask, as leases ended that nobody had settled."""
 
     def refreshed(self, ask: Ask, matches: Sequence[Match], answer: Answer) -> None:
         """Record that ids of a refused ask were refreshed."""

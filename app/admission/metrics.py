@@ -260,12 +260,11 @@ class Metrics:
         """Count a lease that was ``granted`` or ``refused``, ``settled``, or ``unknown`` when settled."""
         _increment(self._counts.leases, outcome)
 
-    def count_leased(self, held: Iterable[tuple[AppliedQuota, float]], lapsed: float) -> None:
-        """Note what buckets hold for leases, and count the units of leases that nobody had settled."""
+    def count_leased(self, held: Iterable[tuple[AppliedQuota, float]]) -> None:
+        """Note what buckets hold for leases."""
         now = self._clock()
         for applied, units in held:
             touch(self._counts.leased, (applied.quota.key, applied.bucket), now, units)
-        self.count_lapsed(lapsed)
 
     def count_lapsed(self, units: float) -> None:
         """Count units of leases that ended before anybody had settled them."""

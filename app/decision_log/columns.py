@@ -134,7 +134,8 @@ COLUMNS: Final = (
         " the ids charged or refreshed by a decision that is not logged itself; renewal: ids that a node knew"
         " and wrote to the store again; lease: a lease was asked for, and its usage was granted unless the"
         " decision is a refusal; settlement: its usage was spent of a lease, and the rest was given back, or"
-        " reject if the lease was over; reset: a bucket was emptied;"
+        " reject if the lease was over; lapse: leases of a bucket ended that nobody had settled, and count as"
+        " spent; reset: a bucket was emptied;"
         " load: a backfill was put into a bucket; quota: an entity's quotas changed; factor: this node began"
         " to apply a throttle factor; dropped: this node dropped rows.",
     ),

@@ -35,7 +35,7 @@ class Proxy:
         self._leases = contextlib.AsyncExitStack()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one connection. Its first line names the principal; a real proxy would authenticate that."""
+        """Forward one connection. Its first line names the principal; a real proxy would authenticate it."""
         try:
             async with asyncio.timeout(HELLO_WITHIN_S):
                 principal = (await reader.readline()).decode().strip()

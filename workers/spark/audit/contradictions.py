@@ -42,9 +42,6 @@ SINCE_MS: Final = 1_000_000_000_000
 EXAMPLES: Final = 20
 """How many contradictions of each kind one task keeps as cases; all of them are counted."""
 
-LEASES: Final = ("lease", "settlement")
-"""The kinds of rows that are no decisions on asks."""
-
 _MANY: Final = 65_536
 _PREFIX: Final = re.compile(r"%2F(\d{1,3})(?:;|$)")
 
@@ -127,8 +124,6 @@ def contradictions(row: DecisionRow, *, by_store: bool = True) -> Iterator[Contr
     Args:
         by_store: times are the store's, not the callers'.
     """
-    if row.kind in LEASES:
-        return
     if by_store:
         yield from _check_clock(row)
     if row.mode is not None and row.mode not in MODES:
@@ -147,7 +142,7 @@ def wrong_decision(row: DecisionRow, *, sequential: bool) -> Contradiction | Non
     Args:
         sequential: request delays are added to byte delays (``QUOTAGATE_COMBINE_DELAYS``).
     """
-    if row.source != "store" or row.order is None or row.kind in {"ids", *LEASES} or row.replayed:
+    if row.source != "store" or row.order is None or row.kind == "ids" or row.replayed:
         return None
     if row.decision in ("admit", None) and all(verdict.outcome == "admit" for verdict in row.verdicts):
         return None
