@@ -23,7 +23,7 @@ FULL: Final = {
     "tests/console": "needs a browser",
     "tests/contract/test_filter_memory.py": "fills filters to their cap",
     "tests/contract/test_large_keys.py": "grows keys to many megabytes",
-    "tests/contract/test_leases.py": "plays 1,000 plans of adversaries against a store",
+    "tests/contract/test_leases.py": "plays plans of adversaries against a store",
     "tests/contract/test_load.py": "compares 10,000s of loads with the plain form",
     "tests/contract/test_machine.py": "20,000 steps on each store, and every planted fault",
     "tests/decision_log": "kills and stops the writer, fills its disk",

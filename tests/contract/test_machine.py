@@ -137,7 +137,7 @@ FAULTS = {
         "check.t) end\nend",
     ),
     "a lapse forgotten at a refusal": (
-        "function sampled_rate.touch(check)\n  if check.lapsed > 0 then",
+        "function sampled_rate.touch(check)\n  if check.holds and check.lapsed > 0 then",
         "function sampled_rate.touch(check)\n  if false then",
     ),
     "leases lost when a sample begins": (
@@ -159,7 +159,7 @@ FAULTS = {
         "local slices, grants = {}, not refused",
         "local slices, grants = {}, true",
     ),
-    "a wait that takes leases for over": ("check.held = units_of(holds, i, #holds)", "check.held = 0"),
+    "a wait that takes leases for over": ("usage + units_of(holds, i, #holds)", "usage"),
     "a wait for tokens that takes leases for lasting": (
         "if not holds then return tokens_at(check, tokens, since, at) end",
         "do return tokens_at(check, tokens, since, at) end",

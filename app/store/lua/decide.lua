@@ -11,6 +11,7 @@ Example  of two quotas, the first admits and the second refuses: neither is char
 
 local ALGORITHMS = { make_sampled_rate(), make_token_bucket(), make_producer_ids() }
 local PRODUCER_IDS = ALGORITHMS[3]
+local QUOTA_BYTES, FIELD_AT = 52, 36 -- of a quota in an ask, and where its third parameter is in it
 local store_time, next_key, id_outcomes
 -- The checks of the ask at hand are the first `quotas` of these. Every ask uses the same tables: new ones of so many
 -- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read.
@@ -22,6 +23,7 @@ local was_reset -- whether a bucket was reset since a node learned what it wants
 -- is less), or until the first lease ends if that is sooner, because leases are mostly settled with less than they hold.
 local function grant(check)
   local wish, holds = check.usage, check.holds
+  if holds and #holds == 0 then holds = nil end
   check.slice = 0
   if wish == 0 then return ADMIT, 0 end
   local capacity, least = check.limit > 0 and check.algorithm.capacity(check) or 0, min(wish, 1)
@@ -34,7 +36,7 @@ local function grant(check)
   check.usage = wish
   if outcome > ADMIT then return outcome, min(throttle_ms, longest) end
   local _, free = check.algorithm.report(check)
-  local most = min(free, max(1, free / ((holds and #holds or 0) + 1)), (capacity - check.held) / 2)
+  local most = min(free, max(1, free / ((holds and #holds or 0) + 1)), (capacity - held_by(check)) / 2)
   check.slice = wish <= most and wish or max(floor(most), 0)
   if check.slice > 0 then return ADMIT, 0 end
   return THROTTLE, holds and longest or 1
@@ -42,9 +44,11 @@ end
 
 -- The outcome of one quota by itself: its algorithm's, adjusted for the mode and for connection rates.
 local function own_result(check, later)
-  if mode == HOLD then return grant(check) end
-  if mode == REFUND or mode == SETTLE then return ADMIT, 0 end
-  if mode == RENEW then return was_reset and REJECT or ADMIT, 0 end
+  if mode > RECORD then
+    if mode == HOLD then return grant(check) end
+    if mode == REFUND or mode == SETTLE then return ADMIT, 0 end
+    if mode == RENEW then return was_reset and REJECT or ADMIT, 0 end
+  end
   if check.limit == 0 and check.usage > 0 and check.algorithm ~= PRODUCER_IDS then
     if mode == RECORD then return DELAY, check.longest end
     return REJECT, 0, TOO_LARGE, 0
@@ -95,7 +99,7 @@ local function read_checks()
     algorithm, check.flags, ids, check.limit, check.usage, first, second, third, check.longest, at =
       unpack_(QUOTA, ask, at)
     algorithm = ALGORITHMS[algorithm]
-    check.algorithm, check.field = algorithm, third
+    check.algorithm = algorithm
     algorithm.load(check, first, second, third, ids, at)
     at = at + ids * 32
   end
@@ -121,6 +125,7 @@ local function hold_all(lease, lease_ms)
   local slices, grants = {}, not refused
   for i = 1, quotas do
     local check = checks[i]
+    check.field = unpack_('<d', ask, 13 + (i - 1) * QUOTA_BYTES + FIELD_AT)
     if check.reason == STORE_FULL then grants = false end
     if band(check.flags, SHADOW) == 0 then
       slices[check.field] = min(slices[check.field] or check.slice, check.slice)
@@ -152,15 +157,17 @@ end
 -- Write the effect of the decision; whether a bucket was charged or refunded.
 local function apply(ends)
   if mode == PEEK then return false end
-  if mode == HOLD then return hold_all(unpack_(LEASE, ask, ends)) end
-  if mode == SETTLE then return settle_all(unpack_(LEASE, ask, ends)) end
-  if mode == REFUND then
-    for i = 1, quotas do checks[i].algorithm.refund(checks[i]) end
-    return quotas > 0
-  end
-  if mode == RENEW then
-    for i = 1, was_reset and 0 or quotas do checks[i].algorithm.renew(checks[i]) end
-    return false
+  if mode > RECORD then
+    if mode == HOLD then return hold_all(unpack_(LEASE, ask, ends)) end
+    if mode == SETTLE then return settle_all(unpack_(LEASE, ask, ends)) end
+    if mode == REFUND then
+      for i = 1, quotas do checks[i].algorithm.refund(checks[i]) end
+      return quotas > 0
+    end
+    if mode == RENEW then
+      for i = 1, was_reset and 0 or quotas do checks[i].algorithm.renew(checks[i]) end
+      return false
+    end
   end
   if mode == REFRESH or refused then
     for i = 1, quotas do checks[i].algorithm.touch(checks[i]) end
@@ -178,7 +185,7 @@ local function answer_of()
   for i = 1, quotas do
     local check = checks[i]
     local observed, remaining, ids, fill, layers = check.algorithm.report(check)
-    if mode >= HOLD then fill = check.held end
+    if mode >= HOLD then fill = held_by(check) end
     local result = pack(RESULT, check.outcome, check.reason, check.correction + 4 * (layers or 0), check.throttle_ms,
       observed, remaining, check.largest, ids, fill)
     answer = answer and answer .. result or result

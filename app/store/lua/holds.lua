@@ -3,7 +3,8 @@
 A bucket without leases looks as it did before there were leases. With leases, its state goes on:
 State    <c16 d d>  for each lease, ordered by their ends: its name, the units held, its end (ms)
 A check of a rate or a token bucket has
-  holds   { { name, units, end }, ... } in that order, or nil
+  holds   { { name, units, end }, ... } in that order; nil if the bucket had no leases when it was loaded, so that asks
+          without leases pay for one look only. The others are then not set:
   held    the units of all of them
   lapsed  the units of leases that ended before this ask and that nobody had settled: spent at their end. The next
           write of the bucket keeps that
@@ -20,8 +21,15 @@ local function units_of(holds, first, last)
 end
 
 local function set_holds(check, holds)
-  local many = #holds
-  check.holds, check.held = many > 0 and holds or nil, units_of(holds, 1, many)
+  check.holds, check.held = holds, units_of(holds, 1, #holds)
+end
+
+local function held_by(check)
+  return check.holds and check.held or 0
+end
+
+local function lapsed_in(check)
+  return check.holds and check.lapsed or 0
 end
 
 -- Read the holds behind the first `size` bytes of a bucket's state.
@@ -44,9 +52,10 @@ local function move_holds(check, by)
   for _, hold in ipairs(check.holds) do hold[3] = hold[3] + by end
 end
 
--- When the last lease ends; -huge without leases.
+-- When the last lease ends; -huge if there is none left.
 local function last_end(check)
-  return check.holds and check.holds[#check.holds][3] or -huge
+  local last = check.holds[#check.holds]
+  return last and last[3] or -huge
 end
 
 -- Leave out the leases that ended by now; returns all holds as they were, and how many ended.
@@ -61,7 +70,8 @@ end
 
 -- Hold units from now on, behind the leases that end no later.
 local function add_hold(check, name, units, lease_ms)
-  local holds, ends = check.holds or {}, check.t + lease_ms
+  if not check.holds then check.holds, check.lapsed = {}, 0 end
+  local holds, ends = check.holds, check.t + lease_ms
   local at = #holds + 1
   while at > 1 and holds[at - 1][3] > ends do at = at - 1 end
   table.insert(holds, at, { name, units, ends })

@@ -23,7 +23,7 @@ function sampled_rate.load(check, samples, sample_ms)
   check.decided = check.deny and max(samples, 2) or samples
   check.samples, check.sample_ms, check.span, check.moved = samples, sample_ms, check.decided * sample_ms, 0
   check.window, check.is_charged = nil, false
-  check.holds, check.held, check.lapsed = nil, 0, 0
+  check.holds = nil
   local text = call('GET', check.key)
   if text and #text >= RATE_BYTES then
     check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last = unpack_(RATE, text)
@@ -94,17 +94,17 @@ local function live_sum(check, at)
   return sum + check.value, at - (oldest or check.start)
 end
 
--- The same, if the usage, and what leases hold, had been recorded at t.
+-- The same, if the usage had been recorded at t.
 local function recorded(check, t, at)
   if at - t >= check.span then return 0, 0 end
   local sum, oldest = previous(check, at)
-  local start, usage = check.start, check.usage + check.held
-  if t - start < check.sample_ms then return sum + (check.value + usage), at - (oldest or start) end
+  local start = check.start
+  if t - start < check.sample_ms then return sum + (check.value + check.usage), at - (oldest or start) end
   if at - check.last < check.span then
     sum = sum + check.value
     oldest = oldest or start
   end
-  return sum + usage, at - (oldest or t)
+  return sum + check.usage, at - (oldest or t)
 end
 
 local function window_of(check, elapsed)
@@ -150,21 +150,22 @@ local function over_at(check, i)
   return last + check.span
 end
 
--- Whether the usage, with what leases hold, is more than an empty bucket can hold.
+-- Whether the usage is more than an empty bucket can hold.
 local function is_too_large(check)
-  return (check.usage + check.held) / ((check.decided - 1) * check.sample_ms / 1000) > check.limit
+  return check.usage / ((check.decided - 1) * check.sample_ms / 1000) > check.limit
 end
 
--- When the usage passes, from `at` on and before `stop`; nil if it does not. What is recorded changes only where a sample
--- is over, or where the current one ends: look between these edges.
+-- When the usage passes, from `at` on and before `stop`; nil if it does not. Without a stop the usage is not too large.
+-- What is recorded changes only where a sample is over, or where the current one ends: look between these edges.
 local function passing(check, at, stop)
   local ends, i = check.start + check.sample_ms, 1
   while true do
     local edge = over_at(check, i)
     if ends < edge then edge, ends = ends, huge else i = i + 1 end
     if edge > at then
-      edge = min(edge, stop)
-      if at - check.last < check.span or not is_too_large(check) then -- with no live sample the window cannot grow
+      if edge > stop then edge = stop end
+      -- with no live sample the window cannot grow
+      if stop == huge or at - check.last < check.span or not is_too_large(check) then
         local passes = first_passing(check, at)
         if passes < edge then return passes end
       end
@@ -174,7 +175,7 @@ local function passing(check, at, stop)
   end
 end
 
-local wait -- below, with what it needs
+local wait_beside_holds -- below, with what it needs
 
 local function delay(check, later)
   local limit = check.limit
@@ -185,14 +186,25 @@ local function delay(check, later)
   return DELAY, rounded((observed - limit) / limit * window, check.longest)
 end
 
-function sampled_rate.judge(check, later)
+-- Judge a usage; check.usage is that, and what leases hold.
+local function judge_with(check, usage, later)
   if not check.deny then return delay(check, later) end
-  if check.usage == 0 then return ADMIT, 0 end
+  if usage == 0 then return ADMIT, 0 end
   local full = (check.decided - 1) * check.sample_ms / 1000
-  if check.usage / full > check.limit then return REJECT, 0, TOO_LARGE, check.limit * full end
+  if usage / full > check.limit then return REJECT, 0, TOO_LARGE, check.limit * full end
   local sum, window = measure(check, check.t)
   if sum / (window / 1000) <= check.limit then return ADMIT, 0 end
-  return THROTTLE, min(wait(check) - now, MAX_THROTTLE_MS)
+  local passes = check.holds and wait_beside_holds(check, usage) or passing(check, check.t + 1, huge)
+  return THROTTLE, min(passes - now, MAX_THROTTLE_MS)
+end
+
+function sampled_rate.judge(check, later)
+  local usage = check.usage
+  if not check.holds then return judge_with(check, usage, later) end
+  check.usage = usage + check.held
+  local outcome, throttle_ms, reason, largest = judge_with(check, usage, later)
+  check.usage = usage
+  return outcome, throttle_ms, reason, largest
 end
 
 -- The head of the state. Without previous samples the current one is the oldest.
@@ -273,23 +285,22 @@ end
 
 -- The time from which the usage passes. Leases count as spent at their end until then, so they are recorded one after
 -- the other; the state is put back afterwards.
-function wait(check)
+function wait_beside_holds(check, usage)
   local holds, at = check.holds, check.t + 1
-  if not holds then return passing(check, at, huge) end
   local n, rest, oldest, oldest_last = check.n, check.rest, check.oldest, check.oldest_last
-  local value, start, last, text, held = check.value, check.start, check.last, check.text, check.held
+  local value, start, last, text = check.value, check.start, check.last, check.text
   local passes
   for i, hold in ipairs(holds) do
-    check.held = units_of(holds, i, #holds)
+    check.usage = usage + units_of(holds, i, #holds)
     passes = passing(check, at, hold[3])
     if passes then break end
     at = max(at, hold[3])
     record(check, hold[2], max(hold[3], check.last))
   end
-  check.held = 0
+  check.usage = usage
   passes = passes or passing(check, at, huge)
   check.n, check.rest, check.oldest, check.oldest_last = n, rest, oldest, oldest_last
-  check.value, check.start, check.last, check.text, check.held = value, start, last, text, held
+  check.value, check.start, check.last, check.text = value, start, last, text
   return passes
 end
 
@@ -300,13 +311,13 @@ function sampled_rate.reckon(check)
 end
 
 function sampled_rate.touch(check)
-  if check.lapsed > 0 then write_record(check) end
+  if check.holds and check.lapsed > 0 then write_record(check) end
 end
 
 function sampled_rate.charge(check)
   local t = check.t
   check.is_charged = true
-  if check.lapsed > 0 then
+  if check.holds and check.lapsed > 0 then
     record(check, check.usage, t)
     write_record(check)
   elseif t - check.start < check.sample_ms then
@@ -348,7 +359,7 @@ function sampled_rate.refund(check)
     list[i][1], left = list[i][1] - taken, left - taken
   end
   local packed = pack_previous(check, list)
-  if check.lapsed > 0 then
+  if check.holds and check.lapsed > 0 then
     write_all(check, packed)
   else
     rebuild(check, packed)
@@ -361,8 +372,8 @@ function sampled_rate.report(check)
   if check.holds or not (window and check.is_charged) then
     local elapsed
     sum, elapsed = live_sum(check, check.t)
-    sum, window = sum + check.held, window_of(check, elapsed)
+    sum, window = sum + held_by(check), window_of(check, elapsed)
   end
   local seconds = window / 1000
-  return sum / seconds, check.limit * seconds - sum, check.lapsed, 0
+  return sum / seconds, check.limit * seconds - sum, lapsed_in(check), 0
 end

@@ -21,7 +21,7 @@ function token_bucket.load(check, burst, max_debt)
   check.burst, check.max_debt = burst, max_debt
   check.deny = band(check.flags, DENY) > 0
   check.over, check.forgiven = 0, 0
-  check.holds, check.held, check.lapsed, check.most = nil, 0, 0, burst
+  check.holds, check.most = nil, burst
   local packed = call('GET', check.key)
   if packed then
     check.tokens, check.at = unpack_(TOKENS, packed)
@@ -130,7 +130,7 @@ end
 
 function token_bucket.touch(check)
   tokens_now(check)
-  if check.over == 0 and check.lapsed == 0 then return end
+  if check.over == 0 and lapsed_in(check) == 0 then return end
   check.forgiven = check.over
   write_tokens(check)
 end
@@ -182,5 +182,5 @@ end
 
 function token_bucket.report(check)
   local tokens = tokens_now(check)
-  return check.burst - tokens, tokens, check.lapsed, check.forgiven
+  return check.burst - tokens, tokens, lapsed_in(check), check.forgiven
 end
