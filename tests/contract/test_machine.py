@@ -72,7 +72,7 @@ FAULTS = {
         "tokens_now(check) - check.usage, check.t",
     ),
     "a debt that is over coming back": (
-        "if check.over == 0 and check.lapsed == 0 then return end",
+        "if check.over == 0 and lapsed_in(check) == 0 then return end",
         "do return end",
     ),
     "a block not scrubbed": ("keep = keep * 17", "keep = 255"),

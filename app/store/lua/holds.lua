@@ -52,7 +52,7 @@ local function move_holds(check, by)
   for _, hold in ipairs(check.holds) do hold[3] = hold[3] + by end
 end
 
--- When the last lease ends; -huge if there is none left.
+-- When the last lease ends; -huge if all of them are over.
 local function last_end(check)
   local last = check.holds[#check.holds]
   return last and last[3] or -huge
