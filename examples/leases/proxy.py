@@ -33,9 +33,14 @@ class Proxy:
         self._lease_ms = lease_ms
         self._work: dict[str, AsyncLeased] = {}
         self._leases = contextlib.AsyncExitStack()
+        self._open: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one connection. Its first line names the principal; a real proxy would authenticate it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
         try:
             async with asyncio.timeout(HELLO_WITHIN_S):
                 principal = (await reader.readline()).decode().strip()
@@ -49,6 +54,9 @@ class Proxy:
             await self._forward(reader, out, work)
         except (OSError, ValueError) as error:
             LOG.warning("the connection of %s ended: %r", principal, error)
+        except asyncio.CancelledError:  # the proxy ends
+            writer.transport.abort()
+            out.transport.abort()
         finally:
             writer.close()
             out.close()
@@ -111,7 +119,10 @@ class Proxy:
         return sum(work.calls for work in self._work.values())
 
     async def aclose(self) -> None:
-        """Give back what is left of all leases."""
+        """End the connections, and give back what is left of all leases."""
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
         await self._leases.aclose()
 
     def __str__(self) -> str:

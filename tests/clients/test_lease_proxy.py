@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -22,11 +23,17 @@ class Sink:
 
     def __init__(self) -> None:
         self.got = bytearray()
+        self.open = 0
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(65_536):
-            self.got += chunk
-        writer.close()
+        self.open += 1
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(65_536):
+                self.got += chunk
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        self.open -= 1
 
 
 async def sent_through(node: Service, name: str, sent: bytes, enough: int) -> tuple[Sink, Proxy]:
@@ -43,7 +50,10 @@ async def sent_through(node: Service, name: str, sent: bytes, enough: int) -> tu
         await until(lambda: len(sink.got) >= enough)
         server.close()
         await proxy.aclose()
-        writer.close()
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        await until(lambda: not sink.open)
         target.close()
     return sink, proxy
 
