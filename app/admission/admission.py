@@ -15,6 +15,7 @@ from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
 from app.admission.gather import QUEUE_S, Gatherer
 from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, hold_decision, is_held
+from app.admission.leases import Leases, count_lapses
 from app.admission.local import LocalAnswers
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
@@ -78,6 +79,7 @@ class Admission:
     Attributes:
         circuit: knows whether the store is available.
         local: what this node answers alone.
+        leases: grants and settles leases.
     """
 
     def __init__(
@@ -118,6 +120,16 @@ class Admission:
             metrics=metrics,
             logs=logs,
         )
+        self.leases = Leases(
+            self._gatherer,
+            lambda: self.circuit.error,
+            spans=self._spans_slots,
+            matches=self._matches_in_force,
+            factor=factor,
+            secret=secret,
+            metrics=metrics,
+            logs=logs,
+        )
         self._snapshot = snapshot
         self._factor = factor
         self._logs = logs
@@ -135,8 +147,8 @@ class Admission:
         """Return an ask made ready, which serves equal ones while it is valid; None if it is not plain."""
         self._matches_in_force()
         plain = self._plain.of(ask)
-        if self._is_clustered and plain is not None and not _is_in_one_slot(plain):
-            return None  # the results of several slots are put together
+        if self._is_clustered and plain is not None and (plan := plain.planned.plan) is not None:
+            return None if self._spans_slots(plan) else plain  # results of several slots are put together
         return plain
 
     @property
@@ -385,6 +397,10 @@ class Admission:
                 return self._planned_with(ask, its, refusal, travels)
         return PlannedAsk(ask, its, False, planned.plan, plain.quotas, edition=self.local.edition)
 
+    def _spans_slots(self, plan: Plan | PackedPlan) -> bool:
+        """Whether a plan needs several slots of a cluster."""
+        return self._is_clustered and len(set(plan_slots(plan))) > 1
+
     def _match(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
         """Return the quotas that apply to an ask, scaled by the factor, and whether the factor holds it."""
         its = matches.of(ask)
@@ -466,6 +482,8 @@ class Admission:
         if why is not None:
             self._metrics.count_fallback(why)
         count_answer(self._metrics, ask, its, plan, answer, decision, verdicts)
+        if plan is not None and answer is not None and answer.kept is None:
+            count_lapses(self._metrics, self._logs, ask, plan, answer)
         if alone is not None and plan is None:
             self._metrics.count_shadows(verdicts)
         logged = answer if answer is not None or alone is None else Answer((), at_ms=alone.at_ms)
@@ -485,7 +503,7 @@ class Admission:
         elif not self._takes_admissions and packed.id_outcomes.strip(NOT_WRITTEN):
             return None  # the ids alone are logged
         else:
-            values = admitted_values(packed.packed, plain.forgiving)
+            values = admitted_values(packed.packed, plain.of_units)
             if values is not None and plain.learns is not None:
                 open_ms = int(values[OPEN_MS])
                 self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.edition)
@@ -513,6 +531,8 @@ class Admission:
             ask, alone, travels, plan = each.ask, each.alone, each.travels, self._readable(each)
             known = None if alone is None else alone.verdict
             decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
+            if plan is not None:
+                count_lapses(self._metrics, self._logs, ask, plan, answer)
             if plan is not None and alone is None:
                 self.local.learn(travels or ask, each.matches, plan, answer, each.edition)
                 answer = answer if travels is None else _with_all_ids(answer, ask, travels)
@@ -578,11 +598,6 @@ def _with_all_ids(answer: Answer, ask: Ask, travels: Ask) -> Answer:
 def in_full(planned: PlannedAsk, decision: Decision) -> InFull:
     """Return a decision with all verdicts, with the quotas that made it."""
     return InFull(decision, tuple([match.applied.quota for match in planned.matches]))
-
-
-def _is_in_one_slot(plain: PlainAsk) -> bool:
-    plan = plain.planned.plan
-    return plan is None or len(set(plan_slots(plan))) == 1
 
 
 def _principal_of(ask: Ask) -> str:

@@ -25,7 +25,7 @@ log: Final = structlog.get_logger("quotagate.store")
 QUANTUM: Final = 10
 """How many asks of one request are served in one turn."""
 
-ACCOUNTING: Final = frozenset({"record", "refund", "undo"})
+ACCOUNTING: Final = frozenset({"record", "refund", "settle", "undo"})
 """The modes of asks for work that is done, and of undos: they are sent even if nobody waits for them."""
 
 WEIGHT: Final = 5

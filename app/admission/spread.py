@@ -23,13 +23,16 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from app.admission.errors import AdmissionError
-from app.domain.decision import BYTE_RATES
+from app.domain.decision import BYTE_RATES, Outcome
 from app.domain.slots import SlotGroup, SlotGroups, groups_of
 from app.store.encoding import UNKNOWN_RESULT, spread_context, undo_plan
 from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError, Undone
 
 MOVED_BACK: Final = 2
 """The correction of a bucket whose times moved back with a clock."""
+
+NEVER_UNDONE: Final = ("refund", "settle")
+"""The modes that give back or settle; they delay nobody."""
 
 REFUSING: Final = ("throttle", "reject")
 
@@ -94,7 +97,9 @@ def decide(plan: Plan, groups: SlotGroups, *, sequential: bool = False) -> Steps
         ask.took(ask.all, (yield Phase.LOOK, ask.parts(ask.all)))
         return ask.answer()
     if plan.retry is None and _cannot_be_refused(plan):
-        ask.charged(ask.all, (yield Phase.CHARGE, ask.parts(ask.all, stamped=plan.mode != "refund")))
+        ask.charged(
+            ask.all, (yield Phase.CHARGE, ask.parts(ask.all, stamped=plan.mode not in {"refund", "settle"}))
+        )
         return (yield from _ended(ask))
     if plan.mode == "refund":
         return (yield from _refund(ask))
@@ -177,7 +182,7 @@ class _Ask:
         self.error: AdmissionError | None = None
         self.undone: tuple[Undone, ...] = ()
         self.refreshes = False
-        self.sums = sequential and plan.mode != "refund" and len(self.byte_groups()) > 0
+        self.sums = sequential and plan.mode not in NEVER_UNDONE and len(self.byte_groups()) > 0
         """Whether the byte delay counts for the other quotas."""
         self._stamped: list[tuple[SlotGroup, Answer]] = []
         """What was charged, and can be undone."""
@@ -277,9 +282,10 @@ class _Ask:
         for group in groups:
             self.lost[group.slot] = error
             for place in group.places:
-                refuses = _refuses_without_store(self.plan, self.plan.charges[place])
                 self.results[place] = structs.replace(
-                    UNKNOWN_RESULT, outcome="throttle" if refuses else "admit", reason="store_failure"
+                    UNKNOWN_RESULT,
+                    outcome=_outcome_without_store(self.plan, self.plan.charges[place]),
+                    reason="store_failure",
                 )
 
     def is_over(self) -> bool:
@@ -374,7 +380,7 @@ def _are_all_shed(came: Sequence[Came]) -> bool:
 
 
 def _cannot_be_refused(plan: Plan) -> bool:
-    if plan.mode in {"record", "refund"}:
+    if plan.mode in {"record", "refund", "settle"}:
         return True
     return all(
         charge.applied.quota.shadow or (charge.enforcement == "delay" and charge.applied.quota.limit > 0)
@@ -382,8 +388,11 @@ def _cannot_be_refused(plan: Plan) -> bool:
     )
 
 
-def _refuses_without_store(plan: Plan, charge: Charge) -> bool:
+def _outcome_without_store(plan: Plan, charge: Charge) -> Outcome:
     quota = charge.applied.quota
+    if plan.mode == "settle":
+        return "reject"  # whether the lease was settled is unknown
     if plan.mode in {"record", "refund"}:
-        return False
-    return quota.on_store_failure == "throttle" or (quota.limit == 0 and charge.usage > 0)
+        return "admit"
+    refuses = quota.on_store_failure == "throttle" or (quota.limit == 0 and charge.usage > 0)
+    return "throttle" if refuses else "admit"

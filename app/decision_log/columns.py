@@ -119,7 +119,9 @@ LIMITED_BY: Final = (
 )
 
 CHANGE: Final = (
-    Column("what", "string", "The entity, the bucket or throttle_factor; or why rows were dropped."),
+    Column(
+        "what", "string", "The entity, the bucket or throttle_factor; why rows were dropped; or the lease."
+    ),
     Column("before", "string", "JSON.", True),
     Column("after", "string", "JSON.", True),
     Column("who", "string", "The name of the API key that made the change.", True),
@@ -138,7 +140,10 @@ COLUMNS: Final = (
         "string",
         "decision; late: what the store decided of an ask that was already answered without it; ids: only"
         " the ids charged or refreshed by a decision that is not logged itself; renewal: ids that a node knew"
-        " and wrote to the store again; undone: a charge in one slot of a cluster that was taken back, since"
+        " and wrote to the store again; lease: a lease was asked for, and its usage was granted unless the"
+        " decision is a refusal; settlement: its usage was spent of a lease, and the rest was given back, or"
+        " reject if the lease was over; lapse: leases of a bucket ended that nobody had settled, and count as"
+        " spent; undone: a charge in one slot of a cluster that was taken back, since"
         " another slot refused the ask; undo: what of it was given back, at_ms being the time of that charge;"
         " reset: a bucket was emptied;"
         " load: a backfill was put into a bucket; quota: an entity's quotas changed; factor: this node began"

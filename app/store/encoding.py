@@ -6,7 +6,7 @@ import asyncio
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import msgpack, structs
 
@@ -43,6 +43,7 @@ UNKNOWN_RESULT: Final = ChargeResult("admit", 0, None, 0, math.nan, math.nan, No
 """In the place of a result that is not known, such as that of a slot whose primary is away."""
 _CHARGED: Final = struct.Struct("<ddd")
 _STAMP: Final = struct.Struct("<dd16s")
+_LEASE: Final = struct.Struct("<16sd")
 
 NUMBER: Final = struct.Struct("<d")
 NUMBERS: Final = struct.Struct("<dd")
@@ -75,8 +76,13 @@ _LAYER: Final = 4
 """One live layer, in the byte that also holds the clock correction: so kept answers keep their length."""
 
 ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
-_MODES: Final = {**{mode: number for number, mode in enumerate((*MODES, "refresh", "renew"))}, "undo": 16}
+_MODES: Final = {
+    **{mode: number for number, mode in enumerate((*MODES, "refresh", "renew", "hold", "settle"))},
+    "undo": 16,
+}
 _KEEPS, _STAMPED, _DELAYED = 32, 64, 128
+_FIELDS: Final = {key.usage: number for number, key in enumerate(KEYS.values())}
+"""The number of each usage field: a lease takes the same of each bucket of one field."""
 _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -119,6 +125,8 @@ def encode_plan(plan: Plan, *, clustered: bool = False) -> tuple[list[bytes], by
     for charge in plan.charges:
         packed += (_encode_charge(plan, charge), charge.spreads)
     packed.append(plan.context if context else b"")
+    if plan.lease is not None:
+        packed.append(_LEASE.pack(*plan.lease))
     return keys, b"".join(packed)
 
 
@@ -236,22 +244,25 @@ async def answers_of(store: StoreCalls, plans: Sequence[Plan | PackedPlan]) -> l
     return [decode_answer(answer) for answer in await packed_answers_of(store, plans)]
 
 
-def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Values | None:
+def admitted_values(packed: bytes, of_units: Sequence[bool]) -> Values | None:
     """The numbers of an answer in which every quota admits; None of any other.
 
-    None too, if there is more to say: the answer was kept, a clock was corrected, debt was forgiven.
+    None too, if there is more to say: the answer was kept, a clock was corrected, debt was forgiven, or a
+    lease ended that nobody had settled.
 
     Args:
-        forgiving: for each quota of the ask, whether it is a token bucket, whose debt can be forgiven.
+        of_units: for each quota of the ask, whether it counts units, not ids.
 
     """
     if packed[0]:
-        return _BRIEF_OF[len(forgiving)].unpack(packed) if packed[0] == 3 else None
-    values: Values = VALUES_OF[len(forgiving)].unpack(packed)
+        return _BRIEF_OF[len(of_units)].unpack(packed) if packed[0] == 3 else None
+    values: Values = VALUES_OF[len(of_units)].unpack(packed)
     at, admitted = 1, list[float]()
-    for forgives in forgiving:
+    for units in of_units:
         after = at + VALUES
-        if values[at] or values[at + 1] or values[at + 2] % _LAYER or (forgives and values[after + FILL]):
+        if values[at] or values[at + 1] or values[at + 2] % _LAYER:
+            return None
+        if units and (values[after + FILL] or values[after + REMEMBERED]):
             return None
         admitted += values[at + OBSERVED : at + REMAINING + 1]
         at = after
@@ -284,9 +295,9 @@ def _encode_charge(plan: Plan, charge: Charge) -> bytes:
 def parameters(quota: Quota) -> tuple[float, float, float]:
     """The three parameters of a quota's algorithm, in addition to the limit, as in ``lua/call.lua``."""
     if quota.algorithm == "sampled_rate":
-        return quota.samples, quota.sample_ms, 0
+        return quota.samples, quota.sample_ms, _FIELDS[KEYS[quota.key].usage]
     if quota.algorithm == "token_bucket":
-        return quota.burst, quota.max_debt, 0
+        return quota.burst, quota.max_debt, _FIELDS[KEYS[quota.key].usage]
     return quota.window_ms, quota.layers.interval_ms, quota.layers.ttl_ms
 
 
@@ -315,12 +326,17 @@ def _result(
         observed,
         remaining,
         largest if word == "too_large" else None,
-        int(remembered),
+        _whole(remembered),
         fill,
         layers,
-        0 if word == "too_large" else int(largest),
+        0 if word == "too_large" else _whole(largest),
         largest,
     )
+
+
+def _whole(number: float) -> int:
+    """The number as an int; only those of leases may have a fraction, and keep it."""
+    return int(number) if number.is_integer() else cast("int", number)
 
 
 def pieces_of(plan: Plan) -> tuple[bytes, ...]:

@@ -65,9 +65,12 @@ class Plan(Struct, frozen=True):
         keeps: keep the answer even if nothing was charged, since other parts of the ask were.
         stamped: answer with the stamps of what was charged, by which it can be undone.
         byte_delay_ms: the delay that byte rates of other slots gave, to be waited out first (KIP-124).
+        lease: in modes ``hold`` and ``settle`` the name of the lease, and how long it lasts in milliseconds
+            (0 when it is settled). Hold takes as much of the usage as every bucket grants, settle says what
+            was spent of that.
     """
 
-    mode: Mode | Literal["refresh", "renew", "undo"]
+    mode: Mode | Literal["refresh", "renew", "hold", "settle", "undo"]
     charges: tuple[Charge, ...]
     recheck: bool = False
     retry: tuple[str | None, bytes] | None = None
@@ -77,6 +80,7 @@ class Plan(Struct, frozen=True):
     keeps: bool = False
     stamped: bool = False
     byte_delay_ms: int = 0
+    lease: tuple[bytes, int] | None = None
 
     def __post_init__(self) -> None:
         ids = 0
@@ -131,6 +135,24 @@ class ChargeResult(Struct, frozen=True):
     def forgiven(self) -> float:
         """For a token bucket, how many units of its debt were forgiven; the script returns it as ``fill``."""
         return self.fill
+
+    @property
+    def held(self) -> float:
+        """In modes hold and settle, the units that the bucket holds now; the script's ``fill``."""
+        return self.fill
+
+    @property
+    def lapsed(self) -> float:
+        """For a quota of units, those of leases that ended before the ask and that nobody had settled.
+
+        The script returns them as ``remembered``; they may have a fraction.
+        """
+        return self.remembered
+
+    @property
+    def granted(self) -> float:
+        """In mode hold, the units that are held now, if every quota admits; the script's ``open_ms``."""
+        return self.open_ms
 
 
 class Undone(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
+from app.domain.holds import MOST_HOLDS
 from app.domain.oracle import RETRY_MS
 from app.domain.producer_ids import FULL_MS
 from app.domain.quota import MAX_THROTTLE_MS, RECHECK_MS
@@ -55,6 +56,7 @@ def numbers() -> str:
         "FULL_MS": FULL_MS,
         "LOOK_EVERY_MS": LOOK_EVERY_MS,
         "MOST_WRITTEN": MOST_WRITTEN,
+        "MOST_HOLDS": MOST_HOLDS,
     }
     return "".join(f"local {name} = {number}\n" for name, number in taken.items())
 
@@ -77,8 +79,9 @@ def maker(name: str, more: str = "") -> str:
 
 def assemble() -> str:
     """The whole script."""
+    makers = map(maker, ALGORITHMS)
     return "\n".join(
-        [numbers() + text("call"), text("undo"), *map(maker, ALGORITHMS), text("order"), text("decide")]
+        [numbers() + text("call"), text("holds"), text("undo"), *makers, text("order"), text("decide")]
     )
 
 

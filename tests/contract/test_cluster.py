@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 
 from app.admission.buckets import Buckets
+from app.admission.leases import Settlement
 from app.catalog.snapshot import Snapshot
 from app.decision_log.stream import LogStream, StreamReader
 from app.domain.bucket import BucketName
+from app.domain.caller import Caller
 from app.domain.ladder import applied_quotas
 from app.domain.slots import slot_of_tag
 from app.domain.token_bucket import Tokens
@@ -177,6 +179,25 @@ async def test_plain_asks_take_the_short_way_unless_they_need_several_slots(clus
         assert node.plain(ask_of(user, ip)) is None
         assert [each.decision for each in await node.decide([plain, plain])] == ["admit", "admit"]
         assert await spent(node, f"user={user}", "request_rate") == 2
+
+
+async def test_lease_is_taken_in_one_slot_and_refused_in_several(cluster: Cluster) -> None:
+    user, ip = fresh("u"), address()
+    async with nodes(cluster) as (node,):
+        caller = Caller(key="own")
+        wish = ask_of(user, None, usage={"requests": 8}, deny=True)
+        taken = await node.leases.take(wish, 10_000, [], caller)
+        assert (taken.decision.decision, taken.granted) == ("admit", {"requests": 8})
+        assert await spent(node, f"user={user}", "request_rate") == 8
+        lease = node.leases.named(taken.name or "", "own")
+        nothing = ask_of(user, None, usage={"requests": 0}, deny=True)
+        settled = await node.leases.take(nothing, 10_000, [Settlement(lease, {"requests": 3})], caller)
+        assert settled.settled == [True]
+        assert await spent(node, f"user={user}", "request_rate") == 3
+        several = ask_of(user, ip, usage={"requests": 8, "connections": 8}, deny=True)
+        refused = await node.leases.take(several, 10_000, [], caller)
+        assert (refused.decision.decision, refused.name) == ("reject", None)
+        assert await spent(node, f"ip={ip}", "connection_creation_rate") == 0
 
 
 async def test_every_call_of_a_script_is_looked_at(cluster: Cluster, scanned: list[int]) -> None:

@@ -31,11 +31,11 @@ FAULTS = {
     "an undo after a reset": ("check.birth == check.undone_birth and", "true and"),
     "an undo after a failover": ("and check.undone_in == history_now()\n", "\n"),
     "an undo of what was filled up": (
-        "check.usage - max(check.most, check.limit) * ((check.t - check.undone_at) / 1000)",
+        "check.usage - max(check.peak, check.limit) * ((check.t - check.undone_at) / 1000)",
         "check.usage",
     ),
     "an undo at the present limit": (
-        "max(check.most, check.limit) * ((check.t -",
+        "max(check.peak, check.limit) * ((check.t -",
         "check.limit * ((check.t -",
     ),
     "an undo after a lowered burst": (
@@ -43,7 +43,7 @@ FAULTS = {
         "if check.over > 0",
     ),
     "an undo after a forgiven debt": ("check.old_burst or check.over > 0 then", "check.old_burst then"),
-    "an undo beyond the burst": ("given = min(given, check.burst - check.tokens)", ""),
+    "an undo beyond the burst": ("given = min(given, check.most - check.tokens)", ""),
     "an undo from the newest sample": ("if list[i][2] <= at and at <= list[i][3] then", "if true then"),
     "an undo below 0": ("local given = min(list[i][1], check.usage)", "local given = check.usage"),
     "an undo of the usage, not of what was taken": (

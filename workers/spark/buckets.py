@@ -36,8 +36,9 @@ class BucketRow(NamedTuple):
         byte_delay_ms: the largest delay that a byte rate gave to the same ask.
         ids: the ask's producer ids as signed integers; None for other quotas.
         how: ``alone`` if the node gave the verdict from what it knew of the ids, and ``renewal`` if it wrote
-            such ids again; ``undone`` if the charge was taken back later, and ``undo`` if this gives back;
-            else empty.
+            such ids again; ``lease`` if the usage is held; ``settlement`` if it was spent of a lease;
+            ``undone`` if the charge was taken back later, and ``undo`` if this gives back; else empty.
+        lease, lease_ms: the name of that lease, and how long it lasts.
     """
 
     key: str
@@ -49,6 +50,8 @@ class BucketRow(NamedTuple):
     recheck: bool
     is_refused: bool
     byte_delay_ms: int
+    lease: str | None
+    lease_ms: int | None
     ids: list[int] | None
     quota: str
     bucket: str
@@ -109,15 +112,19 @@ def by_bucket(rows: DataFrame) -> DataFrame:
     """The verdicts that the store gave, grouped by bucket and in the store's order.
 
     Rows of kind ``ids`` (charges of asks that are not logged, and ids refreshed for asks that a node refused
-    itself), ``renewal``, ``late``, ``undone`` and ``undo`` are included, and verdicts that a node gave from
-    what it knew of ids, at the place of their time. Answers repeated to a retry are left out.
+    itself), ``renewal``, ``late``, ``lease``, ``settlement``, ``undone`` and ``undo`` are included, and
+    verdicts that a node gave from what it knew of ids, at the place of their time. Answers repeated to a
+    retry are left out.
     """
     by_store = (f.col("source") == "store") | (f.col("failure") == "store_full")
     # In several slots of a cluster each verdict has its own place; one without was not given by the store, or
     # by a look, or its charge was taken back, and has a row of its own.
     own_places = f.exists("verdicts", lambda one: one["bucket_order"].isNotNull())
     decided = f.col("order").isNotNull() & (by_store | own_places) & ~f.col("replayed")
-    written = f.col("kind").isin("decision", "late", "ids", "renewal", "undone", "undo") & decided
+    is_leased = f.col("kind").isin("lease", "settlement")
+    is_kind = f.col("kind").isin("decision", "late", "ids", "renewal", "undone", "undo") | is_leased
+    written = is_kind & decided
+    without_room = (f.col("kind") == "lease") & (f.col("source") == "fallback")
     verdict = f.col("verdict")
     exploded = rows.where(written | answered_alone()).select(
         "kind",
@@ -127,8 +134,12 @@ def by_bucket(rows: DataFrame) -> DataFrame:
         "principal",
         f.coalesce("mode", f.lit("admit")).alias("mode"),
         "recheck",
-        f.coalesce(f.col("decision").isin("throttle", "reject"), f.lit(False)).alias("is_refused"),
+        (f.coalesce(f.col("decision").isin("throttle", "reject"), f.lit(False)) | without_room).alias(
+            "is_refused"
+        ),
         _byte_delay().alias("byte_delay_ms"),
+        f.when(is_leased, f.col("change.what")).alias("lease"),
+        f.when(is_leased, f.from_json("change.after", "lease_ms long")["lease_ms"]).alias("lease_ms"),
         f.col("ids").alias("all_ids"),
         own_places.alias("in_part"),
         f.explode("verdicts").alias("verdict"),
@@ -141,7 +152,8 @@ def by_bucket(rows: DataFrame) -> DataFrame:
         & verdict["observed"].isNull()
         & ~verdict["reason"].eqNullSafe("store_full")
     )
-    of_kind = f.when(f.col("kind").isin("renewal", "undone", "undo"), f.col("kind"))
+    named = ("renewal", "lease", "settlement", "undone", "undo")
+    of_kind = f.when(f.col("kind").isin(*named), f.col("kind"))
     how = of_kind.when(is_alone, "alone").otherwise("").alias("how")
     flat = exploded.select(
         how,
