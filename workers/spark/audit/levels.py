@@ -142,7 +142,7 @@ class LevelJudge:
             self.uncertain, self.is_guessed = UncertainRate(row.at_ms, row.at_ms), False
         elif row.how == "undone":
             self.before, self.written = self.state, (row.limit, row.burst)
-            self.state = self._step(self.state, row).after
+            self.state = self._step(self.state, row._replace(how="")).after
         elif isinstance(self.state, Tokens):
             self.state = Tokens(min(self.state.tokens + row.usage, row.burst), self.state.at_ms)
         elif self.state:
