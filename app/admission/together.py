@@ -28,14 +28,14 @@ _UNASKED: Final = Decision("admit", 0, False, 0, "local", None)
 """What is decided of an ask that nobody looks at, because another one of its request is refused anyway."""
 
 
-class Charge(NamedTuple):
+class JointCharge(NamedTuple):
     """A bucket of a request: the ask that charges it most, by its place, and how."""
 
     place: int
     match: Match
 
 
-class Part(NamedTuple):
+class JointPart(NamedTuple):
     """What comes of one ask of a request, as the decision log records it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Together(NamedTuple):
     decision: Decision
     matches: tuple[Match, ...]
     verdicts: tuple[Verdict, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[JointPart, ...]
 
 
 class JointAsks:
@@ -99,7 +99,7 @@ class JointAsks:
             outcome, _, _ = combine(its)
             recorded = replace(ask, mode="peek") if is_refused and outcome == "admit" else ask
             parts.append(
-                Part(
+                JointPart(
                     recorded,
                     tuple([self.matches[at] for at in own]),
                     structs.replace(answer, results=tuple([answer.results[at] for at in own])),
@@ -118,7 +118,7 @@ class JointAsks:
                 decision, verdicts = without_store(ask, [match.applied for match in own])
             else:
                 decision, verdicts = combined("admit", (), detail=False, sequential=False), ()
-            parts.append(Part(ask, own, None, decision, verdicts))
+            parts.append(JointPart(ask, own, None, decision, verdicts))
         verdicts = self._in_order(parts)
         outcome, throttle_ms, by = combine(verdicts)
         decision = Decision(outcome, throttle_ms, False, len(verdicts), "fallback", by)
@@ -127,7 +127,9 @@ class JointAsks:
     def unlimited(self) -> Together:
         """Return the decision on asks to which no quota applies."""
         decision = combined("admit", (), detail=False, sequential=False)
-        return Together(decision, (), (), tuple([Part(ask, (), None, decision, ()) for ask in self.asks]))
+        return Together(
+            decision, (), (), tuple([JointPart(ask, (), None, decision, ()) for ask in self.asks])
+        )
 
     def on_hold(self, wait_ms: int, *, away: bool) -> Together:
         """Return the refusal of asks of which the factor holds one at least; the others are not looked at.
@@ -139,9 +141,9 @@ class JointAsks:
         for ask, its, is_held in zip(self.asks, self.its, self.held, strict=True):
             if is_held:
                 decision, verdicts = hold_decision(ask, its, wait_ms, away=away)
-                parts.append(Part(ask, its, None, decision, verdicts))
+                parts.append(JointPart(ask, its, None, decision, verdicts))
             else:
-                parts.append(Part(replace(ask, mode="peek"), (), None, _UNASKED, ()))
+                parts.append(JointPart(replace(ask, mode="peek"), (), None, _UNASKED, ()))
         refusals = [part for part in parts if part.decision.decision != "admit"]
         worst = max(
             refusals, key=lambda part: (part.decision.decision == "reject", part.decision.throttle_ms)
@@ -164,23 +166,23 @@ class JointAsks:
             found.append(InFull(decision, tuple([match.applied.quota for match in known])))
         return Joint(together.decision, tuple(found))
 
-    def _in_order(self, parts: Sequence[Part]) -> tuple[Verdict, ...]:
+    def _in_order(self, parts: Sequence[JointPart]) -> tuple[Verdict, ...]:
         """Return the verdicts of all parts, in the order of the buckets."""
         waiting = [iter(part.verdicts) for part in parts]
         return tuple([next(waiting[charge.place]) for charge in self._charges])
 
 
-def charges_of(asks: Sequence[Ask], matches: Sequence[Sequence[Match]]) -> tuple[Charge, ...]:
+def charges_of(asks: Sequence[Ask], matches: Sequence[Sequence[Match]]) -> tuple[JointCharge, ...]:
     """Return the buckets that asks charge, each once, in the order that breaks ties between verdicts."""
-    most: dict[bytes, Charge] = {}
+    most: dict[bytes, JointCharge] = {}
     for place, (ask, its) in enumerate(zip(asks, matches, strict=True)):
         for match in its:
             known = most.get(match.key)
             quota = match.applied.quota
             if known is None or usage_of(ask, quota) > usage_of(asks[known.place], quota):
-                most[match.key] = Charge(place, match)
+                most[match.key] = JointCharge(place, match)
     return tuple(sorted(most.values(), key=_rank))
 
 
-def _rank(charge: Charge) -> int:
+def _rank(charge: JointCharge) -> int:
     return _PLACE_OF[charge.match.applied.quota.key]

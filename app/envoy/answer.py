@@ -79,7 +79,7 @@ def _status(part: InFull | None) -> Status:
 def _shown(judged: Sequence[tuple[Verdict, Quota]], *, is_over: bool) -> tuple[Verdict, Quota] | None:
     """Return the verdict that a status is about: the one that refuses longest, or that has the least left.
 
-    What is left is unknown without the store; then there is none.
+    What is left is unknown without the store; then this returns None.
     """
     binding = [each for each in judged if not each[0].shadow] or judged
     if is_over:

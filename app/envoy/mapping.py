@@ -90,11 +90,11 @@ class Pattern(NamedTuple):
         return value == self.value or (self.value.endswith("*") and value.startswith(self.value[:-1]))
 
     def written(self) -> str | dict[str, str]:
-        """Return it as it stands in a file."""
+        """Return it as a file has it."""
         return self.key if self.value is None else {"key": self.key, "value": self.value}
 
 
-class Rule(NamedTuple):
+class DescriptorRule(NamedTuple):
     """What the descriptors with these entries, in this order and no others, name.
 
     Attributes:
@@ -114,7 +114,7 @@ class Rule(NamedTuple):
         return Names(self.principal, _joined(e for e in entries if e[0] in self.client_id), usage=self.usage)
 
     def written(self) -> dict[str, Any]:
-        """Return it as it stands in a file."""
+        """Return it as a file has it."""
         found: dict[str, Any] = {"entries": [pattern.written() for pattern in self.entries]}
         if self.principal is None:
             return found | {"unlimited": True}
@@ -131,7 +131,7 @@ class _Node:
     exact: dict[tuple[str, str], _Node] = field(default_factory=dict)
     beginnings: dict[Pattern, _Node] = field(default_factory=dict)
     keys: dict[str, _Node] = field(default_factory=dict)
-    rule: Rule | None = None
+    rule: DescriptorRule | None = None
 
     def below(self, pattern: Pattern) -> _Node:
         """Return the node for an entry, which may be a new one."""
@@ -169,7 +169,7 @@ class JoinedEntries:
 class RuleTree:
     """A domain that says what each descriptor names; a descriptor without a rule names nothing."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[DescriptorRule]) -> None:
         self._root = _Node()
         for rule in rules:
             node = self._root
@@ -213,7 +213,7 @@ class DescriptorMapping:
             sent = yaml.load(text, Loader=_LOADER)  # noqa: S506  it makes nothing but text, lists and mappings
         except (yaml.YAMLError, RecursionError) as error:
             raise MappingError(f"not YAML: {' '.join(str(error).split())}") from None
-        return _FileReader().file(sent)
+        return _MappingReader().file(sent)
 
     @classmethod
     def load(cls, path: Path | None) -> DescriptorMapping:
@@ -283,7 +283,7 @@ def _shown(patterns: Sequence[Pattern]) -> str:
     return ",".join(joined(*pattern) for pattern in patterns)
 
 
-class _FileReader:
+class _MappingReader:
     """Reads one file, and collects what is wrong with it."""
 
     def __init__(self) -> None:
@@ -327,14 +327,14 @@ class _FileReader:
             self._faults.append(f"{at}: {fault}")
 
 
-def _rule(sent: object) -> Rule:
+def _rule(sent: object) -> DescriptorRule:
     if not isinstance(sent, dict) or not sent.keys() <= _RULE or not sent.get("entries"):
         raise MappingError(f"must be a mapping with entries, and of {', '.join(sorted(_RULE))} alone")
     entries = _patterns("entries", sent["entries"])
     if sent.get("unlimited") in _TRUE:
         if len(sent) > 2:
             raise MappingError("is unlimited, and so takes nothing but entries")
-        return Rule(tuple(entries))
+        return DescriptorRule(tuple(entries))
     principal, keys, usage = sent.get("principal"), sent.get("client_id", []), sent.get("usage", "requests")
     if not isinstance(principal, str):
         raise MappingError("principal must be a name")
@@ -344,7 +344,7 @@ def _rule(sent: object) -> Rule:
         raise MappingError("client_id must be a list of keys of the entries")
     if usage not in USAGES:
         raise MappingError(f"usage must be one of {', '.join(USAGES)}")
-    return Rule(tuple(entries), principal, tuple(keys), usage)
+    return DescriptorRule(tuple(entries), principal, tuple(keys), usage)
 
 
 def _patterns(name: str, sent: object, taken: Sequence[str] = ()) -> list[Pattern]:

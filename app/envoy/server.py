@@ -61,7 +61,7 @@ log: Final = structlog.get_logger("quotagate.envoy")
 Context = Any  # grpcio has no types
 
 
-class Certificates(NamedTuple):
+class ServerCertificates(NamedTuple):
     """PEM files for TLS, as the HTTP API has them; with a CA, callers need a client certificate."""
 
     cert: Path
@@ -219,7 +219,7 @@ async def serving(
     service: RateLimitService,
     health: HealthService,
     address: tuple[str, int],
-    certificates: Certificates | None,
+    certificates: ServerCertificates | None,
     *,
     shared: bool = False,
 ) -> AsyncIterator[int]:
@@ -262,7 +262,7 @@ async def serving(
         await server.stop(FINISH_WITHIN_S)
 
 
-def credentials(certificates: Certificates) -> Any:
+def credentials(certificates: ServerCertificates) -> Any:
     """Return the certificates as grpcio takes them."""
     cert, key, client_ca = certificates
     return grpc.ssl_server_credentials(

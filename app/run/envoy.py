@@ -66,7 +66,7 @@ async def serving(
 
     certificates = None
     if settings.tls_cert is not None and settings.tls_key is not None:
-        certificates = server.Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        certificates = server.ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     service = server.RateLimitService(admission, access, mapping, metrics)
     started = server.serving(
         service,
