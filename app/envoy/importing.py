@@ -67,7 +67,7 @@ class ImportedRow(NamedTuple):
 
     Attributes:
         limit: as configured, such as ``5/day``, or ``unlimited``.
-        entity: what the quota is set on; empty if there is none.
+        entity: what the quota is set on; empty without one.
     """
 
     domain: str

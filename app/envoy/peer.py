@@ -11,8 +11,9 @@ from urllib.parse import unquote
 from app.http.peer import PEER, name_of
 
 _ADDRESS: Final = re.compile(r"ipv[46]:(?:\[([^\]]+)\]|([^:]+)):([0-9]+)")
-_RDN: Final = re.compile(r"(?<!\\)[,+]")
-"""What separates the parts of a subject, as RFC 2253 writes it."""
+_ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
+_SEPARATOR: Final = re.compile("[,+]")
+"""What is escaped in a subject, as RFC 2253 writes it, and what separates its parts."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
 AuthContext = Mapping[str, Iterable[bytes]]
@@ -54,10 +55,10 @@ def certified_name(auth: AuthContext) -> str:
     >>> certified_name({"x509_subject": [b"O=x"], "peer_uri": [b"spiffe://example/a"]})
     'spiffe://example/a'
     """
-    subject = b"".join(auth.get("x509_subject", ())).decode(errors="replace")
-    names = [part for part in _RDN.split(subject) if part.strip().upper().startswith("CN=")]
+    subject = _ESCAPED.sub("", b"".join(auth.get("x509_subject", ())).decode(errors="replace"))
+    names = [part for part in _SEPARATOR.split(subject) if part.upper().startswith("CN=")]
     # grpcio gives the first common name alone; how many there are, the subject says.
-    common = [*_texts(auth.get("x509_common_name", ()))] * max(1, len(names))
+    common = [*_texts(auth.get("x509_common_name", ()))] * len(names)
     others = [("URI", name) for name in _texts(auth.get("peer_uri", ()))]
     others += [("DNS", name) for name in _texts(auth.get("peer_dns", ()))]
     return name_of({"subject": [[("commonName", name)] for name in common], "subjectAltName": others})
