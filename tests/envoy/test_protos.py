@@ -16,9 +16,8 @@ PROTOS = "app/envoy/protos"
 
 def test_messages_are_current(tmp_path: Path):
     pytest.importorskip("grpc_tools")
-    recipe = re.search(
-        r"^\t\$\(BIN\)/python (-m grpc_tools.protoc .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
-    )
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = re.search(r"^\t\$\(BIN\)/python (-m grpc_tools.protoc .*)$", makefile, re.MULTILINE)
     assert recipe is not None
     sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / PROTOS).glob("*.proto"))
     *options, pattern = shlex.split(recipe[1])
