@@ -188,6 +188,11 @@ class HealthService:
 
     def __init__(self, is_ready: Callable[[], bool]) -> None:
         self._is_ready = is_ready
+        self._is_over = False
+
+    def end(self) -> None:
+        """Let those who watch go: a server does not stop while they wait."""
+        self._is_over = True
 
     async def check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
         """Answer once."""
@@ -201,7 +206,7 @@ class HealthService:
     ) -> AsyncIterator[HealthCheckResponse]:
         """Answer now, and whenever it changes."""
         last = None
-        while True:
+        while not self._is_over:
             status = self._status(request.service)
             if status != last:
                 last = status
@@ -259,6 +264,7 @@ async def serving(
     try:
         yield port
     finally:
+        health.end()
         await server.stop(FINISH_WITHIN_S)
 
 

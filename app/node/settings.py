@@ -242,6 +242,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{PREFIX}CLOCK: caller lets callers set the time, so {PREFIX}HOST must be a loopback address"
             )
+        if self.envoy_port == self.port:
+            raise ValueError(f"{PREFIX}ENVOY_PORT: must differ from {PREFIX}PORT")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError(f"{PREFIX}TLS_CERT: needs {PREFIX}TLS_KEY, and the other way round")
         if self.tls_client_ca and not self.tls_cert:

@@ -90,13 +90,15 @@ async def test_an_ask_waits_no_longer_than_its_caller():
         await call(BODY)
         await call(BODY, timeout=60)
         admission.waits.clear()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(BODY, timeout=WITHIN_S / 3)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        while len(admission.within_s) < 3:  # on a crowded machine a call may end before it arrives
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(BODY, timeout=WITHIN_S / 2)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        while not admission.gone:  # noqa: ASYNC110  then it is not sent to the store any more
+            await asyncio.sleep(0.01)
     unbounded, long, short = admission.within_s
     assert unbounded == long == WITHIN_S
-    assert 0 <= short <= WITHIN_S / 3
-    assert admission.gone == 1  # so that it is not sent to the store any more
+    assert 0 <= short < WITHIN_S
 
 
 async def test_an_error_of_ours_says_nothing_of_its_cause():
@@ -111,9 +113,17 @@ async def test_an_error_of_ours_says_nothing_of_its_cause():
     assert "42" not in caught.value.details()
 
 
-async def test_who_watches_health_learns_of_a_change():
+async def test_who_watches_health_learns_of_a_change_and_of_the_end():
     ready = [True]
-    async with in_process(StubAdmission(), Metrics(), ready) as channel:
+    service = RateLimitService(
+        StubAdmission(),  # type: ignore[arg-type]
+        Access("k" * 16, []),
+        DescriptorMapping(),
+        Metrics(),
+    )
+    server = served(service, HealthService(lambda: ready[-1]), ("127.0.0.1", 0), None)
+    port = await server.__aenter__()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
         watch = channel.unary_stream(
             f"/{HEALTH}/Watch",
             request_serializer=HealthCheckRequest.SerializeToString,
@@ -122,7 +132,9 @@ async def test_who_watches_health_learns_of_a_change():
         assert (await watch.read()).status == HealthCheckResponse.SERVING
         ready.append(False)
         assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
-        watch.cancel()
+        await server.__aexit__(None, None, None)
+        assert await watch.read() is grpc.aio.EOF
+        assert await watch.code() is grpc.StatusCode.OK
 
 
 async def test_a_port_that_is_taken_is_an_error():
