@@ -17,6 +17,7 @@ from msgspec.structs import force_setattr
 
 from app.admission.forms import Forms, new_tuple
 from app.admission.generations import Generations
+from app.admission.hold import PRODUCE
 from app.admission.plan import (
     LocalVerdict,
     Match,
@@ -33,7 +34,7 @@ from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, Quota
 from app.domain.usage import enforcement_of, spreads_of, usage_field
-from app.store.encoding import COUNT, NUMBER, OBSERVED, REMAINING, VALUES, VALUES_OF, Values, pieces_of
+from app.store.encoding import COUNT, NUMBER, VALUES_OF, Values, pieces_of
 from app.store.port import PackedPlan, Plan
 
 OWN_BYTES: Final = 1_000
@@ -102,13 +103,13 @@ class SharedBytes(Struct, frozen=True, gc=False):
     Attributes:
         form: of their arguments; None without quotas.
         others: likewise without the quota of ids; None if that is the only one, or there are no ids.
-        forgiving: for each quota, whether it is a token bucket.
+        of_units: for each quota, whether it counts units, not ids.
         logged: kept for the decision log, once it took an admission by these quotas.
     """
 
     form: ArgumentForm | None
     others: ArgumentForm | None
-    forgiving: tuple[bool, ...]
+    of_units: tuple[bool, ...]
     decision: Decision
     logged: Logged | None = None
 
@@ -118,7 +119,7 @@ class PlainQuotas(Struct, frozen=True, gc=False):
 
     Attributes:
         edition: that of the quotas of which these are some (``Matches``); others may be in force by now.
-        forgiving: for each quota that the store decides, whether it is a token bucket.
+        of_units: for each quota that the store decides, whether it counts units, not ids.
         places: these quotas.
         decision: the one if all of them admit.
         shared: what asks with the same quotas have in common.
@@ -128,7 +129,7 @@ class PlainQuotas(Struct, frozen=True, gc=False):
     """
 
     edition: object
-    forgiving: tuple[bool, ...]
+    of_units: tuple[bool, ...]
     places: tuple[Place, ...]
     decision: Decision
     shared: SharedBytes
@@ -143,11 +144,13 @@ class OtherQuotas(NamedTuple):
     Attributes:
         verdict: on the ids, which this node gives alone.
         plan, quotas: the other quotas; without any there is nothing to send.
+        answered: without other quotas, the ask as it is planned at any time; its time means nothing.
     """
 
     verdict: Verdict
     plan: PackedPlan | None
     quotas: PlainQuotas
+    answered: PlannedAsk | None
 
 
 class AnsweredIds(Struct):
@@ -195,11 +198,14 @@ class PlainAsk(Struct, frozen=True, gc=False):
     """A plain ask, ready to be sent.
 
     Attributes:
+        is_simple: whether ``planned`` is right at any time: neither the throttle factor nor the ids that a
+            node knows make a difference.
         answered: the ask at a node that knows its ids; None if a node must not answer for them.
     """
 
     planned: PlannedAsk
     quotas: PlainQuotas
+    is_simple: bool
     answered: AnsweredIds | None = None
 
     @property
@@ -223,9 +229,9 @@ def is_plain(ask: Ask) -> bool:
     return ask.mode == "admit" and ask.id is None and not (ask.recheck or ask.cluster_action)
 
 
-def remaining_of(values: Values) -> Values:
+def remaining_of(values: Values, quotas: int) -> Values:
     """Return what remains of each quota, by the values of an answer in which all of them admit."""
-    return values[1 + REMAINING :: VALUES]
+    return values[1 : 2 * quotas : 2]
 
 
 def admission_of(planned: PlannedAsk, values: Values) -> Decision:
@@ -239,8 +245,8 @@ def admission_of(planned: PlannedAsk, values: Values) -> Decision:
             *named(match.applied, enforcement_of(ask, match.applied.quota)),
             "admit",
             0,
-            values[1 + VALUES * place + OBSERVED],
-            values[1 + VALUES * place + REMAINING],
+            values[2 * place],
+            values[2 * place + 1],
         )
         for place, match in enumerate(planned.matches)
     )
@@ -307,7 +313,7 @@ def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Shared
     return SharedBytes(
         _form(ask, matches, secret),
         _form(ask, _others(matches), secret),
-        tuple(quota.algorithm == "token_bucket" for quota in quotas),
+        tuple(quota.algorithm != "producer_ids" for quota in quotas),
         ADMITTED[len(quotas)],
     )
 
@@ -340,12 +346,12 @@ def _plain_ask(
         [new_tuple(Place, (applied.quota, (applied.quota.key, applied.bucket))) for applied, _ in matches]
     )
     learns = None if ask.producer_ids is None else ids_match(ask, matches)
-    quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision, shared, None, learns)
+    quotas = PlainQuotas(edition, shared.of_units, places, shared.decision, shared, None, learns)
     planned = PlannedAsk(ask, matches, False, packed, quotas)
     if learns is None or not may_answer_alone(ask):
-        return PlainAsk(planned, quotas)
+        return PlainAsk(planned, quotas, learns is None and PRODUCE not in ask.usage)
     return PlainAsk(
-        planned, quotas, AnsweredIds(learns, partial(_other_quotas, ask, matches, quotas, secret))
+        planned, quotas, False, AnsweredIds(learns, partial(_other_quotas, ask, matches, quotas, secret))
     )
 
 
@@ -354,8 +360,13 @@ def _other_quotas(ask: Ask, matches: tuple[Match, ...], quotas: PlainQuotas, sec
     shared, places = quotas.shared, quotas.places
     others = _packed(ask, matches[1:], shared.others, secret)
     decision = ADMITTED_ALONE if others is None else shared.decision
-    its = PlainQuotas(quotas.edition, shared.forgiving[1:], places[1:], decision, shared, places[0])
-    return OtherQuotas(local_verdict(ask, matches[0]), others, its)
+    its = PlainQuotas(quotas.edition, shared.of_units[1:], places[1:], decision, shared, places[0])
+    verdict = local_verdict(ask, matches[0])
+    if others is not None:
+        return OtherQuotas(verdict, others, its, None)
+    return OtherQuotas(
+        verdict, None, its, PlannedAsk(ask, matches, False, None, its, LocalVerdict(verdict, 0))
+    )
 
 
 def _packed(

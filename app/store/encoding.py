@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
@@ -27,18 +27,27 @@ _ASK: Final = struct.Struct("<BBdH")
 QUOTA: Final = struct.Struct("<BBHdddddd")
 _RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
+_LEASE: Final = struct.Struct("<16sd")
 
 NUMBER: Final = struct.Struct("<d")
+NUMBERS: Final = struct.Struct("<dd")
 COUNT: Final = struct.Struct("<H")
 _TIME_AT: Final = 2
 _IDS_AT: Final = 2
 _USAGE_AT: Final = 12
 """Where the caller's time lies in the bytes of an ask; the number of ids and the usage in a charge's."""
 
-OBSERVED, REMAINING, OPEN_MS, REMEMBERED, FILL = 3, 4, 5, 6, 7
 Values = tuple[float, ...]
+"""The numbers of an admission: what is observed and what remains of each quota, in order; if the first one
+counts ids, then ``OPEN_MS``, ``REMEMBERED`` and ``FILL``, which are behind all of these."""
+OPEN_MS, REMEMBERED, FILL = -3, -2, -1
+_BRIEF_OF: Final = [struct.Struct("<x" + "dd" * quotas) for quotas in range(len(KEYS) + 3)]
+"""How a brief answer is read, by the number of quotas; two keys may match twice."""
+
+OBSERVED, REMAINING = 3, 4
 VALUES: Final = 8
-"""What ``admitted_values`` reads of each quota: outcome, reason, clock and layers, and the numbers above."""
+"""What is read of each quota of a full answer: outcome, reason, clock and layers, then what is observed and
+what remains, and three numbers of ids or of forgiven debt."""
 VALUES_OF: Final = [struct.Struct("<B" + "BBB8xddddd" * quotas) for quotas in range(len(KEYS) + 3)]
 """How these are read, by the number of quotas; two keys may match twice.
 
@@ -51,13 +60,17 @@ _LAYER: Final = 4
 """One live layer, in the byte that also holds the clock correction: so kept answers keep their length."""
 
 ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
-_MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh", "renew"))}
+_MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh", "renew", "hold", "settle"))}
+_FIELDS: Final = {key.usage: number for number, key in enumerate(KEYS.values())}
+"""The number of each usage field: a lease takes the same of each bucket of one field."""
 _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 16, 32, 64
 
 
-def encode_call(*, caller_clock: bool, sequential: bool, logged: bool, max_ids: int) -> bytes:
+def encode_call(
+    *, caller_clock: bool, sequential: bool, logged: bool, max_ids: int, brief: bool = False
+) -> bytes:
     """The argument for what all asks of a call have in common."""
-    return _CALL.pack(caller_clock, sequential + 2 * logged, max_ids)
+    return _CALL.pack(caller_clock, sequential + 2 * logged + 4 * brief, max_ids)
 
 
 def read_reply(reply: Sequence[Any], *, logged: bool) -> list[PackedAnswer]:
@@ -87,6 +100,8 @@ def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
     for charge in plan.charges:
         packed += (_encode_charge(plan, charge), charge.spreads)
     packed.append(plan.context if context else b"")
+    if plan.lease is not None:
+        packed.append(_LEASE.pack(*plan.lease))
     return keys, b"".join(packed)
 
 
@@ -95,6 +110,10 @@ def decode_answer(answer: PackedAnswer) -> Answer:
     packed, at_ms, order = answer.packed, answer.at_ms, answer.order
     if packed[0] == 0:
         return Answer(_decode_results(packed[1:]), None, None, at_ms, order, answer.id_outcomes)
+    if packed[0] == 3:
+        admitted = NUMBERS.iter_unpack(packed[1:])
+        results = tuple([ChargeResult("admit", 0, None, 0, of, left, None, 0, 0.0) for of, left in admitted])
+        return Answer(results, None, None, at_ms, order, answer.id_outcomes)
     if packed[0] == 2:
         return Answer((), error=StoreError("response", packed[1:].decode(errors="replace")))
     (length,) = _CONTEXT.unpack_from(packed, 1)
@@ -121,26 +140,29 @@ async def answers_of(store: StoreCalls, plans: Sequence[Plan | PackedPlan]) -> l
     return [decode_answer(answer) for answer in await packed_answers_of(store, plans)]
 
 
-def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Values | None:
+def admitted_values(packed: bytes, of_units: Sequence[bool]) -> Values | None:
     """The numbers of an answer in which every quota admits; None of any other.
 
-    None too, if there is more to say: the answer was kept, a clock was corrected, debt was forgiven.
+    None too, if there is more to say: the answer was kept, a clock was corrected, debt was forgiven, or a
+    lease ended that nobody had settled.
 
     Args:
-        forgiving: for each quota of the ask, whether it is a token bucket, whose debt can be forgiven.
+        of_units: for each quota of the ask, whether it counts units, not ids.
 
-    Returns:
-        eight for each quota, ``VALUES`` says which, after the first.
     """
     if packed[0]:
-        return None
-    values: Values = VALUES_OF[len(forgiving)].unpack(packed)
-    at = 1
-    for forgives in forgiving:
-        if values[at] or values[at + 1] or values[at + 2] % _LAYER or (forgives and values[at + FILL]):
+        return _BRIEF_OF[len(of_units)].unpack(packed) if packed[0] == 3 else None
+    values: Values = VALUES_OF[len(of_units)].unpack(packed)
+    at, admitted = 1, list[float]()
+    for units in of_units:
+        after = at + VALUES
+        if values[at] or values[at + 1] or values[at + 2] % _LAYER:
             return None
-        at += VALUES
-    return values
+        if units and (values[after + FILL] or values[after + REMEMBERED]):
+            return None
+        admitted += values[at + OBSERVED : at + REMAINING + 1]
+        at = after
+    return (*admitted, *values[1 + VALUES + OPEN_MS : 1 + VALUES])
 
 
 def _encode_charge(plan: Plan, charge: Charge) -> bytes:
@@ -169,9 +191,9 @@ def _encode_charge(plan: Plan, charge: Charge) -> bytes:
 def parameters(quota: Quota) -> tuple[float, float, float]:
     """The three parameters of a quota's algorithm, in addition to the limit, as in ``lua/call.lua``."""
     if quota.algorithm == "sampled_rate":
-        return quota.samples, quota.sample_ms, 0
+        return quota.samples, quota.sample_ms, _FIELDS[KEYS[quota.key].usage]
     if quota.algorithm == "token_bucket":
-        return quota.burst, quota.max_debt, 0
+        return quota.burst, quota.max_debt, _FIELDS[KEYS[quota.key].usage]
     return quota.window_ms, quota.layers.interval_ms, quota.layers.ttl_ms
 
 
@@ -200,11 +222,16 @@ def _result(
         observed,
         remaining,
         largest if word == "too_large" else None,
-        int(remembered),
+        _whole(remembered),
         fill,
         layers,
-        0 if word == "too_large" else int(largest),
+        0 if word == "too_large" else _whole(largest),
     )
+
+
+def _whole(number: float) -> int:
+    """The number as an int; only those of leases may have a fraction, and keep it."""
+    return int(number) if number.is_integer() else cast("int", number)
 
 
 def pieces_of(plan: Plan) -> tuple[bytes, ...]:

@@ -26,7 +26,6 @@ local USUAL_HEAD_END = '187' -- the last byte of a head with room for four segme
 local SPREAD = '<I4I4I4I4I4I4I4I4'
 local LARGE = 4194304
 local PIECE = 65536
-local byte = string.byte
 local spare_id = {} -- takes the words of the next id, until a list keeps it
 local producer_ids = {}
 
@@ -55,7 +54,7 @@ end
 function producer_ids.load(check, window, interval, layer_ttl, ids, ids_at)
   check.window, check.interval, check.layer_ttl, check.ids, check.ids_at = window, interval, layer_ttl, ids, ids_at
   check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, nil, false, false, nil
-  check.missing = -1
+  check.missing, check.holds = -1, nil
   if not check.starts then
     check.starts, check.entries, check.segments, check.spare, check.unseen, check.stale = {}, {}, {}, {}, {}, {}
   end
