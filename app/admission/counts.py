@@ -80,15 +80,8 @@ class Gauge(Struct, gc=False):
 Gauges = dict[Labels, Gauge]
 
 COUNTERS: Final = (
-    "decisions",
-    "shadows",
-    "fallbacks",
-    "failures",
-    "blocked",
-    "access_failures",
-    "shed",
-    "leases",
-    "envoy_requests",
+    *("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed"),
+    *("leases", "envoy_requests"),
 )
 SUMS: Final = (
     *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped"),
@@ -151,10 +144,10 @@ class Counts(Struct):
     local_ids: int = 0
     known_ids: int = 0
     renewals: int = 0
-    unmapped_descriptors: int = 0
     leases: dict[Labels, float] = field(default_factory=dict)
     lapsed: float = 0.0
     leased: Gauges = field(default_factory=dict)
+    unmapped_descriptors: int = 0
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:

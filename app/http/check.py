@@ -50,11 +50,10 @@ MAX_KNOWN: Final = 1_024
 KNOWN_BYTES: Final = 16 * 1024 * 1024
 """The memory for checks that came before, and what was made of them."""
 
-_CONTENT: Final = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
-"""The fields of any answer to a gateway."""
-
 QUESTION: Final = "quotagate.question"
 """The key in a scope of the ``Question`` of a check, once it was looked for."""
+_CONTENT: Final = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+"""The fields of any answer to a gateway."""
 
 Question = tuple[bytes, tuple[tuple[bytes, bytes], ...]]
 """What a check says: its query, and the headers that name its caller."""
@@ -289,8 +288,8 @@ def known_check(ask: PlainAsk, deny_status: int) -> KnownCheck:
     limits = admitted_rate_limits((match.applied.quota, match.applied.entity) for match in matches)
     admitted = ADMITTED[len(matches)]
     body = encode_decision(admitted)
-    head = [*_CONTENT, (b"x-throttle-ms", b"%d" % admitted.throttle_ms), *limits]
-    return KnownCheck(ask, deny_status, lines_of(head) + length_line(body), body)
+    fields = [*_CONTENT, (b"x-throttle-ms", b"%d" % admitted.throttle_ms), *limits]
+    return KnownCheck(ask, deny_status, lines_of(fields) + length_line(body), body)
 
 
 def answer_to(decision: Decision, quotas: Sequence[Quota], deny_status: int) -> HttpAnswer:
