@@ -144,6 +144,11 @@ def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes, key: str | None =
     return Plan(ask.mode, charges, ask.recheck, retry, context, ask.at_ms)
 
 
+def plan_of_matches(asked: Sequence[tuple[Ask, Match]]) -> Plan:
+    """Return the plan of several asks of mode admit, by their quotas; none of these counts ids."""
+    return Plan("admit", tuple([_charge(ask, match, b"") for ask, match in asked]), at_ms=asked[0][0].at_ms)
+
+
 def ids_match(ask: Ask, matches: Sequence[Match]) -> Match | None:
     """Return the match that counts an ask's ids, if a node can know them: not by the caller's clock."""
     if not ask.producer_ids or ask.at_ms is not None or not matches:
@@ -229,16 +234,37 @@ def decision_of(
     else:
         mode, detail, all_named = msgpack.decode(answer.kept, type=tuple[Mode, bool, list[VerdictFields]])
     verdicts = tuple(_verdict(names, result) for names, result in zip(all_named, answer.results, strict=True))
-    by_policy = sum(result.reason in BY_POLICY for result in answer.results)
-    if by_policy:  # such an answer is never kept
-        verdicts = tuple(
-            _verdict_by_policy(ask, verdict, charge)
-            for verdict, charge in zip(verdicts, plan.charges, strict=True)
-        )
+    by_policy = by_policy_in(answer)
+    verdicts = _by_policy([ask] * len(verdicts), verdicts, plan, answer)
     if alone is not None:
         verdicts = (alone, *verdicts)
     decision = combined(mode, verdicts, detail=detail, sequential=sequential, by_policy=by_policy)
     return decision if answer.is_charged else replace(decision, charged=False), verdicts
+
+
+def verdicts_of(asks: Sequence[Ask], plan: Plan, answer: Answer) -> tuple[Verdict, ...]:
+    """Return the verdicts on a plan of several asks; ``asks`` has that of each charge."""
+    verdicts = tuple(
+        _verdict(_named(charge), result) for charge, result in zip(plan.charges, answer.results, strict=True)
+    )
+    return _by_policy(asks, verdicts, plan, answer)
+
+
+def by_policy_in(answer: Answer) -> int:
+    """Return how many results of an answer are not the store's, so that policies give the verdicts."""
+    return sum(result.reason in BY_POLICY for result in answer.results)
+
+
+def _by_policy(
+    asks: Sequence[Ask], verdicts: tuple[Verdict, ...], plan: Plan, answer: Answer
+) -> tuple[Verdict, ...]:
+    """Return the verdicts with those that follow a policy."""
+    if not by_policy_in(answer):
+        return verdicts  # also any answer that was kept
+    return tuple(
+        _verdict_by_policy(ask, verdict, charge)
+        for ask, verdict, charge in zip(asks, verdicts, plan.charges, strict=True)
+    )
 
 
 def combined(

@@ -181,6 +181,23 @@ async def test_plain_asks_take_the_short_way_unless_they_need_several_slots(clus
         assert await spent(node, f"user={user}", "request_rate") == 2
 
 
+async def test_asks_of_one_request_are_decided_together_over_several_slots(cluster: Cluster) -> None:
+    """The descriptors of Envoy: each bucket is charged once, in all slots or in none."""
+    users, ip = [fresh("u") for _ in range(3)], address()
+    async with nodes(cluster) as (node,):
+        asks = [ask_of(user, ip, deny=True) for user in users]
+        for _ in range(USER_LIMIT):
+            joint = await node.decide_together(asks)
+            assert (joint.decision.decision, joint.decision.source) == ("admit", "store")
+        assert (await node.decide_together(asks)).decision.decision == "throttle"
+        assert [await spent(node, f"user={user}", "request_rate") for user in users] == [USER_LIMIT] * 3
+        assert await spent(node, f"ip={ip}", "connection_creation_rate") == USER_LIMIT
+        full = ask_of(users[0], None, deny=True)
+        other = ask_of(fresh("u"), ip, deny=True)
+        assert (await node.decide_together([other, full])).decision.decision == "throttle"
+        assert await spent(node, f"ip={ip}", "connection_creation_rate") == USER_LIMIT
+
+
 async def test_lease_is_taken_in_one_slot_and_refused_in_several(cluster: Cluster) -> None:
     user, ip = fresh("u"), address()
     async with nodes(cluster) as (node,):

@@ -243,7 +243,7 @@ def test_peek_reckons_nothing_for_others():
 def test_wait_of_a_rate_is_the_least_at_which_it_passes(holds: Any, usage: int, used: int, shape: Any):
     samples, sample_ms = shape
     limit, now = 30.0, 400
-    state = (Sample(float(used), 0, 300),)
+    state: tuple[Sample, ...] = (Sample(float(used), 0, 300),)
     state, holds = sampled_rate.reckon(state, holds, now, samples, sample_ms)
     assume(not sampled_rate.too_large(usage, limit, samples, sample_ms))
 
