@@ -22,7 +22,7 @@ from tests.contract.machine import RULES, SECRET, Difference, Machine, explored
 
 BETWEEN = (
     *("nothing", "asks", "reset", "burst", "back", "there and back", "debt", "failover"),
-    *("refund", "return", "far"),
+    *("refund", "return", "far", "lowered"),
 )
 """What may happen between a charge and its undo."""
 
@@ -108,7 +108,7 @@ class UndoMachine(Machine):
                 self.loop.run_until_complete(self.store.forget([each.charge.key]))
                 self.oracle.reset(each.charge.applied, 0)
             self._charge(replace(ask, mode="record"))
-        if between == "burst":
+        if between in {"burst", "lowered"}:
             for each in charged:
                 self._lower(each.charge)
         if between == "back":
@@ -126,7 +126,7 @@ class UndoMachine(Machine):
             self.now += 4_000
         if between in {"refund", "return"}:
             self._decide([replace(ask, mode="refund")] * (2 if between == "refund" else 1))
-        if between not in {"nothing", "return"}:
+        if between not in {"nothing", "return", "lowered"}:  # nothing is written after it was lowered
             self._decide([ask, replace(ask, mode="record")])
         for each in charged:
             given = self._undo(each)

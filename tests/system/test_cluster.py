@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from collections import Counter
+from contextlib import suppress
 from typing import Any, Final
 
 from tests import clusters
@@ -80,6 +81,10 @@ class Callers:
         self.stopping = False
 
     async def call(self, node: Service, number: int) -> None:
+        with suppress(OSError):  # a connection that its node left cannot be closed in good order
+            await self._call(node, number)
+
+    async def _call(self, node: Service, number: int) -> None:
         chance = random.Random(number)
         async with line(node.address) as own:
             while not self.stopping:
