@@ -147,11 +147,15 @@ class Machine(RuleBasedStateMachine):
         self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential, when_full=verdict_when_full)
         script = looking_each_time(self.script)
         options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": script}
-        self.store = RedisStore(self.url, caller_clock=True, **options)
-        self.timed = RedisStore(self.url, **options)
-        for store in (self.store, self.timed):
+        self.stores = {
+            (timed, brief): RedisStore(self.url, caller_clock=not timed, brief=brief, **options)
+            for timed in (False, True)
+            for brief in (False, True)
+        }
+        for store in self.stores.values():
             self.loop.run_until_complete(store.connect())
-        self.loop.run_until_complete(self.timed.examine())  # a full store takes no library
+        self.store = self.stores[False, False]
+        self.loop.run_until_complete(self.stores[True, False].examine())  # a full store takes no library
         self.short_quotas: dict[str, dict[Entity, Quota]] | None = None
         self.quotas: dict[str, dict[Entity, Quota]] = {}
         for key in KEYS:
@@ -162,8 +166,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self._fill(full=False)
         if hasattr(self, "store"):
-            self.loop.run_until_complete(self.store.close())
-            self.loop.run_until_complete(self.timed.close())
+            for store in self.stores.values():
+                self.loop.run_until_complete(store.close())
         self.redis.close()
 
     @rule(ask=asks(), with_id=st.integers(0, 2), caller=st.sampled_from(CALLERS))
@@ -449,7 +453,7 @@ class Machine(RuleBasedStateMachine):
         wanted = [plan for plan in plans if plan is not None]
         if not wanted:
             return
-        store = self.timed if timed else self.store
+        store = self.stores[timed, self.met["steps"] % 2 == 0]
         before = self._server_time() if timed else 0
         short = [self._short(ask, caller, plan) for ask, plan in zip(asks, plans, strict=True)]
         sent: list[Plan | PackedPlan] = [
