@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +49,8 @@ class JavaClient(Program):
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         assert self.heard() == "ready"
 
     def say(self, command: str) -> None:
@@ -59,9 +60,17 @@ class JavaClient(Program):
 
     def heard(self, within_s: float = WITHIN_S) -> str:
         """The next thing it says; queue.Empty if it says nothing for so long."""
-        line = self._lines.get(timeout=within_s)
+        line = self._lines.get(timeout=within_s) if within_s else self._lines.get_nowait()
         self.seen[" ".join(line.split()[:2])] += 1
         return line
+
+    def said(self) -> list[str]:
+        """What it has said meanwhile."""
+        lines = []
+        with suppress(queue.Empty):
+            while True:
+                lines.append(self.heard(0))
+        return lines
 
     def until(self, beginning: str, within_s: float = WITHIN_S) -> str:
         """Hear it until it says something that begins so, and return that."""
@@ -70,6 +79,15 @@ class JavaClient(Program):
             pass
         return line
 
+    def end(self) -> None:
+        """Kill it, and close what it was driven by."""
+        self.kill()
+        if self._running is not None:
+            self._listener.join()
+            assert self._running.stdin is not None
+            with suppress(OSError):  # what it did not take any more
+                self._running.stdin.close()
+
     def logged(self) -> str:
         return (self._folder / "client.log").read_text(encoding="utf-8", errors="replace")
 
@@ -77,6 +95,7 @@ class JavaClient(Program):
         assert self.running.stdout is not None
         for line in self.running.stdout:
             self._lines.put(line.decode().strip())
+        self.running.stdout.close()
 
 
 @contextmanager
@@ -89,4 +108,4 @@ def running(folder: Path, bootstrap: str, **properties: Any) -> Iterator[JavaCli
         client.start()
         yield client
     finally:
-        client.kill()
+        client.end()
