@@ -26,7 +26,7 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with brokers.running(1) as started:
+    with brokers.running(2) as started:
         yield started
 
 

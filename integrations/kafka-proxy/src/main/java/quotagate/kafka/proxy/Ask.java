@@ -10,7 +10,7 @@ import java.util.HexFormat;
 /**
  * An ask, encoded.
  *
- * @param json as it stands in a batch
+ * @param json as a batch has it
  * @param bytes how long that is in UTF-8
  * @param ids how many producer ids it names
  */

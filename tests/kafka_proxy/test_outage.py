@@ -1,0 +1,98 @@
+"""Quotagate is killed while clients work: the stated policy, no connection lost, recovery by itself."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+
+from tests import service, stores
+from tests.kafka_proxy import proxy
+from tests.kafka_proxy.conftest import settings_for
+from tests.service import eventually
+
+CLIENTS = 20
+
+
+class Worker:
+    """A client that sends one record after the other."""
+
+    def __init__(self, number, bootstrap, topic):
+        # One connection attempt: a connection that is lost stays lost, and is seen.
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=f"worker-{number}", acks=1)
+        self._topic = topic
+        self._ended = threading.Event()
+        self.sent = 0
+        self.error = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self):
+        try:
+            while not self._ended.is_set():
+                self._producer.send(self._topic, b"x").get(120)
+                self.sent += 1
+        except KafkaError as error:
+            self.error = error
+
+    def connections_lost(self):
+        found = [
+            value
+            for group in self._producer.metrics().values()
+            for key, value in group.items()
+            if key == "connection-close-rate"
+        ]
+        return max(found, default=0)
+
+    def close(self):
+        self._ended.set()
+        self._thread.join()
+        self._producer.close(timeout=1)
+
+
+@contextmanager
+def working(bootstrap, topic):
+    with ExitStack() as stack:
+        workers = [Worker(number, bootstrap, topic) for number in range(CLIENTS)]
+        for worker in workers:
+            stack.callback(worker.close)
+        yield workers
+
+
+def all_go_on(workers):
+    """Wait until every one of them has sent three more."""
+    before = [worker.sent for worker in workers]
+
+    def went_on():
+        assert [worker.error for worker in workers if worker.error] == []
+        return all(worker.sent >= count + 3 for worker, count in zip(workers, before, strict=True))
+
+    eventually(went_on, within_s=120)
+
+
+@pytest.mark.parametrize("policy", ["admit", "throttle"])
+def test_clients_outlive_quotagate(policy, cluster, topic, tmp_path):
+    with ExitStack() as stack:
+        store = stack.enter_context(stores.running("valkey"))
+        catalog = f"sqlite:///{tmp_path / 'catalog.db'}"
+        first = service.running(store_url=store, database_url=catalog)
+        node = stack.enter_context(first)
+        node.put("user=ANONYMOUS", producer_byte_rate=10_000_000)
+        config = {**settings_for(tmp_path, node), "onFailure": policy, "timeoutMs": 1_000}
+        between = stack.enter_context(proxy.running(tmp_path, cluster.bootstrap, config))
+        workers = stack.enter_context(working(between.bootstrap, topic))
+        all_go_on(workers)
+        address = node.address
+        node.process.kill()
+        node.process.wait()
+        eventually(lambda: "the policy answers" in between.logged())
+        if policy == "admit":
+            all_go_on(workers)
+        again = service.running(store_url=store, database_url=catalog, address=address)
+        stack.enter_context(again)
+        eventually(lambda: "Quotagate answers again" in between.logged())
+        all_go_on(workers)
+        assert [worker.connections_lost() for worker in workers] == [0] * CLIENTS
