@@ -24,7 +24,7 @@ WITHIN_S: Final = 120.0
 
 
 class JavaClient(Program):
-    """It is told by `say`; what it says is read by `heard`, in order."""
+    """It does what `say` says; what it answers is read by `heard`, in order."""
 
     def __init__(self, folder: Path, properties: dict[str, Any]) -> None:
         self._folder = folder
@@ -100,7 +100,7 @@ class JavaClient(Program):
 
 @contextmanager
 def running(folder: Path, bootstrap: str, **properties: Any) -> Iterator[JavaClient]:
-    """A client with these properties; underscores in their names stand for dots."""
+    """A client with these properties; underscores in their names become dots."""
     folder.mkdir(exist_ok=True)
     named = {name.replace("_", "."): value for name, value in properties.items()}
     client = JavaClient(folder, {"bootstrap.servers": bootstrap, **named})

@@ -32,7 +32,7 @@ class Producers(ABC):
 
     @abstractmethod
     def errors(self) -> list[str]:
-        """What the application was told went wrong."""
+        """The errors that reached the application."""
 
     @abstractmethod
     def throttled_ms(self, name: str) -> float:

@@ -48,7 +48,7 @@ def test_fourth_producer_is_held_and_goes_through_with_the_same_id(
         producers.until_sent("four", 3)
         assert producers.errors() == []
         all_ = known(admin, topic)
-    say(f"{client}: the fourth producer was told to wait {told_ms:,.0f} ms; ids and epochs then: {all_}")
+    say(f"{client}: the fourth producer was asked to wait {told_ms:,.0f} ms; ids and epochs then: {all_}")
     assert len(all_) == LIMIT + 1
     assert all(epoch == 0 for _, epoch in all_), "a client changed the epoch of a producer"
 

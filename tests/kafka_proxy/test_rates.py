@@ -212,7 +212,7 @@ def test_fetches_are_held_and_nothing_is_lost(fetch, cluster, plain, quotagate, 
     (bucket,) = quotagate.http.get(
         "/v1/buckets", params={"bucket": f"client-id={client_id}", "quota": "consumer_byte_rate"}
     ).json()["buckets"]
-    say(f"{client_id}: told to wait {throttled_ms:,.0f} ms; at last {bucket['observed']:,.0f} bytes/s")
+    say(f"{client_id}: asked to wait {throttled_ms:,.0f} ms; at last {bucket['observed']:,.0f} bytes/s")
     assert throttled_ms > 0
     # A batch passes whole, so the last fetch may exceed it by one.
     assert bucket["observed"] <= FETCH_LIMIT + len(RECORD) * 4

@@ -32,7 +32,7 @@ import org.jspecify.annotations.Nullable;
  * The filter. The proxy calls it for one request after the other, in their order, and always from
  * the thread of the connection; so what is asked for in another thread comes back by that executor.
  *
- * <p>A throttled client is told at once, by {@code throttle_time_ms}. As in a broker, its
+ * <p>A throttled client learns at once, by {@code throttle_time_ms}. As in a broker, its
  * connection then pauses: whoever sends on regardless waits in the proxy, for {@link
  * #LONGEST_HOLD_MS} at most.
  */
@@ -46,7 +46,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   // What a client sent while a request was held came in at the same time, but is seen only
   // afterwards.
   private static final long QUEUED_MS = 1_000;
-  private static final short METADATA_VERSION = 12; // the first with topic ids that may stand alone
+  private static final short METADATA_VERSION = 12; // the first with topic ids without names
   private static final short FIRST_TOLD_PRODUCE =
       6; // KIP-219: from then on clients pause by themselves
 
@@ -199,7 +199,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
 
     abstract CompletionStage<Decision> ask();
 
-    /** Whether the client waits by itself when it is told to; others are held. */
+    /** Whether the client waits by itself when it gets a throttle time; others are held. */
     abstract boolean canBeTold();
 
     /** The answer to a request that has to wait; null closes the connection. */

@@ -1,4 +1,4 @@
-// The filter's configuration, as it stands under `config` in Kroxylicious' file.
+// The filter's configuration, as it is under `config` in Kroxylicious' file.
 package quotagate.kafka.proxy;
 
 import com.fasterxml.jackson.annotation.JsonCreator;

@@ -32,7 +32,7 @@ final class ThrottleTimes {
   private ThrottleTimes() {}
 
   /**
-   * Make a response say at least this many milliseconds; a longer time of the broker's own stands.
+   * Make a response say at least this many milliseconds; a longer time of the broker's own remains.
    */
   static void raise(ApiMessage response, long throttleMs) {
     Access access = of(response);
