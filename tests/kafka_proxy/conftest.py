@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient
@@ -16,11 +15,9 @@ from tests import service
 from tests.kafka import brokers
 from tests.kafka.brokers import Cluster
 from tests.kafka_proxy import proxy
-from tests.kafka_proxy.proxy import Proxy
+from tests.kafka_proxy.proxy import Proxy, settings_for
 from tests.service import Service
 
-TIMEOUT_MS: Final = 4_000
-"""Tests of what Quotagate decides are patient, for on a crowded machine it may take its time."""
 _numbers = count()
 
 
@@ -48,14 +45,6 @@ def start_proxy(cluster, quotagate, tmp_path_factory) -> Iterator[Callable[..., 
             return stack.enter_context(proxy.running(folder, upstream, settings))
 
         yield start
-
-
-def settings_for(folder: Path, node: Service) -> dict[str, object]:
-    """The filter's configuration for a node."""
-    key = folder / "quotagate.key"
-    key.write_text(node.admin_key, encoding="utf-8")
-    # On a crowded machine a decision may come late; then nothing is to go through uncounted.
-    return {"url": node.url, "keyFile": str(key), "timeoutMs": TIMEOUT_MS, "onFailure": "throttle"}
 
 
 @pytest.fixture(scope="session")

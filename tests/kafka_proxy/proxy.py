@@ -18,12 +18,14 @@ import yaml
 from app.node import tether
 from tests.kafka import maven
 from tests.programs import Program
-from tests.service import eventually
+from tests.service import Service, eventually
 
 PROJECT: Final = Path(__file__).parents[2] / "integrations" / "kafka-proxy"
 BUILD_WITHIN_S: Final = 900.0
 START_WITHIN_S: Final = 120.0
 HOST: Final = "127.0.0.1"
+TIMEOUT_MS: Final = 4_000
+"""Tests of what Quotagate decides are patient, for on a crowded machine it may take its time."""
 NODES: Final = 2
 """The brokers that a proxy has ports for; their ids count from 1."""
 
@@ -95,6 +97,14 @@ def running(folder: Path, upstream: str, config: dict[str, object] | None) -> It
         yield proxy
     finally:
         proxy.kill()
+
+
+def settings_for(folder: Path, node: Service) -> dict[str, object]:
+    """The configuration of the filter for a node."""
+    key = folder / "quotagate.key"
+    key.write_text(node.admin_key, encoding="utf-8")
+    # On a crowded machine a decision may come late; then nothing is to go through uncounted.
+    return {"url": node.url, "keyFile": str(key), "timeoutMs": TIMEOUT_MS, "onFailure": "throttle"}
 
 
 def jar() -> Path:
