@@ -256,6 +256,10 @@ final class Asker implements AutoCloseable {
         for (int at = 0; at < batch.size(); at++) {
           complete(batch.get(at), Decision.of(decisions.get(at)), "quotagate");
         }
+      } else if (status == 422) {
+        // The proxy's own fault, and of this ask alone.
+        LOGGER.error("Quotagate does not understand {}: {}", batch.get(0).ask().json(), body);
+        complete(batch.get(0), policy, "failure");
       } else if (status == 503 && body.path("type").asText().equals(OVERLOADED)) {
         int seconds = Integer.parseInt(response.headers().firstValue("Retry-After").orElse("1"));
         for (Waiting each : batch) {

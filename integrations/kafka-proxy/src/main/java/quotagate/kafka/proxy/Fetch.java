@@ -46,7 +46,8 @@ final class Fetch {
    * An answer without records.
    *
    * <p>An empty answer to a full fetch is how a broker itself throttles (KIP-219). A request within
-   * a fetch session brings changes that the broker would never see, so the client has to begin the session anew, which it does with a full fetch.
+   * a fetch session brings changes that the broker would never see, so the client has to begin the
+   * session anew, which it does with a full fetch.
    */
   static FetchResponseData empty(FetchRequestData request, int throttleMs) {
     var response = new FetchResponseData().setThrottleTimeMs(throttleMs);

@@ -14,6 +14,8 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.TimeUnit;
 import org.apache.kafka.common.message.ApiVersionsRequestData;
+import org.apache.kafka.common.message.ApiVersionsResponseData;
+import org.apache.kafka.common.message.ApiVersionsResponseData.ApiVersion;
 import org.apache.kafka.common.message.FetchRequestData;
 import org.apache.kafka.common.message.MetadataResponseData;
 import org.apache.kafka.common.message.ProduceRequestData;
@@ -32,9 +34,9 @@ import org.jspecify.annotations.Nullable;
  * The filter. The proxy calls it for one request after the other, in their order, and always from
  * the thread of the connection; so what is asked for in another thread comes back by that executor.
  *
- * <p>A throttled client learns at once, by {@code throttle_time_ms}. As in a broker, its
- * connection then pauses: whoever sends on regardless waits in the proxy, for {@link
- * #LONGEST_HOLD_MS} at most.
+ * <p>A throttled client learns at once, by {@code throttle_time_ms}. As in a broker, its connection
+ * then pauses: whoever sends on regardless waits in the proxy, for {@link #LONGEST_HOLD_MS} at
+ * most.
  */
 final class QuotaFilter implements RequestFilter, ResponseFilter {
   /**
@@ -43,9 +45,9 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
    */
   static final long LONGEST_HOLD_MS = 15_000;
 
-  // What a client sent while a request was held came in at the same time, but is seen only
-  // afterwards.
-  private static final long QUEUED_MS = 1_000;
+  // What a client had sent before it learnt of its throttle time is seen a moment later, and is not
+  // held.
+  private static final long QUEUED_MS = 250;
   private static final short METADATA_VERSION = 12; // the first with topic ids without names
   private static final short FIRST_TOLD_PRODUCE =
       6; // KIP-219: from then on clients pause by themselves
@@ -69,7 +71,8 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   private final Map<Integer, Expected> expected = new HashMap<>();
   private final Map<Kind, Long> pausedUntil = new EnumMap<>(Kind.class);
   private Software software = Software.UNKNOWN;
-  private long queuedUntil = nowMs();
+  private final Map<Kind, Long> queuedUntil = new EnumMap<>(Kind.class);
+  private short metadataVersion = METADATA_VERSION;
 
   QuotaFilter(Askers askers, FilterDispatchExecutor executor) {
     this.askers = askers;
@@ -106,6 +109,11 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
     } else if (response instanceof SaslAuthenticateResponseData authentication) {
       if (authentication.errorCode() == Errors.NONE.code()) {
         sasl.accepted();
+      }
+    } else if (response instanceof ApiVersionsResponseData versions) {
+      ApiVersion metadata = versions.apiKeys().find(ApiKeys.METADATA.id);
+      if (metadata != null) {
+        metadataVersion = (short) Math.min(METADATA_VERSION, metadata.maxVersion());
       }
     }
     Expected found = expected.remove(header.correlationId());
@@ -226,12 +234,13 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       if (left == 0) {
         return ask().thenComposeAsync(this::decided, executor);
       }
-      long hold = now < queuedUntil ? 0 : Math.min(left, until - now);
+      boolean queued = canBeTold() && now < queuedUntil.getOrDefault(kind, now);
+      long hold = queued ? 0 : Math.min(left, until - now);
       if (hold > 0) {
         return later(hold).thenComposeAsync(ignored -> begin(), executor);
       }
-      if (now >= queuedUntil) {
-        queuedUntil = now + QUEUED_MS;
+      if (!queued) {
+        queuedUntil.put(kind, now + QUEUED_MS);
       }
       return overdue(left);
     }
@@ -245,7 +254,13 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       pause(kind, decision);
       return switch (decision.verdict()) {
         case ADMIT, DELAY -> forward(decision);
-        case THROTTLE -> canBeTold() ? answer(throttled(decision.throttleMs())) : begin();
+        case THROTTLE -> {
+          if (!canBeTold()) {
+            yield begin();
+          }
+          queuedUntil.put(kind, nowMs() + QUEUED_MS);
+          yield answer(throttled(decision.throttleMs()));
+        }
         case REJECT -> answer(rejected());
       };
     }
@@ -387,7 +402,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       if (unknown == null) {
         return askFor(new MetadataResponseData());
       }
-      var asking = new RequestHeaderData().setRequestApiVersion(METADATA_VERSION);
+      var asking = new RequestHeaderData().setRequestApiVersion(metadataVersion);
       return context
           .<MetadataResponseData>sendRequest(asking, unknown)
           .exceptionally(failure -> new MetadataResponseData())

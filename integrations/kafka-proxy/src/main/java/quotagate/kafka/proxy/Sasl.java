@@ -62,7 +62,7 @@ final class Sasl {
   @Nullable
   private static String scram(String text) {
     String[] parts = text.split(",", -1);
-    if (parts.length < 4 || !parts[2].startsWith("n=")) {
+    if (parts.length < 4 || !parts[2].startsWith("n=") || !parts[3].startsWith("r=")) {
       return null;
     }
     for (String extension : List.of(parts).subList(3, parts.length)) {

@@ -74,7 +74,10 @@ class AskerTest {
 
   private static void admitAll(HttpExchange exchange, List<String> principals) throws IOException {
     String one = "{\"decision\":\"delay\",\"throttle_ms\":7,\"applied\":1,\"limited_by\":null}";
-    send(exchange, 200, "{\"decisions\":[" + String.join(",", Collections.nCopies(principals.size(), one)) + "]}");
+    send(
+        exchange,
+        200,
+        "{\"decisions\":[" + String.join(",", Collections.nCopies(principals.size(), one)) + "]}");
   }
 
   private static void send(HttpExchange exchange, int status, String body) throws IOException {
@@ -92,7 +95,8 @@ class AskerTest {
           await(go);
           admitAll(exchange, principals);
         };
-    List<CompletableFuture<Decision>> asked = IntStream.range(0, 102).mapToObj(each -> asker.ask(ASK)).toList();
+    List<CompletableFuture<Decision>> asked =
+        IntStream.range(0, 102).mapToObj(each -> asker.ask(ASK)).toList();
     go.countDown();
     for (var each : asked) {
       assertEquals(Decision.Verdict.DELAY, each.get().verdict());
@@ -123,7 +127,8 @@ class AskerTest {
   void policyAnswersWhenNothingComesInTime() throws Exception {
     var never = new CountDownLatch(1);
     answer = (exchange, principals) -> await(never);
-    List<CompletableFuture<Decision>> asked = IntStream.range(0, 5).mapToObj(each -> asker.ask(ASK)).toList();
+    List<CompletableFuture<Decision>> asked =
+        IntStream.range(0, 5).mapToObj(each -> asker.ask(ASK)).toList();
     for (var each : asked) {
       assertEquals(Decision.ADMIT, each.get());
     }
@@ -157,7 +162,8 @@ class AskerTest {
           }
         };
     var before = List.of(asker.ask(ASK), asker.ask(ASK));
-    List<CompletableFuture<Decision>> others = IntStream.range(0, 10).mapToObj(each -> asker.ask(ASK)).toList();
+    List<CompletableFuture<Decision>> others =
+        IntStream.range(0, 10).mapToObj(each -> asker.ask(ASK)).toList();
     CompletableFuture<Decision> bad = asker.ask(BAD);
     go.countDown();
     for (var each : before) {

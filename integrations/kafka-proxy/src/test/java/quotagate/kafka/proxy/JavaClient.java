@@ -1,4 +1,5 @@
-// A program with Kafka's own client that tests drive line by line: idempotent producers, consumers, topics.
+// A program with Kafka's own client that tests drive line by line: idempotent producers, consumers,
+// topics.
 package quotagate.kafka.proxy;
 
 import java.io.BufferedReader;
@@ -22,16 +23,19 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
- * {@code JavaClient PROPERTIES}; each line of standard input is a command, and every outcome is a line:
+ * {@code JavaClient PROPERTIES}; each line of standard input is a command, and every outcome is a
+ * line:
  *
  * <ul>
- *   <li>{@code send NAME TOPIC BYTES COUNT}: by the producer of this name, which is made if it is new;
- *       then {@code sent NAME} or {@code error NAME CLASS MESSAGE} for each record
- *   <li>{@code transaction NAME TOPIC BYTES COUNT}: likewise in a transaction; then {@code committed NAME}
+ *   <li>{@code send NAME TOPIC BYTES COUNT}: by the producer of this name, which is made if it is
+ *       new; then {@code sent NAME} or {@code error NAME CLASS MESSAGE} for each record
+ *   <li>{@code transaction NAME TOPIC BYTES COUNT}: likewise in a transaction; then {@code
+ *       committed NAME}
  *   <li>{@code metric NAME METRIC}: {@code metric NAME VALUE}
  *   <li>{@code producers TOPIC}: {@code producers ID:EPOCH ...}, as the broker knows them
  *   <li>{@code fetch TOPIC COUNT}: {@code fetched COUNT THROTTLE} when as many records have come
- *   <li>{@code create TOPIC PARTITIONS}: {@code created TOPIC}, or {@code error TOPIC CLASS MESSAGE}
+ *   <li>{@code create TOPIC PARTITIONS}: {@code created TOPIC}, or {@code error TOPIC CLASS
+ *       MESSAGE}
  * </ul>
  */
 public final class JavaClient {
@@ -60,8 +64,7 @@ public final class JavaClient {
     client.producers.values().forEach(producer -> producer.close(Duration.ZERO));
   }
 
-  private void run(String[] words)
-      throws ExecutionException, InterruptedException {
+  private void run(String[] words) throws ExecutionException, InterruptedException {
     switch (words[0]) {
       case "send" -> send(words);
       case "transaction" -> {
@@ -103,8 +106,7 @@ public final class JavaClient {
           if (transactional) {
             own.put("transactional.id", name);
           }
-          var made =
-              new KafkaProducer<>(own, new ByteArraySerializer(), new ByteArraySerializer());
+          var made = new KafkaProducer<>(own, new ByteArraySerializer(), new ByteArraySerializer());
           if (transactional) {
             made.initTransactions();
           }
@@ -128,8 +130,7 @@ public final class JavaClient {
   private void describe(String topic) throws ExecutionException, InterruptedException {
     var partition = new TopicPartition(topic, 0);
     try (var admin = Admin.create(properties)) {
-      var states =
-          admin.describeProducers(List.of(partition)).partitionResult(partition).get();
+      var states = admin.describeProducers(List.of(partition)).partitionResult(partition).get();
       var known = new StringBuilder("producers");
       for (var state : states.activeProducers()) {
         known.append(' ').append(state.producerId()).append(':').append(state.producerEpoch());

@@ -35,9 +35,12 @@ class MessagesTest {
   private static ProduceRequestData produce(MemoryRecords... records) {
     var topic = new TopicProduceData().setName("t");
     for (int index = 0; index < records.length; index++) {
-      topic.partitionData().add(new PartitionProduceData().setIndex(index).setRecords(records[index]));
+      topic
+          .partitionData()
+          .add(new PartitionProduceData().setIndex(index).setRecords(records[index]));
     }
-    return new ProduceRequestData().setTopicData(new TopicProduceDataCollection(List.of(topic).iterator()));
+    return new ProduceRequestData()
+        .setTopicData(new TopicProduceDataCollection(List.of(topic).iterator()));
   }
 
   @Test
@@ -50,7 +53,8 @@ class MessagesTest {
     assertEquals(plain.sizeInBytes() + idempotent.sizeInBytes(), found.bytes());
     assertEquals(Set.of(4711L), found.ids());
     assertEquals(
-        List.of(new Batches.Batch(new Batches.Stream(4711L, "t", 1), (short) 3, 9)), found.batches());
+        List.of(new Batches.Batch(new Batches.Stream(4711L, "t", 1), (short) 3, 9)),
+        found.batches());
   }
 
   @Test

@@ -61,7 +61,14 @@ class SaslTest {
   }
 
   @ParameterizedTest
-  @ValueSource(strings = {"", "n,,r=nonce", "n,,n=,r=nonce", "n,,n=token,r=nonce,tokenauth=true"})
+  @ValueSource(
+      strings = {
+        "",
+        "n,,r=nonce",
+        "n,,n=,r=nonce",
+        "n,,n=d,ave,r=nonce",
+        "n,,n=token,r=nonce,tokenauth=true"
+      })
   void unreadableScramIsRefused(String message) {
     sasl.begin("SCRAM-SHA-256");
     assertFalse(sent(message));
