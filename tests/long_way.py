@@ -8,9 +8,9 @@ from app.http.protocol import Protocol
 from app.run import cli, serve
 
 
-def without_lane(*arguments: Any, routes: object, **keywords: Any) -> Protocol:
+def without_lane(*arguments: Any, routes: object, outbox: object, **keywords: Any) -> Protocol:
     """Return a connection's protocol, without the hot routes that the lane would answer."""
-    del routes
+    del routes, outbox
     return Protocol(*arguments, **keywords)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
 Way = Literal["pass", "cut", "late", "swallow"]
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 CUT_AFTER: Final = 20
 """How many bytes of a cut reply still arrive."""
@@ -18,9 +20,9 @@ BETWEEN_LOOKS_S: Final = 0.005
 
 
 @contextlib.contextmanager
-def relaying(socket: Path, store: Path) -> Iterator[Relay]:
+def relaying(path: Path, store: Path) -> Iterator[Relay]:
     """A relay from one unix socket to another, in a thread of its own."""
-    relay = Relay(socket, store)
+    relay = Relay(path, store)
     thread = threading.Thread(target=asyncio.run, args=(relay.run(),))
     thread.start()
     relay.listening.wait()
@@ -34,8 +36,8 @@ def relaying(socket: Path, store: Path) -> Iterator[Relay]:
 class Relay:
     """Relays in the mode that is set, and counts connections."""
 
-    def __init__(self, socket: Path, store: Path) -> None:
-        self.url = f"unix://{socket}"
+    def __init__(self, path: Path, store: Path) -> None:
+        self.url = f"unix://{path}"
         self.way: Way = "pass"
         self.connections = 0
         self.listening = threading.Event()
@@ -46,41 +48,47 @@ class Relay:
 
         How long a node waits for its store depends on how busy the machine is, so no delay is late on each.
         """
-        self._socket = socket
-        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._path = path
+        self._serving: dict[asyncio.Task[None], socket.socket] = {}
 
     async def run(self) -> None:
         """Listen until stopped."""
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        server = await asyncio.start_unix_server(self._accept, str(self._socket))
-        self.listening.set()
-        await self._stopping.wait()
-        server.close()
-        await _turns()  # what is being accepted becomes a connection
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(self._path))
+            listening.listen()
+            listening.setblocking(False)
+            # Not asyncio's server: Python 3.11 loses a connection that it accepts while it is being closed.
+            self._loop.add_reader(listening, self._accept, listening)
+            self.listening.set()
+            await self._stopping.wait()
+            self._loop.remove_reader(listening)
         for serving in self._serving:
             serving.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        for writer in self._serving.values():  # some were cancelled before they began, or have unsent bytes
-            writer.transport.abort()
-        await _turns()
+        for connection in self._serving.values():  # some were cancelled before they began
+            connection.close()
 
     def stop(self) -> None:
         """Stop listening; called from another thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._serving[self._loop.create_task(self._serve(reader, writer))] = writer
-        self.connections += 1
+    def _accept(self, listening: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):  # the caller went away
+            connection, _ = listening.accept()
+            self._serving[self._loop.create_task(self._serve(connection))] = connection
+            self.connections += 1
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with _closing(writer):
-            # The store is not there, or one of them went away; or it stops, which Python 3.11 would log.
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                from_store, to_store = await asyncio.open_unix_connection(str(self.store))
-                async with _closing(to_store):
-                    ends = (self._pass_on(reader, to_store), self._pass_back(from_store, writer))
-                    await _first(*map(asyncio.ensure_future, ends))
+    async def _serve(self, connection: socket.socket) -> None:
+        # The store is not there, or one of them went away; or it stops, which Python 3.11 would log.
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            async with (
+                _closing(await asyncio.open_unix_connection(sock=connection)) as (reader, writer),
+                _closing(await asyncio.open_unix_connection(str(self.store))) as (from_store, to_store),
+            ):
+                ends = (self._pass_on(reader, to_store), self._pass_back(from_store, writer))
+                await _first(*map(asyncio.ensure_future, ends))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while said := await reader.read(65536):
@@ -101,12 +109,6 @@ class Relay:
             await writer.drain()
 
 
-async def _turns() -> None:
-    """Let the loop turn as often as asyncio needs to accept or to close a connection, which is thrice."""
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 async def _first(*directions: asyncio.Future[None]) -> None:
     """Relay both directions until one ends."""
     try:
@@ -118,10 +120,12 @@ async def _first(*directions: asyncio.Future[None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _closing(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+async def _closing(ends: Ends) -> AsyncIterator[Ends]:
+    """Close a connection at the end, and lose what could not be sent."""
+    _, writer = ends
     try:
-        yield
+        yield ends
     finally:
-        writer.close()
+        writer.transport.abort()
         with contextlib.suppress(OSError):
             await writer.wait_closed()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from time import perf_counter
-from typing import Final, TypeVar
+from time import monotonic
+from typing import Final
 
 import structlog
 from msgspec import structs
@@ -18,53 +18,42 @@ from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, hold_decision
 from app.admission.local import LocalAnswers
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
-from app.admission.plain import PlainAsk, PlainAsks, PlainQuotas, PlannedAsk, admission_of
-from app.admission.plan import Match, Matches, decision_of, plan_of, restricted_matches, scaled_match
-from app.admission.queue import DoneCallback, Group, LateCallback
+from app.admission.plain import PlainAsk, PlainAsks, PlannedAsk, admission_of, remaining_of
+from app.admission.plan import (
+    LocalVerdict,
+    Match,
+    Matches,
+    decision_of,
+    plan_of,
+    restricted_matches,
+    scaled_match,
+)
+from app.admission.port import InFull, Remaining
+from app.admission.queue import ACCOUNTING, WEIGHT, Group
 from app.admission.refresh import Refresher
-from app.admission.slices import Slices, Work
+from app.admission.slices import STRIDE, Slices, Work, weight_of
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import SEEN
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import MatchingRules, Quotas
-from app.domain.quota import Quota
 from app.domain.usage import ids_of
-from app.store.encoding import admitted_values, decode_answer
+from app.store.encoding import OPEN_MS, Values, admitted_values, decode_answer
 from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
-T = TypeVar("T")
-
-STRIDE: Final = 8
-"""How many asks of a batch are planned or answered in one step."""
 
 NOT_WRITTEN: Final = b"\0"
 """The outcome of an id that was neither charged nor refreshed."""
 
 
-class SingleAsk(Group):
-    """A request of one ask, which is answered by a call of ``then``."""
+class SingleAsk(Group, eq=False, kw_only=True):
+    """A request of one ask, which is answered by a call of ``then``, or of ``admitted`` if that is given."""
 
-    __slots__ = ("began", "planned", "then")
-
-    def __init__(
-        self,
-        planned: PlannedAsk,
-        plan: Plan | PackedPlan,
-        done: DoneCallback,
-        late: LateCallback,
-        caller: Caller,
-        then: Callable[[Decision | Exception], None],
-    ) -> None:
-        since = caller.came_at or asyncio.get_running_loop().time()
-        super().__init__((plan,), done, late, caller, _principal_of(planned.ask), since)
-        self.planned = planned
-        self.then = then
-        self.began = perf_counter()
-        if planned.plain is not None:
-            self.weight = 1
+    planned: PlannedAsk
+    then: Callable[[Decision | Exception], None]
+    admitted: Callable[[Remaining], None] | None
 
 
 class Admission:
@@ -120,6 +109,7 @@ class Admission:
         self._snapshot = snapshot
         self._factor = factor
         self._logs = logs
+        self._takes_admissions = logs.takes_admissions
         self._rules = rules
         self._secret = secret
         self._sequential = sequential
@@ -133,9 +123,10 @@ class Admission:
         self._matches_in_force()
         return self._plain.of(ask)
 
-    def is_valid(self, plain: PlainAsk) -> bool:
-        """Return whether the quotas of a plain ask are still those that apply to it."""
-        return plain.quotas.snapshot is self._matches_in_force()
+    @property
+    def edition(self) -> object:
+        """That of the quotas in force: a plain ask is valid while it has the same one."""
+        return self._matches_in_force().edition
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order; if the store is silent for too long, by each quota's ``on_store_failure``.
@@ -147,16 +138,15 @@ class Admission:
             CallerGoneError: the caller has left; nothing was charged.
         """
         if len(asks) == 1:
-            (planned,) = self._planned(asks, caller)
-            return [await self._decide_one(planned, caller)]
-        began = perf_counter()
-        planned_asks = await self._as_list(self._planned(asks, caller), caller)
-        return await self._decide_all(planned_asks, caller, began)
+            return [await self._decide_one(self._planned_one(asks[0], caller), caller)]
+        began = caller.came_at or monotonic()
+        planned = await self._slices.run(caller.turn, self._planned(asks, caller))
+        return await self._decide_all(planned, caller, began)
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
-        """Decide an ask that wants detail and has no id; also return the quota of each verdict, in order.
+    ) -> InFull:
+        """Decide an ask that wants detail and has no id.
 
         Args:
             within_s: how long the ask may wait in this node, if that is less than for all others.
@@ -164,22 +154,48 @@ class Admission:
         Raises:
             OverloadedError, CallerGoneError: as for ``decide``.
         """
-        (planned,) = self._planned((self.plain(ask) or ask,), caller)
+        planned = self._planned_one(self.plain(ask) or ask, caller)
         decision = await self._decide_one(planned, caller, within_s)
-        return decision, tuple(match.applied.quota for match in planned.matches)
+        return in_full(planned, decision)
 
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
     ) -> None:
-        """Decide one ask, and call ``then`` once with the decision or the ``AdmissionError``.
+        """Decide one ask, and call ``then`` once with the decision, an ``AdmissionError`` or another error.
 
         It may be called before this returns.
 
         Raises:
             OutOfBoundsError, OverloadedError: as for ``decide``.
         """
-        (planned,) = self._planned((ask,), caller)
-        self._begin(planned, caller, then)
+        self._begin(self._planned_one(ask, caller), caller, then)
+
+    def begin_in_full(
+        self,
+        ask: Ask | PlainAsk,
+        caller: Caller,
+        then: Callable[[Remaining | InFull | Exception], None],
+        within_s: float | None = None,
+    ) -> None:
+        """Decide one ask that wants detail and has no id, and call ``then`` once, as ``begin`` does.
+
+        It gets what remains of each quota if the ask is plain, every quota admits, and there is no more to
+        say; else the whole decision, or the ``AdmissionError``.
+
+        Args:
+            within_s: as for ``decide_in_full``.
+
+        Raises:
+            OutOfBoundsError, OverloadedError: as for ``decide``.
+        """
+        planned = self._planned_one(ask, caller)
+        self._begin(
+            planned,
+            caller,
+            lambda result: then(result if isinstance(result, Exception) else in_full(planned, result)),
+            within_s,
+            then,
+        )
 
     async def _decide_one(
         self, planned: PlannedAsk, caller: Caller, within_s: float | None = None
@@ -203,63 +219,132 @@ class Admission:
         caller: Caller,
         then: Callable[[Decision | Exception], None],
         within_s: float | None = None,
+        admitted: Callable[[Remaining], None] | None = None,
     ) -> SingleAsk | None:
-        """Decide a planned ask; return the request that waits for the store, if one does."""
-        failure = self.circuit.error
-        if planned.plan is None or failure is not None:
-            began = perf_counter()
-            (decision,) = self._decisions((planned,), (), failure)
-            self._metrics.observe_decision(perf_counter() - began)
-            then(decision)
+        """Decide a planned ask; return the request that waits for the store, if one does.
+
+        Args:
+            admitted: called instead of ``then`` if the ask goes the short way, and all of its quotas admit.
+        """
+        plan, failure = planned.plan, self.circuit.error
+        since = caller.came_at or monotonic()
+        if plan is None or failure is not None:
+            self._conclude(planned, (), failure, since, then, admitted)
             return None
-        late = partial(self._log_late, (planned,))
-        group = SingleAsk(planned, planned.plan, self._finish_one, late, caller, then)
+        group = SingleAsk(
+            (plan,),
+            self._finish_one,
+            self._log_late_one,
+            caller,
+            _principal_of(planned.ask),
+            since,
+            plan.ids,
+            plan.mode in ACCOUNTING,
+            WEIGHT if planned.plain is None else 1,
+            planned=planned,
+            then=then,
+            admitted=admitted,
+        )
         self._gatherer.submit(group, within_s)
         return group
 
     def _finish_one(self, group: Group, failure: Exception | None) -> None:
         assert isinstance(group, SingleAsk)
         if failure is None or isinstance(failure, StoreError):
-            (decision,) = self._decisions((group.planned,), group.answers, failure)
-            self._metrics.observe_decision(perf_counter() - group.began)
-            group.then(decision)
+            self._conclude(group.planned, group.answers, failure, group.since, group.then, group.admitted)
         else:
             group.then(failure)
 
-    async def _as_list(self, work: Iterator[T], caller: Caller) -> list[T]:
-        """Return all items of an iterator as a list, made in slices."""
-        return await self._slices.run(caller.turn, _in_steps(work))
+    def _conclude(
+        self,
+        planned: PlannedAsk,
+        answers: Sequence[PackedAnswer],
+        failure: StoreError | None,
+        since: float,
+        then: Callable[[Decision | Exception], None],
+        admitted: Callable[[Remaining], None] | None,
+    ) -> None:
+        """Decide one ask by its answer, if one came, and call back."""
+        try:
+            packed = answers[0] if answers else None
+            values = self._admitted(planned, packed)
+            if values is None:
+                decision = self._decision(planned, packed, failure)
+            elif admitted is None:
+                decision = admission_of(planned, values)
+            self._metrics.observe_decision(monotonic() - since)
+        except Exception as error:  # noqa: BLE001  the caller gets it: nobody else waits for this answer
+            then(error)
+            return
+        if values is not None and admitted is not None:
+            admitted(remaining_of(values))
+        else:
+            then(decision)
 
-    def _planned(self, asks: Sequence[Ask | PlainAsk], caller: Caller) -> Iterator[PlannedAsk]:
-        matches, secret = self._matches_in_force(), self._secret()
+    def _planned(self, asks: Sequence[Ask | PlainAsk], caller: Caller) -> Work[list[PlannedAsk]]:
+        matches, weight = self._matches_in_force(), 0
+        planned: list[PlannedAsk] = []
         for place, ask in enumerate(asks):
-            if isinstance(ask, PlainAsk):
-                if planned := self._planned_plain(ask, matches, caller):
-                    yield planned
-                    continue
-                ask = ask.planned.ask  # noqa: PLW2901  it goes the readable way
-            its, is_held = self._match(ask, matches)
-            if caller.bound_to:
-                its = restricted_matches(ask, its, caller.bound_to, place)
-            if is_held:
-                # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
-                yield PlannedAsk(ask, its, is_held, plan_of(ask, (), secret, caller.key))
-                continue
-            alone = self.local.verdict(ask, its)
-            travels = self.local.unknown(ask, its) if alone is None else None
-            plan = plan_of(travels or ask, its if alone is None else its[1:], secret, caller.key)
-            yield PlannedAsk(ask, its, is_held, plan, None, alone, travels, self.local.turn)
+            each = self._planned_one(ask, caller, matches, place)
+            planned.append(each)
+            weight += weight_of(len(each.ask.producer_ids or ()))
+            if weight >= STRIDE:
+                weight = 0
+                yield
+        return planned
 
-    def _planned_plain(self, plain: PlainAsk, matches: Matches, caller: Caller) -> PlannedAsk | None:
-        """Return a plain ask for the short way; None if more has to be looked at."""
-        ask = plain.planned.ask
-        if plain.quotas.snapshot is not matches or caller.bound_to:
-            return None
-        if ask.producer_ids and self.local.remembers:
-            return None  # what the store says of the ids is learned
-        if PRODUCE in ask.usage and self._factor.on(ask) != 1:
-            return None
-        return plain.planned
+    def _planned_one(
+        self, ask: Ask | PlainAsk, caller: Caller, matches: Matches | None = None, place: int = 0
+    ) -> PlannedAsk:
+        if matches is None:
+            matches = self._matches_in_force()
+        if isinstance(ask, PlainAsk):
+            plain, quotas = ask, ask.quotas
+            ask = plain.planned.ask
+            if (
+                quotas.edition is matches.edition
+                and not caller.bound_to
+                and (PRODUCE not in ask.usage or self._factor.on(ask) == 1)
+            ):
+                learns = quotas.learns is not None and self.local.remembers
+                return self._planned_with_ids(plain) if learns else plain.planned
+        its, is_held = self._match(ask, matches)
+        if caller.bound_to:
+            its = restricted_matches(ask, its, caller.bound_to, place)
+        if is_held:
+            # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
+            return PlannedAsk(ask, its, is_held, plan_of(ask, (), self._secret(), caller.key))
+        alone = self.local.verdict(ask, its)
+        travels = self.local.unknown(ask, its) if alone is None else None
+        return self._planned_with(ask, its, alone, travels, caller.key)
+
+    def _planned_with(
+        self,
+        ask: Ask,
+        its: tuple[Match, ...],
+        alone: LocalVerdict | None,
+        travels: Ask | None,
+        key: str | None = None,
+    ) -> PlannedAsk:
+        """Plan an ask the readable way, by what this node knows of its ids."""
+        plan = plan_of(travels or ask, its if alone is None else its[1:], self._secret(), key)
+        return PlannedAsk(ask, its, False, plan, None, alone, travels, self.local.edition)
+
+    def _planned_with_ids(self, plain: PlainAsk) -> PlannedAsk:
+        """Plan a plain ask with ids; one that needs more than kept bytes goes the readable way from here."""
+        planned = plain.planned
+        ask, its, answered = planned.ask, planned.matches, plain.answered
+        if answered is not None:
+            known_ms = self.local.known_at(answered.match, ask.producer_ids or ())
+            if known_ms is not None:
+                others = answered.others()
+                alone = LocalVerdict(others.verdict, known_ms)
+                return PlannedAsk(ask, its, False, others.plan, others.quotas, alone)
+            refusal = self.local.refusal(ask, its)
+            travels = self.local.unknown(ask, its) if refusal is None else None
+            if refusal is not None or travels is not None:
+                return self._planned_with(ask, its, refusal, travels)
+        return PlannedAsk(ask, its, False, planned.plan, plain.quotas, edition=self.local.edition)
 
     def _match(self, ask: Ask, matches: Matches) -> tuple[tuple[Match, ...], bool]:
         """Return the quotas that apply to an ask, scaled by the factor, and whether the factor holds it."""
@@ -283,69 +368,95 @@ class Admission:
                 caller=caller,
                 on_behalf_of=_principal_of(planned[0].ask),
             )
-        decisions = await self._as_list(self._decisions(planned, answers, failure), caller)
-        self._metrics.observe_decision(perf_counter() - began, len(planned))
+        decisions = await self._slices.run(caller.turn, self._decisions(planned, answers, failure))
+        self._metrics.observe_decision(monotonic() - began, len(planned))
         return decisions
 
     def _decisions(
         self, planned: Sequence[PlannedAsk], answers: Sequence[PackedAnswer], failure: StoreError | None
-    ) -> Iterator[Decision]:
+    ) -> Work[list[Decision]]:
         """Make the decisions from the answers, as far as they came."""
         arrived = iter(answers)
+        decisions: list[Decision] = []
         for each in planned:
             packed = None if each.plan is None else next(arrived, None)
-            if each.plain is not None and (values := self._admitted(each.plain, packed)) is not None:
-                yield admission_of(each, values)
-                continue
-            ask, its, alone, travels = each.ask, each.matches, each.alone, each.travels
-            plan = self._readable(each)
-            answer = None if packed is None else decode_answer(packed)
-            missed = failure if answer is None else answer.error
-            if answer is not None and missed is not None:
-                log.warning("the store could not decide an ask", why=str(missed))
-                answer = None
-            if each.is_held and (answer is None or answer.kept is None):
-                decision, verdicts = hold_decision(
-                    ask, its, self._factor.hold_ms(ask.at_ms), away=failure is not None
-                )
-                if failure is None and ask.mode == "admit":
-                    self._refresher.add(ask, its, self._secret())
-            elif missed is not None and its and plan is not None:
-                known = self.local.passes(ask, its) if alone is None else alone.verdict
-                decision, verdicts = without_store(ask, [match.applied for match in its], known)
-            else:
-                known = None if alone is None else alone.verdict
-                decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
-                if plan is not None and answer is not None and alone is None and answer.kept is None:
-                    self.local.learn(travels or ask, its, plan, answer, each.turn)
-                    answer = answer if travels is None else _with_all_ids(answer, ask, travels)
-            why = (missed.reason if missed else "store_full") if decision.source == "fallback" else None
-            if why is not None:
-                self._metrics.count_fallback(why)
-            count_answer(self._metrics, ask, its, plan, answer, decision, verdicts)
-            logged = answer if answer is not None or alone is None else Answer((), at_ms=alone.at_ms)
-            self._logs.decided(ask, its, logged, decision, verdicts, why)
-            yield decision
+            values = self._admitted(each, packed)
+            decisions.append(
+                self._decision(each, packed, failure) if values is None else admission_of(each, values)
+            )
+            if not len(decisions) % STRIDE:
+                yield
+        return decisions
 
-    def _admitted(self, plain: PlainQuotas, packed: PackedAnswer | None) -> Sequence[float] | None:
-        """Count a plain ask and return the numbers of its answer, if it is a plain admission; else None."""
-        if self._logs.takes_admissions:
+    def _decision(
+        self, each: PlannedAsk, packed: PackedAnswer | None, failure: StoreError | None
+    ) -> Decision:
+        """Make a decision the readable way, count and log it."""
+        ask, its, alone, travels = each.ask, each.matches, each.alone, each.travels
+        plan = self._readable(each)
+        answer = None if packed is None else decode_answer(packed)
+        missed = failure if answer is None else answer.error
+        if answer is not None and missed is not None:
+            log.warning("the store could not decide an ask", why=str(missed))
+            answer = None
+        if each.is_held and (answer is None or answer.kept is None):
+            decision, verdicts = hold_decision(
+                ask, its, self._factor.hold_ms(ask.at_ms), away=failure is not None
+            )
+            if failure is None and ask.mode == "admit":
+                self._refresher.add(ask, its, self._secret())
+        elif missed is not None and its and plan is not None:
+            known = self.local.passes(ask, its) if alone is None else alone.verdict
+            decision, verdicts = without_store(ask, [match.applied for match in its], known)
+        else:
+            known = None if alone is None else alone.verdict
+            decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
+            if plan is not None and answer is not None and alone is None and answer.kept is None:
+                self.local.learn(travels or ask, its, plan, answer, each.edition)
+                answer = answer if travels is None else _with_all_ids(answer, ask, travels)
+        why = (missed.reason if missed else "store_full") if decision.source == "fallback" else None
+        if why is not None:
+            self._metrics.count_fallback(why)
+        count_answer(self._metrics, ask, its, plan, answer, decision, verdicts)
+        if alone is not None and plan is None:
+            self._metrics.count_shadows(verdicts)
+        logged = answer if answer is not None or alone is None else Answer((), at_ms=alone.at_ms)
+        self._logs.decided(ask, its, logged, decision, verdicts, why)
+        return decision
+
+    def _admitted(self, planned: PlannedAsk, packed: PackedAnswer | None) -> Values | None:
+        """Count and log an ask of the short way and return its answer's numbers if every quota admits.
+
+        Otherwise do nothing, and return None.
+        """
+        plain = planned.plain
+        if plain is None or (self._takes_admissions and plain.alone is not None):
             return None
         if packed is None:
-            values: Sequence[float] | None = None if plain.places else ()
-        elif packed.id_outcomes.strip(NOT_WRITTEN):  # which are logged
-            return None
+            values: Values | None = None if plain.places else ()
+        elif not self._takes_admissions and packed.id_outcomes.strip(NOT_WRITTEN):
+            return None  # the ids alone are logged
         else:
             values = admitted_values(packed.packed, plain.forgiving)
+            if values is not None and plain.learns is not None:
+                open_ms = int(values[1 + OPEN_MS])
+                self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.edition)
         if values is not None:
-            self._metrics.count_admission(plain.places, values)
+            self._metrics.count_admission(plain.places, values, plain.alone)
+            if self._takes_admissions:
+                self._logs.admitted(planned, plain, packed)
         return values
 
     def _readable(self, planned: PlannedAsk) -> Plan | None:
         """Return the plan of an ask, made now if the ask went the short way."""
         if isinstance(planned.plan, PackedPlan):
-            return plan_of(planned.ask, planned.matches, self._secret())
+            its = planned.matches if planned.alone is None else planned.matches[1:]
+            return plan_of(planned.ask, its, self._secret())
         return planned.plan
+
+    def _log_late_one(self, group: Group, place: int, packed: PackedAnswer) -> None:
+        assert isinstance(group, SingleAsk)
+        self._log_late((group.planned,), place, packed)
 
     def _log_late(self, asked: Sequence[PlannedAsk], place: int, packed: PackedAnswer) -> None:
         """Log what the store charged late, for an ask that was answered without it."""
@@ -355,7 +466,7 @@ class Admission:
             known = None if alone is None else alone.verdict
             decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
             if plan is not None and alone is None:
-                self.local.learn(travels or ask, each.matches, plan, answer, each.turn)
+                self.local.learn(travels or ask, each.matches, plan, answer, each.edition)
                 answer = answer if travels is None else _with_all_ids(answer, ask, travels)
             self._logs.late(ask, each.matches, answer, decision, verdicts)
 
@@ -416,16 +527,11 @@ def _with_all_ids(answer: Answer, ask: Ask, travels: Ask) -> Answer:
     return structs.replace(answer, id_outcomes=bytes(outcomes.get(each, SEEN) for each in ids_of(ask)))
 
 
+def in_full(planned: PlannedAsk, decision: Decision) -> InFull:
+    """Return a decision with all verdicts, with the quotas that made it."""
+    return InFull(decision, tuple([match.applied.quota for match in planned.matches]))
+
+
 def _principal_of(ask: Ask) -> str:
     """Return the name by which a caller's asks take turns."""
     return ask.principal or ask.ip or ask.client_id or ""
-
-
-def _in_steps(work: Iterator[T]) -> Work[list[T]]:
-    """Make a list of an iterator, some items per step."""
-    made = []
-    for each in work:
-        made.append(each)
-        if not len(made) % STRIDE:
-            yield
-    return made

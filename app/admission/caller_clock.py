@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from app.admission.plain import PlainAsk
-from app.admission.port import Decider
+from app.admission.port import Decider, InFull, Remaining
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
-from app.domain.quota import Quota
 
 
 class CallerTime:
@@ -58,9 +57,10 @@ class CallerClock:
         """Return an ask made ready, which serves equal ones while it is valid; None if it is not plain."""
         return self._admission.plain(ask)
 
-    def is_valid(self, plain: PlainAsk) -> bool:
-        """Return whether the quotas of a plain ask are still those that apply to it."""
-        return self._admission.is_valid(plain)
+    @property
+    def edition(self) -> object:
+        """That of the quotas in force: a plain ask is valid while it has the same one."""
+        return self._admission.edition
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order."""
@@ -70,15 +70,27 @@ class CallerClock:
         self.time.note(max(times))
         return decisions
 
-    def begin(self, ask: PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]) -> None:
-        """Decide a plain ask, and call ``then`` once; no ask with a time is kept, so none comes here."""
+    def begin(
+        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
+    ) -> None:
+        """Decide an ask, and call ``then`` once; no route calls this for an ask with a time."""
         self._admission.begin(ask, caller, then)
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
-        """Decide an ask that wants detail and has no id; also return the quota of each verdict."""
+    ) -> InFull:
+        """Decide an ask that wants detail and has no id."""
         self.time.begin(ask.at_ms or 0)
         decided = await self._admission.decide_in_full(ask, caller, within_s)
         self.time.note(ask.at_ms or 0)
         return decided
+
+    def begin_in_full(
+        self,
+        ask: PlainAsk,
+        caller: Caller,
+        then: Callable[[Remaining | InFull | Exception], None],
+        within_s: float | None = None,
+    ) -> None:
+        """Decide a plain ask that wants detail, and call ``then`` once, as ``begin`` does."""
+        self._admission.begin_in_full(ask, caller, then, within_s)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from asyncio import sleep
 from collections.abc import Awaitable, Mapping, Sequence
+from time import monotonic
 from typing import Final, TypeVar
 
 import structlog
@@ -76,10 +77,10 @@ class Circuit:
         if self.error is not None:
             loop.call_soon(done, self.error)
             return
-        began = loop.time()
+        began = monotonic()  # the loop's clock is that of the turn's beginning
 
         def came(answers: list[PackedAnswer] | Exception) -> None:
-            self._metrics.observe_call(len(plans), loop.time() - began)
+            self._metrics.observe_call(len(plans), monotonic() - began)
             if isinstance(answers, Exception):
                 done(self._failed_call(answers))
             else:

@@ -12,20 +12,23 @@ from asyncio import sleep
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from heapq import nlargest
+from itertools import chain
 from operator import attrgetter
 from typing import Final, Literal, NamedTuple, Protocol
 
 import structlog
 
 from app.admission.ending import end
+from app.admission.log_pages import LogPage, PackedAdmissions, logged_ask, logged_quotas, made_of
 from app.admission.log_rows import ChangeEntry, DecisionEntry, IdsEntry, LogEntry, Packing, size_of
 from app.admission.logs import Logs
+from app.admission.plain import Logged, PlainQuotas, PlannedAsk
 from app.admission.plan import Match
-from app.decision_log.batch import Sibling
+from app.decision_log.batch import ADMISSION, NEXT_ROW, NOT_ASKED, Sibling
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
-from app.store.port import Answer, StoreError
+from app.store.port import Answer, PackedAnswer, StoreError
 
 Which = Literal["all", "denied", "off"]
 
@@ -34,7 +37,8 @@ LOOK_EVERY_S: Final = 1.0
 """How often the node reads the status of the log, for its metrics."""
 
 ROWS_IN_BATCH: Final = 250
-"""The most rows in a batch: packing this many takes some milliseconds, in which no ask is answered."""
+"""The most rows in a batch besides plain admissions: packing this many takes some milliseconds, in which no
+ask is answered."""
 
 BATCH_BYTES: Final = 64 * 1024
 """A batch of this size is full, so that the log's share of the store is bounded in bytes too."""
@@ -46,6 +50,10 @@ MOST_SIBLINGS: Final = 256
 """The most other nodes that a batch names, most recently seen first; each takes some 60 bytes."""
 
 CLOSE_WITHIN_S: Final = 2.0
+
+CLOSED: Final = LogPage(0)
+TOO_MUCH: Final = "too much waits to be sent"
+NOT_PACKED: Final = "they could not be packed"
 
 log: Final = structlog.get_logger("quotagate.log")
 
@@ -106,7 +114,9 @@ class DecisionLog(Logs):
         self._secret = secret
         self._now_ms = now_ms
         self._plain_ids = plain_ids
-        self._waiting: deque[LogEntry] = deque()
+        self._waiting: deque[LogPage] = deque()
+        self._page = CLOSED
+        """The page that takes rows: the last one that waits, or one without room."""
         self._bytes = 0
         self._number = 0
         self._pending: PendingBatch | None = None
@@ -132,7 +142,8 @@ class DecisionLog(Logs):
             async with asyncio.timeout(CLOSE_WITHIN_S):
                 await self._send()
         except TimeoutError:
-            self._drop(len(self._waiting) + (self._pending.rows if self._pending else 0), "the node ended")
+            waiting = sum(page.count for page in self._waiting)
+            self._drop(waiting + (self._pending.rows if self._pending else 0), "the node ended")
 
     def decided(
         self,
@@ -151,6 +162,27 @@ class DecisionLog(Logs):
             self._take(DecisionEntry("decision", at_ms, ask, matches, answer, decision, verdicts, failure))
         elif answer is not None:
             self.refreshed(ask, matches, answer)
+
+    def admitted(self, planned: PlannedAsk, plain: PlainQuotas, packed: PackedAnswer | None) -> None:
+        """Record a plain admission, of which the writer makes a row, as ``decided`` would record it."""
+        page = self._page
+        if page.room <= 0:
+            page = self._turned()
+        logged = plain.logged
+        if logged is None or logged.page != page.number:
+            logged = self._introduced(page, planned, plain)
+            if logged is None:
+                return
+        page.room -= logged.room
+        page.count += 1
+        if packed is None:
+            page.rows += ADMISSION.pack(logged.place, self._now_ms(), NOT_ASKED, 0)
+            return
+        order, outcomes = packed.order, packed.id_outcomes
+        head = ADMISSION.pack(
+            logged.place, packed.at_ms, NOT_ASKED if order is None else order, len(outcomes)
+        )
+        page.rows += head + packed.packed + outcomes
 
     def late(
         self,
@@ -204,10 +236,42 @@ class DecisionLog(Logs):
     def _take(self, entry: LogEntry) -> None:
         size = size_of(entry)
         if self._bytes + size > MAX_WAITING_BYTES:
-            self._drop(1, "too much waits to be sent")
+            self._drop(1, TOO_MUCH)
             return
-        self._bytes += size
-        self._waiting.append(entry)
+        page = self._page if self._page.room > 0 else self._turned()
+        page.add(entry, size)
+        self._account(page)
+
+    def _turned(self) -> LogPage:
+        """Begin another page, and return it."""
+        self._account(self._page)
+        self._page = LogPage(BATCH_BYTES)
+        self._waiting.append(self._page)
+        return self._page
+
+    def _account(self, page: LogPage) -> None:
+        """Count the memory of a page; what admissions took since the last time is at most one batch."""
+        held = page.held
+        self._bytes += held - page.counted
+        page.counted = held
+
+    def _introduced(self, page: LogPage, planned: PlannedAsk, plain: PlainQuotas) -> Logged | None:
+        """Make an ask known to a page; return None if that fails, or if there is no room."""
+        logged, quotas = plain.logged, plain.shared.logged
+        if logged is None or quotas is None:
+            try:
+                logged = logged_ask(planned, plain, self._secret(), plain_ids=self._plain_ids)
+                quotas = logged_quotas(planned, plain)
+            except Exception:
+                self._drop(1, NOT_PACKED)
+                log.exception("decision log row could not be packed")
+                return None
+        if self._bytes + logged.held > MAX_WAITING_BYTES:
+            self._drop(1, TOO_MUCH)
+            return None
+        page.introduce(plain, logged, quotas)
+        self._account(page)
+        return logged
 
     def _drop(self, rows: int, why: str) -> None:
         self.dropped += rows
@@ -244,33 +308,67 @@ class DecisionLog(Logs):
         """Send all that waits; a batch whose sending was cut short goes first, unchanged."""
         while self._pending or self._waiting or self._unreported:
             self._pending = self._pending or self._next_batch()
+            if self._pending is None:
+                continue  # what was to be packed is lost, and is reported next
             took = await self._deliver(self._pending)
             self._pending = None
             if not (took or self._waiting):
                 return  # the dropped rows are reported when there is room
             await sleep(0)
 
-    def _next_batch(self) -> PendingBatch:
+    def _next_batch(self) -> PendingBatch | None:
+        """Return a batch of what waits, or None if nothing of it can be packed."""
         packing = Packing(self._secret(), plain_ids=self._plain_ids)
         reported, self._unreported = self._unreported, Counter()
         for why, rows in reported.items():
             packing.add(ChangeEntry("dropped", self._now_ms(), why, None, {"rows": rows}))
-        lost = 0
-        while self._waiting and packing.rows < ROWS_IN_BATCH and packing.size < BATCH_BYTES:
-            entry = self._waiting.popleft()
-            self._bytes -= size_of(entry)
-            try:
-                packing.add(entry)
-            except Exception:
-                lost += 1
-                log.exception("decision log row could not be packed")
-        if lost:
-            self._drop(lost, "they could not be packed")
-        if not packing.rows:
-            return self._next_batch()  # which reports that
+        admissions, admitted = None, 0
+        if self._waiting:
+            page = self._waiting.popleft()
+            if page is self._page:
+                self._page = CLOSED
+            self._bytes -= page.counted
+            admissions, admitted = self._pack(page, packing)
+        if not packing.rows and not admitted:
+            return None
         self._number += 1
-        batch = packing.batch(self._node, self._number, self._now_ms(), self._siblings())
-        return PendingBatch(batch, self._number, packing.rows, reported)
+        batch = packing.batch(self._node, self._number, self._now_ms(), self._siblings(), admissions)
+        return PendingBatch(batch, self._number, packing.rows + admitted, reported)
+
+    def _pack(self, page: LogPage, packing: Packing) -> tuple[PackedAdmissions | None, int]:
+        """Pack the rows of a page that fit into a batch; the others still wait.
+
+        Returns:
+            its admissions, and how many there are.
+        """
+        rows = bytearray(NEXT_ROW * packing.rows)
+        if not page.entries:
+            return (page.packed(rows + page.rows), page.count) if page.count else (None, 0)
+        lost = admitted = asks = size = 0
+        waiting = page.walk()
+        for row in waiting:
+            if packing.rows >= ROWS_IN_BATCH or packing.size + size >= BATCH_BYTES:
+                rest = page.rest(chain([row], waiting))
+                self._waiting.appendleft(rest)
+                self._account(rest)
+                break
+            if row.place is not None:
+                size += row.end - row.begin
+                if row.place == asks:  # the first one of its ask
+                    size += made_of(page.asks[row.place])[0].length
+                    asks += 1
+                admitted += 1
+            else:
+                try:
+                    packing.add(page.entries.popleft())
+                except Exception:
+                    lost += 1
+                    log.exception("decision log row could not be packed")
+                    continue
+            rows += page.rows[row.begin : row.end]
+        if lost:
+            self._drop(lost, NOT_PACKED)
+        return (page.packed(rows, asks), admitted) if admitted else (None, 0)
 
     def _siblings(self) -> list[Sibling]:
         """The other nodes in the heartbeat when it was last read."""

@@ -16,13 +16,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Final
 
 import structlog
 
 from app.admission.errors import AdmissionError, CallerGoneError, OverloadedError
 from app.admission.patience import Moment, Patience
-from app.admission.queue import QUANTUM, Group, LateCallback, Queue
+from app.admission.queue import QUANTUM, Group, Queue
 from app.domain.caller import ANYONE, Caller
 from app.store.port import PackedAnswer, PackedPlan, Plan, StoreCalls, StoreError
 
@@ -105,7 +106,7 @@ class Gatherer:
     async def decide(
         self,
         plans: Sequence[Plan | PackedPlan],
-        late: LateCallback | None = None,
+        late: Callable[[int, PackedAnswer], None] | None = None,
         *,
         caller: Caller = ANYONE,
         on_behalf_of: str = "",
@@ -114,7 +115,8 @@ class Gatherer:
         """Return the answers in order, as far as they came before a failure, and that failure or None.
 
         Args:
-            late: called with each answer that arrives after the failure; what it charged remains charged.
+            late: called with the index of each plan whose answer arrives after the failure, and that answer;
+                what it charged remains charged.
             on_behalf_of: the principal that the caller asks for; of several the first.
             within_s: how long the asks may wait in the queue, if that is less than for all others.
 
@@ -129,7 +131,11 @@ class Gatherer:
             if not finished.done():
                 finished.set_result(failure)
 
-        group = Group(plans, done, late, caller, on_behalf_of, caller.came_at or loop.time())
+        def came_late(_: Group, place: int, answer: PackedAnswer) -> None:
+            if late is not None:
+                late(place, answer)
+
+        group = Group.of(plans, done, came_late, caller, on_behalf_of, caller.came_at or monotonic())
         self.submit(group, within_s)
         try:
             failure = await finished
@@ -148,21 +154,24 @@ class Gatherer:
         Raises:
             OverloadedError: the asks of this principal have waited too long; nothing is sent.
         """
-        loop = asyncio.get_running_loop()
         group.within_s = within_s = self._queue_s if within_s is None else min(within_s, self._queue_s)
+        queue = self._queue
         if self.is_late:
             self._answer_without_store(group)
         else:
-            self._check_age(group, loop.time() - within_s)
-            self._queue.add(group)
-        if not self._is_calling and self._queue:
+            latest = monotonic() - within_s
+            if group.since < latest or queue.is_anything_since(latest):
+                self._check_age(group, latest)
+            queue.add(group)
+        if not self._is_calling and queue:
             self._is_calling = True
+            loop = asyncio.get_running_loop()
             loop.call_soon(self._send, loop)
 
     def _check_age(self, group: Group, latest: float) -> None:
         """Shed a group that came before ``latest``, or whose principal has an ask that did."""
         since = group.since
-        if since >= latest and self._queue.is_anything_since(latest):
+        if since >= latest:
             since = self._queue.next_since(group.caller, group.on_behalf_of, since)
         if since < latest:
             raise OverloadedError("age")
@@ -178,7 +187,7 @@ class Gatherer:
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send the next call, if anything waits."""
-        now = loop.time()
+        now = monotonic()  # the loop's clock is that of the turn's beginning
         parts = [] if self._is_closed else self._next_call(now)
         if not parts:
             self._is_calling = False
@@ -197,13 +206,14 @@ class Gatherer:
         groups = self._queue.take_all(MAX_WEIGHT, MAX_ASKS, MAX_IDS)
         if groups is None:
             return self._next_by_turns(now)
-        parts = []
+        parts: list[Part] = []
         for group in groups:
             if not self._is_dropped(group, now):
-                if group.sent == 0:
-                    self._queued(now - group.since, len(group.plans))
-                parts.append((group, group.sent, len(group.plans)))
-                group.sent = len(group.plans)
+                start, end = group.sent, len(group.plans)
+                if start == 0:
+                    self._queued(now - group.since, end)
+                parts.append((group, start, end))
+                group.sent = end
         self._stretch = 1.0
         return parts
 
@@ -265,17 +275,8 @@ class Gatherer:
         self._send(loop)
         at = 0
         for group, start, end in parts:
-            self._take(group, start, answers[at : at + end - start])
+            group.take(start, answers[at : at + end - start])
             at += end - start
-
-    def _take(self, group: Group, start: int, answers: Sequence[PackedAnswer]) -> None:
-        """Give a group the answers to its plans from ``start`` on."""
-        if group.is_done:  # answered without the store
-            group.report_late(start, answers)
-            return
-        group.answers += answers
-        if len(group.answers) == len(group.plans):
-            group.finish(None)
 
     def _put_back(self, parts: Sequence[Part], decided: int) -> None:
         """Requeue the plans that the store did not decide: it stops when a call has written 256 KiB."""
@@ -315,7 +316,7 @@ class Gatherer:
             self._look_in(AFTER_DELAY_S, began, loop)
             return
         silent_s = now - since
-        patience_s = self._patience.lasts_s(began, self._patience.now(now)) * self._stretch
+        patience_s = self._patience.lasts_s(began, self._patience.now(monotonic())) * self._stretch
         if silent_s >= max(self._timeout_s, patience_s):
             self._store.give_up(StoreError("timeout", "it does not reply"))
         elif silent_s >= patience_s:

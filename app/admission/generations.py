@@ -1,12 +1,15 @@
-"""A cache bounded in bytes, of two generations: full, it forgets what was not used lately, not everything."""
+"""A cache bounded in bytes that keeps what is in use, and a memory of what came before."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+SIGHTINGS: Final = 2**17
+"""How many keys are remembered at most."""
 
 
 class Generations(Generic[K, V]):
@@ -35,6 +38,11 @@ class Generations(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._lately) + len(self._before)
 
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether it has been so full that it forgot something, or is about to."""
+        return bool(self._before)
+
     def get(self, key: K) -> V | None:
         """Return what is kept under a key, or None."""
         kept = self._lately.get(key)
@@ -56,3 +64,28 @@ class Generations(Generic[K, V]):
         """Forget what is kept under a key that was just found."""
         _, size = self._lately.pop(key)
         self._bytes -= size
+
+
+class Sightings:
+    """Remembers what came lately, in a byte each, to tell what comes again from what comes only once.
+
+    Whoever sends ever new keys makes it forget others: it is then as if these had not come before. With one
+    new key in 255 it says wrongly that it came before.
+
+    >>> seen = Sightings()
+    >>> seen.again("a"), seen.again("a"), seen.again("b")
+    (False, True, False)
+    """
+
+    def __init__(self) -> None:
+        self._marks = bytearray(SIGHTINGS)
+
+    def again(self, key: Hashable) -> bool:
+        """Return whether a key came before; from now on it did."""
+        hashed = hash(key)
+        place = hashed % SIGHTINGS
+        mark = (hashed >> 24) % 255 + 1  # 0 is for nothing
+        if self._marks[place] == mark:
+            return True
+        self._marks[place] = mark
+        return False

@@ -21,21 +21,28 @@ from app.admission.errors import CallerGoneError, OverloadedError
 from app.admission.gather import CLOSE_WITHIN_S, Gatherer
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
-from app.admission.plan import LocalVerdict, Match, local_verdict, renewal_plan
+from app.admission.plan import (
+    LocalVerdict,
+    Match,
+    ids_match,
+    local_verdict,
+    may_answer_alone,
+    renewal_plan,
+)
 from app.domain.ask import NO_PRODUCER_ID, Ask
 from app.domain.decision import Verdict
 from app.domain.entity import Entity
-from app.domain.known_ids import KnownIds, Renewal, StoreTime
+from app.domain.known_ids import FALL_MS, Id, KnownIds, Renewal, StoreTime
 from app.domain.ladder import AppliedQuota, Quotas
 from app.domain.quota import PRODUCER_IDS_RATE
 from app.store.encoding import decode_answer
-from app.store.port import Answer, Mark, PackedAnswer, Plan, StoreError
+from app.store.port import Answer, ChargeResult, Mark, PackedAnswer, Plan, StoreError
 
 LOOK_EVERY_S: Final = 0.25
 """How often the marks of the store are read."""
 
 GATHER_S: Final = 0.01
-"""How long renewals are gathered, so that those of one bucket share an ask."""
+"""How long renewals are gathered, so that those of one bucket share an ask; not while a call is full."""
 
 IDS_IN_CALL: Final = 50
 """The most ids that are renewed at a time: a quarter of a call, so that asks need not wait for another."""
@@ -95,9 +102,9 @@ class LocalAnswers:
         self._renewing: asyncio.Task[None] | None = None
 
     @property
-    def turn(self) -> int:
+    def edition(self) -> int:
         """Changes whenever the node forgets something; see ``learn``."""
-        return self._known.turn
+        return self._known.edition
 
     @property
     def remembers(self) -> bool:
@@ -115,32 +122,46 @@ class LocalAnswers:
         A peek, an ask with an ``id`` or with ``detail`` and one by the caller's clock ask the store. A
         refusal is repeated only if no other quota applies.
         """
-        ids = ask.producer_ids
-        if not ids or not matches or matches[0].applied.quota.key != PRODUCER_IDS_RATE:
+        match, ids = ids_match(ask, matches), ask.producer_ids or ()
+        if match is None:
             return None
-        now_ms = self._now_ms()
-        if now_ms is None or ask.at_ms is not None:
-            return None
-        match = matches[0]
-        if ask.mode == "record":
+        if ask.mode == "record" and (now_ms := self._now_ms()) is not None:
             self._known.wrote(match.key, now_ms, quiet=True)
-        elif ask.mode != "admit":
+        if not may_answer_alone(ask):
             return None
-        if ask.id is not None or ask.detail:
+        known_ms = self.known_at(match, ids)
+        if known_ms is not None:
+            return LocalVerdict(local_verdict(ask, match), known_ms)
+        return self.refusal(ask, matches)
+
+    def known_at(self, match: Match, ids: Sequence[Id]) -> int | None:
+        """Return the store's time now, if the node knows these ids of an ask; None if not all of them.
+
+        The ask must be one that it may answer alone: the use of the ids is noted, and counted as answered.
+        """
+        now_ms, known = self._now_ms(), self._known
+        if now_ms is None:
             return None
-        if self._known.answers(match.key, match.applied, ids, now_ms):
-            self._metrics.count_local(PRODUCER_IDS_RATE, match.applied.bucket, len(ids))
-            if self._renewing is None and self._known.has_renewals:
-                self._renew_soon()
-            return LocalVerdict(local_verdict(ask, match), now_ms)
-        if self._known.has_renewals and self._renewing is None:
+        applied = match.applied
+        knows = known.answers(match.key, applied, ids, now_ms)
+        if knows:
+            self._metrics.count_local(PRODUCER_IDS_RATE, applied.bucket, len(ids))
+        if self._renewing is None and known.has_renewals:
             self._renew_soon()
-        if len(matches) > 1 or len(ids) > 1 or ask.mode == "record":
+        return now_ms if knows else None
+
+    def refusal(self, ask: Ask, matches: Sequence[Match]) -> LocalVerdict | None:
+        """Return the refusal to repeat for an ask's ids, which the node does not know; else None."""
+        ids, match = ask.producer_ids or (), matches[0]
+        if len(matches) > 1 or len(ids) > 1 or not self._known.has_refusals(match.key):
+            return None
+        if ask.mode == "record" or (now_ms := self._now_ms()) is None:
             return None
         refusal = self._known.refusal(match.key, match.applied, ids[0], now_ms)
         if refusal is None:
             return None
-        throttle_ms = refusal.passes_ms - now_ms if refusal.passes_ms else 0
+        earliest_ms = self._time.earliest_ms(self._now_s() * 1000) or 0
+        throttle_ms = refusal.passes_ms - earliest_ms if refusal.passes_ms else 0
         return LocalVerdict(local_verdict(ask, match, refusal.outcome, throttle_ms, refusal.largest), now_ms)
 
     def unknown(self, ask: Ask, matches: Sequence[Match]) -> Ask | None:
@@ -148,72 +169,74 @@ class LocalAnswers:
 
         To be called after ``verdict`` returned None. The ids that are left out are in the open layer.
         """
-        ids = ask.producer_ids
-        if ids is None or len(ids) < 2:
+        ids = ask.producer_ids or ()
+        if len(ids) < 2 or (match := ids_match(ask, matches)) is None or not may_answer_alone(ask):
             return None
         now_ms = self._now_ms()
-        if (
-            now_ms is None
-            or ask.mode not in {"admit", "record"}
-            or ask.id is not None
-            or ask.detail
-            or ask.at_ms is not None
-            or not matches
-            or matches[0].applied.quota.key != PRODUCER_IDS_RATE
-        ):
-            return None
-        rest = self._known.unknown(matches[0].key, matches[0].applied, ids, now_ms)
+        rest = None if now_ms is None else self._known.unknown(match.key, match.applied, ids, now_ms)
         if rest is None:
             return None
-        bucket = matches[0].applied.bucket
-        self._metrics.count_local(PRODUCER_IDS_RATE, bucket, len(ids) - len(rest))
+        self._metrics.count_local(PRODUCER_IDS_RATE, match.applied.bucket, len(ids) - len(rest))
         return replace(ask, producer_ids=rest)
 
     def passes(self, ask: Ask, matches: Sequence[Match]) -> Verdict | None:
         """Return the verdict of the quota of ids while the store is away, if all ids are known."""
-        ids = ask.producer_ids
-        now_ms = self._now_ms()
-        if not ids or now_ms is None or ask.at_ms is not None or ask.mode == "refund":
-            return None
-        match = matches[0]
-        if match.applied.quota.key != PRODUCER_IDS_RATE:
+        ids = ask.producer_ids or ()
+        match, now_ms = ids_match(ask, matches), self._now_ms()
+        if match is None or now_ms is None or ask.mode == "refund":
             return None
         return (
             local_verdict(ask, match) if self._known.passes(match.key, match.applied, ids, now_ms) else None
         )
 
-    def learn(self, ask: Ask, matches: Sequence[Match], plan: Plan, answer: Answer, turn: int) -> None:
+    def learn(self, ask: Ask, matches: Sequence[Match], plan: Plan, answer: Answer, edition: int) -> None:
         """Note what the store answered.
 
         Args:
-            turn: that in which the ask was planned. If the node forgot something since, it learns nothing.
+            edition: that in which the ask was planned. If the node forgot something since, it learns nothing.
         """
-        ids = ask.producer_ids
-        if not ids or self._mark is None or ask.at_ms is not None or not plan.charges:
-            return
-        applied, key = plan.charges[0].applied, plan.charges[0].key
-        if applied.quota.key != PRODUCER_IDS_RATE or ask.mode not in {"admit", "record"}:
+        match = ids_match(ask, matches)
+        if match is None or self._mark is None or not plan.charges or ask.mode not in {"admit", "record"}:
             return
         result = answer.results[0]
-        if ask.mode == "record" or (result.outcome == "admit" and result.open_ms):
-            self._known.wrote(key, answer.at_ms, quiet=ask.mode == "record")
-        if turn != self._known.turn:
+        if ask.mode == "record":
+            self._known.wrote(match.key, answer.at_ms, quiet=True)
+        elif result.outcome == "admit":
+            self.learn_admission(ask, match, result.open_ms, answer.at_ms, edition)
             return
-        principal = ask.principal or ""
         if result.open_ms:
-            closes_ms = answer.at_ms + result.open_ms
-            self._known.learn(key, applied, principal, ids, closes_ms, answer.at_ms)
-        elif _is_lasting(ask, matches, result.outcome, result.reason, result.largest):
+            self._learn_ids(ask, match, result.open_ms, answer.at_ms, edition)
+        elif edition == self._known.edition and _is_lasting(ask, matches, result):
             self._known.learn_refusal(
-                key,
-                applied,
-                principal,
-                ids[0],
+                match.key,
+                match.applied,
+                ask.principal or "",
+                (ask.producer_ids or ())[0],
                 result.outcome,
                 result.throttle_ms,
                 result.largest,
                 answer.at_ms,
             )
+
+    def learn_admission(self, ask: Ask, match: Match, open_ms: int, at_ms: int, edition: int) -> None:
+        """Note that the store admitted the ids of an ask of mode admit, as ``learn`` does.
+
+        Args:
+            open_ms: as in the result for them.
+            at_ms: the store's time.
+        """
+        if open_ms and self._mark is not None:
+            self._learn_ids(ask, match, open_ms, at_ms, edition, wrote=True)
+
+    def _learn_ids(
+        self, ask: Ask, match: Match, open_ms: int, at_ms: int, edition: int, *, wrote: bool = False
+    ) -> None:
+        known = self._known
+        if edition == known.edition:
+            principal, ids = ask.principal or "", ask.producer_ids or ()
+            known.learn(match.key, match.applied, principal, ids, at_ms + open_ms, at_ms, wrote=wrote)
+        elif wrote:
+            known.wrote(match.key, at_ms)
 
     def reset(self, keys: Sequence[bytes]) -> None:
         """Forget buckets that this node reset, or tried to."""
@@ -250,7 +273,8 @@ class LocalAnswers:
         except StoreError as error:
             log.debug("cannot read the marks of the store", why=str(error))
             return
-        self._time.read(mark.now_ms, sent_ms, self._now_s() * 1000)
+        if self._time.read(mark.now_ms, sent_ms, self._now_s() * 1000) > FALL_MS:
+            self._known.forget_all()
         self._known.look(mark.birth, mark.resets)
         self._metrics.set_known_ids(self._known.ids)
         if self._known.has_renewals and self._renewing is None:
@@ -262,7 +286,8 @@ class LocalAnswers:
     async def _renew(self) -> None:
         try:
             while self._known.has_renewals:
-                gather_s = 0 if self._known.is_restoring else GATHER_S
+                is_full = self._known.is_restoring or self._known.waiting >= IDS_IN_CALL
+                gather_s = 0 if is_full else GATHER_S
                 await sleep(PAUSE_S if self._away() else gather_s)
                 if not self._away() and (pending := self._next()) and not await self._sent(pending):
                     await sleep(PAUSE_S)
@@ -273,7 +298,12 @@ class LocalAnswers:
         """Take the renewals of the next call."""
         pending: list[PendingRenewal] = []
         room, secret = IDS_IN_CALL, self._secret()
-        while room > 0 and (taken := self._known.next_renewal(room, self._in_force)):
+        now_ms = self._now_ms()
+        while (
+            now_ms is not None
+            and room > 0
+            and (taken := self._known.next_renewal(room, now_ms, self._in_force))
+        ):
             key, renewal = taken
             room -= max(len(renewal.ids), 1)
             ask = Ask({}, renewal.ids, renewal.principal)
@@ -285,26 +315,28 @@ class LocalAnswers:
 
     async def _sent(self, pending: Sequence[PendingRenewal]) -> bool:
         """Send renewals; return whether all were answered. The others are kept."""
-        turn, answers = self._known.turn, list[PackedAnswer]()
+        edition, answers = self._known.edition, list[PackedAnswer]()
 
         def came(place: int, answer: PackedAnswer) -> None:
-            self._renewed(pending[place], decode_answer(answer), turn)
+            self._renewed(pending[place], decode_answer(answer), edition)
 
         with suppress(OverloadedError, CallerGoneError):
             answers, _ = await self._gatherer.decide([each.plan for each in pending], came)
         for place, answer in enumerate(answers):
             came(place, answer)
         for each in pending[len(answers) :]:
-            self._known.put_back(each.key, each.renewal)
+            self._known.put_back(each.key, each.renewal, edition, self._now_ms() or 0)
         return len(answers) == len(pending)
 
-    def _renewed(self, pending: PendingRenewal, answer: Answer, turn: int) -> None:
+    def _renewed(self, pending: PendingRenewal, answer: Answer, edition: int) -> None:
         key, renewal = pending.key, pending.renewal
         if answer.error is not None or not answer.results:
             return
         result = answer.results[0]
-        self._known.renewed(key, renewal, turn, was_reset=result.outcome == "reject")
-        if turn == self._known.turn and result.open_ms:
+        was_reset = result.outcome == "reject"
+        is_written = was_reset or result.open_ms > 0
+        self._known.renewed(key, renewal, edition, answer.at_ms, was_reset=was_reset, is_written=is_written)
+        if edition == self._known.edition and result.open_ms:
             closes_ms = answer.at_ms + result.open_ms
             applied, principal = renewal.applied, renewal.principal
             self._known.learn(key, applied, principal, renewal.ids, closes_ms, answer.at_ms)
@@ -322,13 +354,13 @@ class LocalAnswers:
         return AppliedQuota(quota, applied.entity, applied.bucket, applied.owner)
 
 
-def _is_lasting(
-    ask: Ask, matches: Sequence[Match], outcome: str, reason: str | None, largest: float | None
-) -> bool:
+def _is_lasting(ask: Ask, matches: Sequence[Match], result: ChargeResult) -> bool:
     """Whether a refusal stays the same until its wait ends: of one unseen id, by the rate or a limit of 0."""
     if ask.mode != "admit" or len(matches) > 1 or matches[0].applied.quota.shadow:
         return False
     ids = ask.producer_ids or ()
     if len(ids) != 1 or ids[0] == NO_PRODUCER_ID:
         return False
-    return (outcome == "throttle" and reason is None) or (outcome == "reject" and largest == 0)
+    if result.outcome == "throttle":
+        return result.reason is None
+    return result.outcome == "reject" and result.largest == 0

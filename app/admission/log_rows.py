@@ -11,6 +11,7 @@ from msgspec import Raw, msgpack
 
 from app.admission.plan import Match
 from app.decision_log.batch import (
+    OLDEST,
     SEEN,
     VERSION,
     LoggedLimit,
@@ -92,11 +93,16 @@ def size_of(entry: LogEntry) -> int:
     return ROW_BYTES + names + matches + ID_BYTES * len(ids) + texts
 
 
+def plain_texts(ids: Sequence[int | str]) -> list[str] | None:
+    """Return ids as they were asked for; None without ids."""
+    return [str(one) for one in ids] if ids else None
+
+
 class Packing:
     """Rows as a batch, which holds each quota once.
 
     Attributes:
-        rows: how many there are.
+        rows: how many there are, without admissions.
         size: the bytes of the rows and their quotas.
     """
 
@@ -114,10 +120,20 @@ class Packing:
         self._packed.append(self._raw(self._row(entry)))
         self.rows += 1
 
-    def batch(self, node: str, number: int, sent_ms: int, siblings: Sequence[Sibling] = ()) -> bytes:
-        """The batch; its fields are those of ``app.decision_log.batch.Batch``."""
+    def batch(
+        self,
+        node: str,
+        number: int,
+        sent_ms: int,
+        siblings: Sequence[Sibling] = (),
+        admissions: tuple[object, ...] | None = None,
+    ) -> bytes:
+        """The batch; its fields are those of ``app.decision_log.batch.Batch``, and so are its admissions'."""
         name, made_by = batch_id(node, number), fingerprint(self._secret)
-        return _encode((VERSION, name, node, sent_ms, self._quotas, self._packed, made_by, siblings))
+        fields = (name, node, sent_ms, self._quotas, self._packed, made_by, siblings)
+        if admissions is None:
+            return _encode((OLDEST, *fields))
+        return _encode((VERSION, *fields, admissions))
 
     def _raw(self, item: Row | LoggedQuota) -> Raw:
         packed = _encode(item)
@@ -148,7 +164,7 @@ class Packing:
             cluster_action=ask.cluster_action,
             usage=dict(ask.usage),
             ids=self._digests(ask, ids),
-            plain_ids=self._plain(ids),
+            plain_ids=plain_texts(ids) if self._plain_ids else None,
             decision=decision.decision,
             throttle_ms=decision.throttle_ms,
             charged=decision.charged,
@@ -187,7 +203,7 @@ class Packing:
             principal=ask.principal,
             mode=ask.mode,
             ids=self._digests(ask, ids),
-            plain_ids=self._plain(ids),
+            plain_ids=plain_texts(ids) if self._plain_ids else None,
             source="store",
             verdicts=verdicts,
         )
@@ -224,9 +240,6 @@ class Packing:
 
     def _digests(self, ask: Ask, ids: Sequence[int | str]) -> bytes:
         return b"".join(digest(self._secret, ask.principal or "", one) for one in ids)
-
-    def _plain(self, ids: Sequence[int | str]) -> list[str] | None:
-        return [str(one) for one in ids] if self._plain_ids and ids else None
 
 
 def _change(entry: ChangeEntry) -> Row:

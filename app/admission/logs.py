@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from app.admission.plain import PlainQuotas, PlannedAsk
 from app.admission.plan import Match
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
-from app.store.port import Answer
+from app.store.port import Answer, PackedAnswer
 
 
 class Logs:
@@ -30,6 +31,14 @@ class Logs:
         failure: str | None,
     ) -> None:
         """Record a decision; ``failure`` is why it was made without the store."""
+
+    def admitted(self, planned: PlannedAsk, plain: PlainQuotas, packed: PackedAnswer | None) -> None:
+        """Record a plain admission as the store answered it, if ``takes_admissions``.
+
+        Args:
+            plain: of the ask.
+            packed: None if no quota applies.
+        """
 
     def late(
         self,

@@ -48,6 +48,11 @@ PAUSE_FACTOR: Final = 3.0
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
 
 
+_ADMITTED: Final = ("admit", "", "store")
+_ADMITTED_HERE: Final = ("admit", "", "local")
+"""The labels of plain admissions."""
+
+
 class Fill(NamedTuple):
     """How many producer ids a bucket remembers, and the fill of its filter from 0 to 1."""
 
@@ -120,10 +125,8 @@ class Metrics:
         now = self._clock()
         if now >= self._halve_at:
             self._halve(now)
+        self.count_shadows(verdicts)
         for verdict, applied in zip(verdicts, found, strict=True):
-            if verdict.shadow:
-                shadow = (verdict.outcome, verdict.quota)
-                counts.shadows[shadow] = counts.shadows.get(shadow, 0) + 1
             throttled = 0.0 if verdict.shadow or ask.mode == "peek" else verdict.throttle_ms / 1000
             place = (verdict.quota, verdict.bucket)
             if applied.quota.algorithm == "token_bucket":
@@ -141,29 +144,36 @@ class Metrics:
             listener = bounded(counts.blocked, (ask.listener or "",))
             counts.blocked[listener] = counts.blocked.get(listener, 0) + decision.throttle_ms / 1000
 
-    def count_admission(self, places: Sequence[Place], values: Sequence[float]) -> None:
+    def count_admission(
+        self, places: Sequence[Place], values: Sequence[float], alone: Place | None = None
+    ) -> None:
         """Count a plain ask that every quota admitted, as ``count_decision`` would.
 
         Args:
-            places: of its quotas.
+            places: of its quotas that the store decided.
+            alone: of the quota of its ids, if this node decided that alone.
             values: what the store said of them (``app.store.encoding.admitted_values``).
         """
         counts = self._counts
-        admitted = ("admit", "", "store" if places else "local")
-        counts.decisions[admitted] = counts.decisions.get(admitted, 0) + 1
+        decisions = counts.decisions
         if not places:
-            counts.unmatched += 1
+            decisions[_ADMITTED_HERE] = decisions.get(_ADMITTED_HERE, 0) + 1
+            counts.unmatched += alone is None
             return
+        decisions[_ADMITTED] = decisions.get(_ADMITTED, 0) + 1
         now = self._clock()
         if now >= self._halve_at:
             self._halve(now)
+        if alone is not None:
+            touch(counts.rates, alone.labels, now, None)
         at = 1
         for quota, labels in places:
-            if quota.algorithm == "token_bucket":
+            algorithm = quota.algorithm
+            if algorithm == "token_bucket":
                 touch(counts.tokens, labels, now, values[at + REMAINING])
             else:
                 touch(counts.rates, labels, now, values[at + OBSERVED])
-                if quota.algorithm == "producer_ids":
+                if algorithm == "producer_ids":
                     bucket = labels[1:]
                     touch(counts.remembered, bucket, now, values[at + REMEMBERED])
                     touch(counts.fills, bucket, now, values[at + FILL])
@@ -179,6 +189,13 @@ class Metrics:
     def observe_decision(self, seconds: float, asks: int = 1) -> None:
         """Count how long these asks, decided together, took."""
         self._counts.decision_seconds.observe(seconds, asks)
+
+    def count_shadows(self, verdicts: Sequence[Verdict]) -> None:
+        """Count what shadow quotas would have decided."""
+        for verdict in verdicts:
+            if verdict.shadow:
+                shadow = (verdict.outcome, verdict.quota)
+                self._counts.shadows[shadow] = self._counts.shadows.get(shadow, 0) + 1
 
     def count_local(self, quota: str, bucket: str, ids: int) -> None:
         """Count ids that were answered without the store, and keep the gauges of their bucket."""

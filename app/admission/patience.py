@@ -16,6 +16,7 @@ because all asks wait for that call.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from typing import Final, NamedTuple
@@ -29,6 +30,9 @@ SCHEDSTAT: Final = "/proc/thread-self/schedstat"
 STRETCH_S: Final = 0.5
 """How far back the time before a call is looked at, at least."""
 
+KEPT_S: Final = 0.005
+"""For how long an accounting serves the calls that begin: asking the kernel takes as long as several asks."""
+
 PRESSURE: Final = "/proc/pressure/cpu"
 """Linux's accounting of the machine; its first line ends with the microseconds that any thread waited."""
 
@@ -37,7 +41,7 @@ class Moment(NamedTuple):
     """A time, and the kernel's accounting at that time, all in seconds.
 
     Attributes:
-        at: by the loop's clock.
+        at: by the monotonic clock.
         busy_s: how long the loop's thread had run or waited for a processor.
         crowded_s: how long any thread of the machine had waited for a processor.
     """
@@ -58,6 +62,7 @@ class Patience:
 
     def __init__(self, budget_s: float) -> None:
         self.budget_s = budget_s
+        self._newest = Moment(-math.inf, 0.0)
         self._older: Moment | None = None
         self._newer: Moment | None = None
         self._account: int | None = None
@@ -68,8 +73,10 @@ class Patience:
         return Moment(at, self._busy_s(), self._crowded_s())
 
     def begin(self, at: float) -> Moment:
-        """Return the accounting at the begin of a call, and remember it for later calls."""
-        now = self.now(at)
+        """Return the accounting at the begin of a call or shortly before, and remember it for later calls."""
+        if at - self._newest.at < KEPT_S:
+            return self._newest
+        now = self._newest = self.now(at)
         if self._newer is None or at - self._newer.at >= STRETCH_S:
             self._older, self._newer = self._newer, now
         return now

@@ -17,7 +17,7 @@ from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
 from app.domain.decision import Decision, Outcome, Reason, Source, Verdict, combine, is_charged
 from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
-from app.domain.quota import Enforcement
+from app.domain.quota import PRODUCER_IDS_RATE, Enforcement
 from app.domain.retry import Content, content_of
 from app.domain.usage import enforcement_of, spreads_of, usage_of
 from app.domain.volumes import scaled_quota
@@ -59,11 +59,17 @@ class Matches:
 
     Args:
         most_bytes: the size of the cache. When it is full, only what was not asked for lately is forgotten.
+
+    Attributes:
+        edition: an object that only these quotas have. Who keeps it can tell whether they are still in force,
+            and keeps nothing else of them.
+        quotas, rules: as given.
     """
 
     def __init__(self, quotas: Quotas, rules: MatchingRules, most_bytes: int = MATCHES_BYTES) -> None:
-        self._quotas = quotas
-        self._rules = rules
+        self.edition: Final = object()
+        self.quotas: Final = quotas
+        self.rules: Final = rules
         self._kept: Generations[tuple[object, ...], tuple[Match, ...]] = Generations(most_bytes)
 
     def __len__(self) -> int:
@@ -74,7 +80,7 @@ class Matches:
         caller = caller_of(ask)
         found = self._kept.get(caller)
         if found is None:
-            found = matches_of(ask, self._quotas, self._rules)
+            found = matches_of(ask, self.quotas, self.rules)
             self._kept.add(caller, found, _size(caller, found))
         return found
 
@@ -132,6 +138,18 @@ def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes, key: str | None =
     charges = tuple(_charge(ask, found, secret) for found in matches)
     context = b"" if retry is None else msgpack.encode((ask.mode, ask.detail, [_named(c) for c in charges]))
     return Plan(ask.mode, charges, ask.recheck, retry, context, ask.at_ms)
+
+
+def ids_match(ask: Ask, matches: Sequence[Match]) -> Match | None:
+    """Return the match that counts an ask's ids, if a node can know them: not by the caller's clock."""
+    if not ask.producer_ids or ask.at_ms is not None or not matches:
+        return None
+    return matches[0] if matches[0].applied.quota.key == PRODUCER_IDS_RATE else None
+
+
+def may_answer_alone(ask: Ask) -> bool:
+    """Return whether a node may answer for an ask's ids; the store decides a peek, ``id`` and ``detail``."""
+    return ask.mode in {"admit", "record"} and ask.id is None and not ask.detail
 
 
 def local_verdict(

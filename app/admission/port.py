@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from app.admission.plain import PlainAsk
 from app.domain.ask import Ask
@@ -11,38 +11,68 @@ from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.quota import Quota
 
+Remaining = tuple[float, ...]
+"""What remains of each quota of an ask that all of them admit."""
+
+
+class InFull(NamedTuple):
+    """A decision with all verdicts, and the quota of each verdict, in order."""
+
+    decision: Decision
+    quotas: tuple[Quota, ...]
+
 
 class Decider(Protocol):
     """Decides asks: ``Admission``, or ``CallerClock`` in front of it.
 
-    Both methods raise ``OverloadedError`` and ``CallerGoneError`` (``app.admission.errors``); nothing was
-    charged then. ``decide`` also raises ``OutOfBoundsError`` for an ask of a bound caller that would record
-    in a bucket that others share, or give back to one.
+    ``decide`` and ``decide_in_full`` raise ``OverloadedError`` and ``CallerGoneError``
+    (``app.admission.errors``); nothing was charged then. ``decide`` also raises ``OutOfBoundsError`` for an
+    ask of a bound caller that would record in a bucket that others share, or give back to one.
     """
 
     def plain(self, ask: Ask) -> PlainAsk | None:
         """Return an ask made ready, which serves equal ones while it is valid; None if it is not plain."""
 
-    def is_valid(self, plain: PlainAsk) -> bool:
-        """Return whether the quotas of a plain ask are still those that apply to it."""
+    @property
+    def edition(self) -> object:
+        """That of the quotas in force: a plain ask is valid while it has the same one."""
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         """Decide asks in order."""
 
-    def begin(self, ask: PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]) -> None:
-        """Decide a plain ask, and call ``then`` once, perhaps before this returns.
+    def begin(
+        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
+    ) -> None:
+        """Decide an ask, and call ``then`` once, perhaps before this returns.
 
         It gets the decision, or the ``OverloadedError`` or ``CallerGoneError``.
 
         Raises:
             OverloadedError: instead of the call.
+            OutOfBoundsError: as for ``decide``.
         """
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
-        """Decide an ask that wants detail and has no id; also return the quota of each verdict, in order.
+    ) -> InFull:
+        """Decide an ask that wants detail and has no id.
 
         Args:
             within_s: how long the ask may wait in this node, if that is less than for all others.
+        """
+
+    def begin_in_full(
+        self,
+        ask: PlainAsk,
+        caller: Caller,
+        then: Callable[[Remaining | InFull | Exception], None],
+        within_s: float | None = None,
+    ) -> None:
+        """Decide a plain ask that wants detail, and call ``then`` once, perhaps before this returns.
+
+        It gets what remains of each quota if every quota admits and there is no more to say, else the whole
+        decision, or the ``OverloadedError`` or ``CallerGoneError``.
+
+        Raises:
+            OverloadedError: instead of the call.
         """

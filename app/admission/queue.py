@@ -11,9 +11,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 import structlog
+from msgspec import Struct, field
 
 from app.admission.turns import FairTurns
 from app.domain.caller import ANYONE, Caller
@@ -30,8 +31,8 @@ ACCOUNTING: Final = frozenset({"record", "refund"})
 WEIGHT: Final = 5
 """The weight of a request, unless its answer is a plain admission, which takes a fifth of the time."""
 
-LateCallback = Callable[[int, PackedAnswer], None]
-"""Called with the index of a plan and its answer, if the answer came after the request was finished."""
+LateCallback = Callable[["Group", int, PackedAnswer], None]
+"""Called with a request, the index of a plan and its answer, if that came after the request was finished."""
 
 DoneCallback = Callable[["Group", Exception | None], None]
 """Called once when a request is finished, with why it has no more answers; None if it has them all.
@@ -41,65 +42,62 @@ An ``AdmissionError``: the request was refused, and nothing was sent.
 """
 
 
-class Group:
+class Group(Struct, eq=False):
     """The plans of one request, decided in order, in one store call or several.
 
     Attributes:
         caller: who sent the request.
         on_behalf_of: the principal it asks for, for the second level of turns.
-        since: when the request arrived, by the loop's clock.
+        since: when the request arrived, by the monotonic clock.
+        ids: how many producer ids its plans have.
+        is_accounting: whether it has records or refunds, which are sent even if the caller has left.
+        weight: how long its answers take to give, in those of a plain ask.
         within_s: how long it may wait in the queue.
         answers: the answers so far; none is added once the request is finished.
         is_done: whether it is finished, also because nobody waits for it any more.
         sent: how many plans have been put into a call.
-        ids: how many producer ids its plans have.
-        weight: how long its answers take to give, in those of a plain ask.
-        is_accounting: whether it has records or refunds, which are sent even if the caller has left.
     """
 
-    __slots__ = (
-        "answers",
-        "caller",
-        "done",
-        "ids",
-        "is_accounting",
-        "is_done",
-        "late",
-        "on_behalf_of",
-        "plans",
-        "sent",
-        "since",
-        "weight",
-        "within_s",
-    )
+    plans: Sequence[Plan | PackedPlan]
+    done: DoneCallback
+    late: LateCallback | None
+    caller: Caller
+    on_behalf_of: str
+    since: float
+    ids: int
+    is_accounting: bool
+    weight: int = WEIGHT
+    within_s: float = math.inf
+    answers: list[PackedAnswer] = field(default_factory=list)
+    is_done: bool = False
+    sent: int = 0
 
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         plans: Sequence[Plan | PackedPlan],
         done: DoneCallback,
         late: LateCallback | None = None,
         caller: Caller = ANYONE,
         on_behalf_of: str = "",
         since: float = 0.0,
-        within_s: float = math.inf,
-    ) -> None:
-        self.plans = plans
-        self.done = done
-        self.late = late
-        self.caller = caller
-        self.on_behalf_of = on_behalf_of
-        self.since = since
-        self.within_s = within_s
-        self.answers: list[PackedAnswer] = []
-        self.is_done = False
-        self.sent = 0
-        self.weight = WEIGHT
-        self.is_accounting = False
-        self.ids = 0
+    ) -> Self:
+        """Return the group of these plans."""
+        ids, is_accounting = 0, False
         for plan in plans:
-            self.ids += plan.ids
+            ids += plan.ids
             if plan.mode in ACCOUNTING:
-                self.is_accounting = True
+                is_accounting = True
+        return cls(plans, done, late, caller, on_behalf_of, since, ids, is_accounting)
+
+    def take(self, start: int, answers: list[PackedAnswer]) -> None:
+        """Take the answers to its plans from ``start`` on."""
+        if self.is_done:  # answered without the store
+            self.report_late(start, answers)
+            return
+        self.answers += answers
+        if len(self.answers) == len(self.plans):
+            self.finish(None)
 
     def finish(self, error: Exception | None) -> None:
         """Finish the request with the answers so far, unless it is finished."""
@@ -116,7 +114,7 @@ class Group:
         try:
             for place, answer in enumerate(answers, start):
                 if self.late is not None:
-                    self.late(place, answer)
+                    self.late(self, place, answer)
         except Exception:
             log.exception("a late answer could not be reported")
 
@@ -132,8 +130,8 @@ class Group:
         ]
 
     def _account(self, place: int, plan: Plan | PackedPlan) -> Group:
-        late = None if self.late is None else partial(_at_place, self.late, place)
-        account = Group((plan,), self.done, late, self.caller, self.on_behalf_of, self.since)
+        late = None if self.late is None else partial(_of, self.late, self, place)
+        account = Group.of((plan,), self.done, late, self.caller, self.on_behalf_of, self.since)
         account.is_done = True
         return account
 
@@ -160,7 +158,8 @@ class Queue:
     def add(self, group: Group) -> None:
         """Add a group behind the others of its caller and principal."""
         self._untaken.append(group)
-        self._untaken_since = min(self._untaken_since, group.since)
+        if group.since < self._untaken_since:  # noqa: PLR1730  a call takes longer
+            self._untaken_since = group.since
         self._ids += group.ids
         self._weight += group.weight
         self.asks += len(group.plans) - group.sent
@@ -236,5 +235,8 @@ class Queue:
         return groups
 
 
-def _at_place(late: LateCallback, place: int, _own: int, answer: PackedAnswer) -> None:
-    late(place, answer)
+def _of(
+    late: LateCallback, group: Group, place: int, _account: Group, _own: int, answer: PackedAnswer
+) -> None:
+    """Report the late answer to an account as one to the plan that it was."""
+    late(group, place, answer)

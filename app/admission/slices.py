@@ -23,6 +23,17 @@ Work = Generator[None, None, T]
 SLICE_S: Final = 0.002
 """Time per turn of the event loop for waiting work, and again for new work of callers without any."""
 
+STRIDE: Final = 8
+"""How many asks of a batch are read, planned or answered in one step, if they have no ids (``weight_of``)."""
+
+IDS_FOR_AN_ASK: Final = 25
+"""How many producer ids take as long as an ask."""
+
+
+def weight_of(ids: int) -> int:
+    """Return how much of a step an ask with so many producer ids takes."""
+    return 1 + ids // IDS_FOR_AN_ASK
+
 
 def step(make: Callable[[], T]) -> Work[T]:
     """Make work of a single step, which cannot be interrupted."""
@@ -64,10 +75,7 @@ class Slices:
             turn: names the caller, for fair turns.
         """
         loop = asyncio.get_running_loop()
-        if (
-            self._used_s < (2 * self._slice_s if self._turns else self._slice_s)
-            and self._turns.waiting(turn) is None
-        ):
+        if self._has_time(turn):
             self._schedule_turn(loop)
             began = self._clock()
             until = began + self._slice_s
@@ -86,6 +94,23 @@ class Slices:
         self._turns.of(turn).append(job)
         waited_for: T = await job.result
         return waited_for
+
+    def at_once(self, turn: str, make: Callable[[], T]) -> T | None:
+        """Return the result of work of one step if it can be done now; None if the caller has to wait."""
+        if not self._has_time(turn):
+            return None
+        if not self._is_scheduled:
+            self._schedule_turn(asyncio.get_running_loop())
+        began = self._clock()
+        try:
+            return make()
+        finally:
+            self._used_s += self._clock() - began
+
+    def _has_time(self, turn: str) -> bool:
+        """Return whether this turn of the loop has time left for new work of a caller."""
+        most_s = 2 * self._slice_s if self._turns else self._slice_s
+        return self._used_s < most_s and self._turns.waiting(turn) is None
 
     def _schedule_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Schedule the next turn of the loop, which starts with a fresh slice."""

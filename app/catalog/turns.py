@@ -67,7 +67,7 @@ async def within(
     until: float | None = None,
     ended: Callable[[object], object] = lambda _: None,
 ) -> T:
-    """Await an answer of the database until a deadline, by default the one of an answer that starts now.
+    """Wait for the database to answer until a deadline; by default, that of a call that starts now.
 
     Work that takes longer is abandoned but not cancelled, because a cancelled statement may keep its lock for
     ever. It ends by the database's own timeouts, and a write that ends too late is not committed.

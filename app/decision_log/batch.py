@@ -2,13 +2,18 @@
 
 A batch holds each quota that its rows name once. ``columns.py`` has the columns of the files that the writer
 makes of batches; fields here that have a column's name are that column.
+
+Plain admissions (``app.admission.plain``) are not rows yet: a node appends the store's answer as it came, and
+a batch holds what equal asks have in common once. The writer makes the rows
+(``workers.decision_log.admissions``).
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import MsgspecError, Raw, Struct, msgpack
 
 from app.store.keys import PREFIX
 
@@ -19,8 +24,26 @@ NODES: Final = f"{PREFIX}:log:nodes"
 """The heartbeat of the nodes, a hash: by a node's name the number of its newest batch in the stream and when
 that came, ``NUMBER:AT_MS``. A node that has sent none for ten minutes is removed."""
 
-VERSION: Final = 1
-"""The version of the layout of a batch; a writer leaves a newer one for a newer writer."""
+VERSION: Final = 2
+"""The newest version of the layout of a batch; a writer leaves a newer one for a newer writer.
+
+The answers of admissions are in the bytes of the script, so another layout of these is another version too.
+"""
+
+OLDEST: Final = 1
+"""Batches of this version and later are read. It has no admissions; a batch without them still has it."""
+
+ADMISSION: Final = struct.Struct("<HqqH")
+"""How an admission begins: the place of its ask, ``at_ms`` of its answer, its place in the store's order
+(or ``NOT_ASKED``), and how many ids have an outcome. The answer follows, then a byte for each outcome."""
+
+NOT_ASKED: Final = -1
+
+ASK: Final = struct.Struct("<HI")
+"""How an ask begins among those of the admissions: the place of its quotas, and its length without this."""
+
+NEXT_ROW: Final = b"\xff\xff"
+"""Among the admissions, in place of an ask: the next of a batch's ``rows``."""
 
 SEEN: Final = 0
 CHARGED: Final = 1
@@ -131,6 +154,65 @@ class Sibling(NamedTuple):
     at_ms: int
 
 
+class AdmittedQuotas(Struct, array_like=True, frozen=True):
+    """What the admissions by the same quotas have in common.
+
+    Attributes:
+        quotas: without entity and bucket, which are the ask's.
+        enforcements: as they applied, one for each quota.
+    """
+
+    charged: bool
+    applied: int
+    source: str
+    quotas: list[LoggedQuota]
+    enforcements: list[str]
+
+
+class AdmittedCharge(Struct, array_like=True, frozen=True):
+    """What an ask spends of one quota."""
+
+    entity: str
+    bucket: str
+    usage: float
+
+
+class AdmittedAsk(Struct, array_like=True, frozen=True):
+    """What the rows of equal plain asks have in common.
+
+    Attributes:
+        at_ms: the caller's clock; None if the store's counts, which is in the answer.
+    """
+
+    at_ms: int | None
+    principal: str | None
+    client_id: str | None
+    ip: str | None
+    broker: str | None
+    listener: str | None
+    deny: bool
+    usage: dict[str, float]
+    ids: bytes
+    plain_ids: list[str] | None
+    charges: list[AdmittedCharge]
+
+
+class Admissions(Struct, array_like=True, frozen=True):
+    """The plain admissions of a batch, each ask once.
+
+    Attributes:
+        more_as_rows: how many bytes the batch would have more if each row had its own ask, at most.
+        rows: all rows of the batch in order, each an ``ADMISSION`` or ``NEXT_ROW``. Answers are in the bytes
+            of the script, and empty if no quota applies.
+        asks: one after the other, each an ``ASK`` and a packed ``AdmittedAsk``.
+    """
+
+    more_as_rows: int
+    rows: bytes
+    quotas: list[AdmittedQuotas]
+    asks: bytes
+
+
 class Batch(Struct, array_like=True, frozen=True):
     """Rows of one node.
 
@@ -140,6 +222,7 @@ class Batch(Struct, array_like=True, frozen=True):
         secret: the fingerprint of the secret that made the digests.
         siblings: the other nodes in the heartbeat, so that a node whose batches are all missing is noticed.
             Nodes of older versions send none.
+        admissions: since version 2; None if all rows are ``rows``.
     """
 
     version: int
@@ -150,3 +233,38 @@ class Batch(Struct, array_like=True, frozen=True):
     rows: list[Row]
     secret: str | None = None
     siblings: list[Sibling] = []
+    admissions: Admissions | None = None
+
+
+class _AdmissionsHead(Struct, array_like=True, frozen=True):
+    more_as_rows: int
+
+
+class _BatchHead(Struct, array_like=True, frozen=True):
+    """A batch as far as its size is concerned; the rest is skipped."""
+
+    version: Raw
+    id: Raw
+    node: Raw
+    sent_ms: Raw
+    quotas: Raw
+    rows: Raw
+    secret: Raw
+    siblings: Raw
+    admissions: _AdmissionsHead | None = None
+
+
+_HEADS: Final = msgpack.Decoder(_BatchHead)
+
+
+def size_as_rows(packed: bytes) -> int:
+    """How many bytes a batch has if each of its rows has its own ask: the writer's memory follows these.
+
+    >>> size_as_rows(b"whatever is not a batch")
+    23
+    """
+    try:
+        found = _HEADS.decode(packed).admissions
+    except (MsgspecError, UnicodeDecodeError):
+        found = None
+    return len(packed) if found is None else len(packed) + max(found.more_as_rows, 0)

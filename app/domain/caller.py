@@ -18,7 +18,7 @@ class Caller:
         key: the name of its API key, or None. For kept answers, all callers without a key are one caller.
         turn: the name under which it takes turns: its key, or its address (IPv6 by /64).
         bound_to: the entities its key may ask for; empty means any.
-        came_at: when the whole request had arrived, by the event loop's clock; 0 if not measured.
+        came_at: when the whole request had arrived, by the monotonic clock; 0 if not measured.
         is_gone: whether it has disconnected.
     """
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 from app.domain.ask import Ask
 from app.domain.entity import ANY, TYPES, Entity, Name, network_of
 from app.domain.quota import (
+    CLIENTS,
     KEYS,
-    MAX_CONNECTION_CREATION_RATE,
     REQUEST_PERCENTAGE,
     REQUEST_RATE,
     Quota,
@@ -23,6 +23,8 @@ Quotas = Mapping[str, Mapping[Entity, Quota]]
 """All quotas, by quota key and then by entity."""
 
 EXEMPT_FOR_CLUSTER_ACTIONS: Final = frozenset({REQUEST_RATE, REQUEST_PERCENTAGE})
+
+_PAIR: Final = ("broker", "listener")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def applied_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[Appli
 def explained_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[ExplainedQuota]:
     """The quotas that apply to an ask, as in ``applied_quotas``, each with its whole ladder."""
     explained = []
-    for entities, rungs in _asked(ask, quotas, rules):
+    for entities, rungs in ladders_of(ask, quotas, rules):
         ladder = [(entity, bucket, entities.get(entity)) for entity, bucket in rungs]
         matching = ((quota, entity, bucket) for entity, bucket, quota in ladder if quota is not None)
         if first := next(matching, None):
@@ -217,7 +219,7 @@ def _indexes(entity: Entity, *, in_bucket: bool = False, of: Entity | None = Non
     return tuple(TYPES.index(type_) + len(TYPES) * (name is ANY) for type_, name in entity.parts)
 
 
-def _asked(
+def ladders_of(
     ask: Ask, quotas: Quotas, rules: MatchingRules
 ) -> Iterator[tuple[Mapping[Entity, Quota], Iterator[tuple[Entity, Entity]]]]:
     """The ladders that an ask can match, each with the quotas of its key by entity."""
@@ -232,15 +234,14 @@ def _asked(
 def _ladders(key: str, ask: Ask, rules: MatchingRules) -> Iterator[Iterator[tuple[Entity, Entity]]]:
     """The ladders of a key, each of which may match once: clients before ip, listener before broker."""
     types = KEYS[key].entities
-    if ("user",) in types:
+    if any(clients in types for clients in CLIENTS):
         yield client_rungs(ask.principal, ask.client_id)
     if ("ip",) in types and ask.ip is not None:
         yield own_rungs("ip", ask.ip, partial(network_of, ipv6_prefix=rules.ipv6_prefix))
-    if key == MAX_CONNECTION_CREATION_RATE:
-        if ask.listener is not None:
-            yield listener_rungs(ask.broker, ask.listener)
-        if ask.broker is not None and not _between_brokers(ask, rules):
-            yield own_rungs("broker", ask.broker)
+    if (("listener",) in types or _PAIR in types) and ask.listener is not None:
+        yield listener_rungs(ask.broker if _PAIR in types else None, ask.listener)
+    if ("broker",) in types and ask.broker is not None and not _between_brokers(ask, rules):
+        yield own_rungs("broker", ask.broker)
 
 
 def _between_brokers(ask: Ask, rules: MatchingRules) -> bool:

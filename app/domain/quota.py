@@ -47,7 +47,8 @@ class QuotaKey:
 
 
 _SAMPLED: Final = "sampled_rate"
-_CLIENTS: Final = (("user",), ("client-id",), ("user", "client-id"))
+CLIENTS: Final = (("user",), ("client-id",), ("user", "client-id"))
+"""The entity types of a key that may be set on clients."""
 _LISTENERS: Final = (("broker",), ("listener",), ("broker", "listener"))
 
 PRODUCER_IDS_RATE: Final = "producer_ids_rate"
@@ -60,13 +61,14 @@ CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 MAX_CONNECTION_CREATION_RATE: Final = "max_connection_creation_rate"
 
 # Each row: name, usage, entities, enforcement, algorithm, integer_limit, max_limit, longest_delay.
+# Without a Kafka original: MAX_EXACT and no longest_delay. MAX_INT and RECHECK_MS are KIP-612's.
 _ROWS: Final = (
     QuotaKey(PRODUCER_IDS_RATE, "producer_ids", (("user",),), "deny", "producer_ids", True, MAX_PRODUCER_IDS),
-    QuotaKey(REQUEST_RATE, "requests", (*_CLIENTS, ("ip",)), "delay", _SAMPLED, False, MAX_EXACT, "sample"),
+    QuotaKey(REQUEST_RATE, "requests", (*CLIENTS, ("ip",)), "delay", _SAMPLED, False, MAX_EXACT, "sample"),
     QuotaKey(
         REQUEST_PERCENTAGE,
         "request_time_ms",
-        _CLIENTS,
+        CLIENTS,
         "delay",
         _SAMPLED,
         False,
@@ -74,9 +76,9 @@ _ROWS: Final = (
         "sample",
         per_unit=10.0,
     ),
-    QuotaKey(PRODUCER_BYTE_RATE, "produce_bytes", _CLIENTS, "delay", _SAMPLED, True, MAX_EXACT),
-    QuotaKey(CONSUMER_BYTE_RATE, "fetch_bytes", _CLIENTS, "deny", _SAMPLED, True, MAX_EXACT),
-    QuotaKey(CONTROLLER_MUTATION_RATE, "mutations", _CLIENTS, "deny", "token_bucket", False, MAX_EXACT),
+    QuotaKey(PRODUCER_BYTE_RATE, "produce_bytes", CLIENTS, "delay", _SAMPLED, True, MAX_EXACT),
+    QuotaKey(CONSUMER_BYTE_RATE, "fetch_bytes", CLIENTS, "deny", _SAMPLED, True, MAX_EXACT),
+    QuotaKey(CONTROLLER_MUTATION_RATE, "mutations", CLIENTS, "deny", "token_bucket", False, MAX_EXACT),
     QuotaKey(
         CONNECTION_CREATION_RATE, "connections", (("ip",),), "deny", _SAMPLED, True, MAX_INT, RECHECK_MS
     ),

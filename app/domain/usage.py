@@ -16,17 +16,29 @@ def enforcement_of(ask: Ask, quota: Quota) -> Enforcement:
 
 def usage_of(ask: Ask, quota: Quota) -> float:
     """The usage of a quota by an ask, in units of the limit; of producer ids, their number."""
-    key = KEYS[quota.key]
     if quota.algorithm == "producer_ids":
         return len(ids_of(ask))
-    return ask.usage[key.usage] / key.per_unit
+    field, per_unit = usage_field(quota)
+    return ask.usage[field] / per_unit
+
+
+def usage_field(quota: Quota) -> tuple[str, float]:
+    """The field of an ask's usage that a quota limits, and how much of it is one unit of the limit."""
+    key = KEYS[quota.key]
+    return key.usage, key.per_unit
 
 
 def ids_of(ask: Ask) -> tuple[int | str, ...]:
     """The distinct ids of an ask, without Kafka's "no producer id"."""
-    return tuple(dict.fromkeys(i for i in ask.producer_ids or () if i != NO_PRODUCER_ID))
+    ids = ask.producer_ids
+    if not ids:
+        return ()
+    if len(ids) == 1:  # as most asks have
+        return ids if ids[0] != NO_PRODUCER_ID else ()
+    return tuple(dict.fromkeys([i for i in ids if i != NO_PRODUCER_ID]))
 
 
 def spreads_of(ask: Ask, secret: bytes) -> tuple[bytes, ...]:
     """The distinct ids of an ask, hashed for the principal and each spread over 32 bytes."""
-    return tuple(spread(digest(secret, ask.principal or "", i)) for i in ids_of(ask))
+    principal = ask.principal or ""
+    return tuple([spread(digest(secret, principal, i)) for i in ids_of(ask)])

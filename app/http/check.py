@@ -5,21 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope
 
 from app.admission.errors import OverloadedError
-from app.admission.port import Decider
+from app.admission.generations import Generations
+from app.admission.plain import ADMITTED, PlainAsk
+from app.admission.port import Decider, InFull, Remaining
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.quota import Quota
 from app.http.access import Access, Sender
 from app.http.check_question import Callers, Headers, Sources, read_query
-from app.http.hot import SENDER, HttpAnswer, IsGone, PlainRoute, caller_of, is_gone_of
+from app.http.hot import (
+    SENDER,
+    Fields,
+    HttpAnswer,
+    IsGone,
+    PlainRoute,
+    ReadyAnswer,
+    Then,
+    caller_of,
+    is_gone_of,
+    lines_of,
+)
 from app.http.problems import FieldError, ProblemError, retry_ms
-from app.http.ratelimit import rate_limits, retry_after_s
+from app.http.ratelimit import admitted_rate_limits, left, rate_limits, retry_after_s
 from app.http.wire import encode_decision
 
 PATH: Final = "/v1/check"
@@ -32,12 +45,43 @@ MAX_REMEMBERED: Final = 1_024
 _read_remembered: Final = lru_cache(256)(read_query)  # at most a quarter of a megabyte of queries
 
 
+MAX_KNOWN: Final = 1_024
+"""The longest check that is kept, in bytes of its query and of the headers that name its caller."""
+KNOWN_BYTES: Final = 16 * 1024 * 1024
+"""The memory for checks that came before, and what was made of them."""
+
+Question = tuple[bytes, tuple[tuple[bytes, bytes], ...]]
+"""What a check says: its query, and the headers that name its caller."""
+
+
+class AskedCheck(NamedTuple):
+    """A check that was read."""
+
+    ask: Ask
+    deny_status: int
+
+
+class KnownCheck(NamedTuple):
+    """What was made of a plain check; an admission needs only the numbers of its answer.
+
+    Attributes:
+        lines: the fields of an admission, with a place for what is left of each quota.
+        body: that of an admission.
+    """
+
+    ask: PlainAsk
+    deny_status: int
+    lines: bytes
+    body: bytes
+
+
 class Check:
     """Turns headers and a query into an answer, whatever carries them.
 
     Args:
         now_ms: the time of an ask without ``at_ms``; None under the store's clock, where asks have none.
         shed: called with the cause whenever a request is shed.
+        known_bytes: the size of the cache of checks.
     """
 
     def __init__(
@@ -46,11 +90,13 @@ class Check:
         sources: Sources,
         now_ms: Callable[[], int] | None,
         shed: Callable[[str], None] = lambda _cause: None,
+        known_bytes: int = KNOWN_BYTES,
     ) -> None:
         self._shed = shed
         self._admission = admission
         self._callers = Callers(sources)
         self._now_ms = now_ms
+        self._known: Generations[Question, KnownCheck] = Generations(known_bytes)
 
     async def answer(
         self,
@@ -66,6 +112,79 @@ class Check:
 
         Raises:
             ProblemError: 400 that names each invalid parameter and header; what ``allow`` raises.
+        """
+        asked = self._read(query, headers)
+        ask = asked.ask if allow is None else allow(asked.ask)
+        try:
+            decision, quotas = await self._admission.decide_in_full(ask, caller, WITHIN_S)
+        except OverloadedError as error:
+            return self._shed_answer(error, asked.deny_status)
+        return answer_to(decision, quotas, asked.deny_status)
+
+    def begin(
+        self,
+        query: bytes,
+        headers: Headers,
+        caller: Caller,
+        then: Callable[[HttpAnswer | ReadyAnswer | Exception], None],
+    ) -> bool:
+        """Decide a check that is valid and plain; return False for any other one, and do nothing then.
+
+        ``then`` is called once, perhaps before this returns, with what ``answer`` would return or raise.
+        """
+        known = self._plain(query, headers)
+        if known is None:
+            return False
+
+        def answer(result: Remaining | InFull | Exception) -> None:
+            if isinstance(result, InFull):
+                then(answer_to(result.decision, result.quotas, known.deny_status))
+            elif isinstance(result, OverloadedError):
+                then(self._shed_answer(result, known.deny_status))
+            elif isinstance(result, Exception):
+                then(result)
+            else:
+                then(ReadyAnswer(known.lines % tuple([left(each) for each in result]), known.body))
+
+        try:
+            self._admission.begin_in_full(known.ask, caller, answer, WITHIN_S)
+        except OverloadedError as error:
+            answer(error)
+        return True
+
+    def _plain(self, query: bytes, headers: Headers) -> KnownCheck | None:
+        """Return what was made of a check, perhaps now; None if it is not plain, or anything is wrong."""
+        if self._now_ms is not None:
+            return None  # no time comes again
+        question = query, self._callers.fields_of(headers)
+        known = self._known.get(question)
+        if known is not None:
+            if known.ask.quotas.edition is self._admission.edition:
+                return known
+            self._known.remove(question)
+        try:
+            asked = self._read(query, headers)
+        except ProblemError:
+            return None  # ``answer`` says what
+        ask = self._admission.plain(asked.ask)
+        if ask is None:
+            return None
+        known = known_check(ask, asked.deny_status)
+        size = len(query) + sum([len(name) + len(value) for name, value in question[1]])
+        if size <= MAX_KNOWN:
+            self._known.add(question, known, 2 * size + ask.size + len(known.lines))
+        return known
+
+    def _shed_answer(self, error: OverloadedError, deny_status: int) -> HttpAnswer:
+        """Refuse as a quota would: gateways take a 5xx for an outage, and may let requests through."""
+        self._shed(error.cause)
+        return answer_to(Decision("throttle", retry_ms(), False, 0, "local", None), (), deny_status)
+
+    def _read(self, query: bytes, headers: Headers) -> AskedCheck:
+        """Read a check.
+
+        Raises:
+            ProblemError: 400 that names each invalid parameter and header.
         """
         read = _read_remembered if len(query) <= MAX_REMEMBERED else read_query
         what = read(query, timed=self._now_ms is not None)
@@ -87,15 +206,7 @@ class Check:
             detail=True,
             at_ms=at_ms,
         )
-        if allow is not None:
-            ask = allow(ask)
-        try:
-            decision, quotas = await self._admission.decide_in_full(ask, caller, WITHIN_S)
-        except OverloadedError as error:
-            self._shed(error.cause)
-            # Refuse as a quota would: gateways take a 5xx for an outage, and may let requests through.
-            decision, quotas = Decision("throttle", retry_ms(), False, 0, "local", None), ()
-        return answer_to(decision, quotas, what.deny_status)
+        return AskedCheck(ask, what.deny_status)
 
 
 class CheckRoute(PlainRoute):
@@ -135,19 +246,45 @@ class CheckRoute(PlainRoute):
         caller = caller_of(sender, is_gone)
         return await self._check.answer(scope["query_string"], scope["headers"], allow, caller)
 
+    def begin(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002
+        """Answer a head by a call, if that is possible."""
+        if not sender.grant.is_unrestricted:
+            return False
+
+        caller = caller_of(sender, is_gone)
+        try:
+            return self._check.begin(scope["query_string"], scope["headers"], caller, then)
+        except Exception as error:  # noqa: BLE001  it is logged, and is an answer
+            then(error)
+            return True
+
+
+def known_check(ask: PlainAsk, deny_status: int) -> KnownCheck:
+    """Return what all admissions of a plain check have in common, as ``answer_to`` would answer them."""
+    matches = ask.planned.matches
+    limits = admitted_rate_limits((match.applied.quota, match.applied.entity) for match in matches)
+    admitted = ADMITTED[len(matches)]
+    lines = lines_of(_fields(admitted.throttle_ms, limits))
+    return KnownCheck(ask, deny_status, lines, encode_decision(admitted))
+
 
 def answer_to(decision: Decision, quotas: Sequence[Quota], deny_status: int) -> HttpAnswer:
     """Return a detailed decision and its quotas as the answer to a gateway."""
     body = encode_decision(replace(decision, quotas=None))
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"cache-control", b"no-store"),
-        (b"x-throttle-ms", b"%d" % decision.throttle_ms),
-        *rate_limits(decision, quotas),
-    ]
+    headers = _fields(decision.throttle_ms, rate_limits(decision, quotas))
     if wait_s := retry_after_s(decision):
         headers.append((b"retry-after", b"%d" % wait_s))
     return HttpAnswer(200 if decision.decision == "admit" else deny_status, headers, body)
+
+
+def _fields(throttle_ms: int, limits: Fields) -> list[tuple[bytes, bytes]]:
+    """Return the fields of any answer to a gateway, but ``Retry-After``."""
+    return [
+        (b"content-type", b"application/json"),
+        (b"cache-control", b"no-store"),
+        (b"x-throttle-ms", b"%d" % throttle_ms),
+        *limits,
+    ]
 
 
 def invalid(errors: Sequence[FieldError]) -> ProblemError:

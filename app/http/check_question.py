@@ -61,6 +61,11 @@ class Callers:
         self._trusted = sources.trusted
         self._is_trusted = lru_cache(4096)(lambda sent: is_in(sent, sources.trusted))
 
+    def fields_of(self, headers: Headers) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the headers that the caller is read from: equal ones give the same caller, or errors."""
+        spelled = self._spelled
+        return tuple([field for field in headers if field[0] in spelled])
+
     def of(self, headers: Headers, errors: list[FieldError]) -> CallerIdentity:
         """Return the caller that these headers (lower-case names) give; adds errors to ``errors``."""
         spelled = self._spelled

@@ -7,16 +7,16 @@ from typing import Final
 
 from app.admission.plain import PlainAsk
 from app.admission.port import Decider
-from app.admission.slices import Slices, Work, step
+from app.admission.slices import STRIDE, Slices, Work, step, weight_of
 from app.domain.ask import Ask
 from app.domain.caller import Caller
+from app.domain.decision import Decision
 from app.domain.errors import OutOfBoundsError
 from app.domain.grant import Grant
 from app.http.access import Access
 from app.http.bodies import MAX_IDS_IN_BATCH
 from app.http.known_bodies import KnownBodies
 from app.http.wire import (
-    STRIDE,
     Clock,
     SentAsk,
     decode_ask,
@@ -43,12 +43,12 @@ class DecisionRoutes:
         self._access = access
         self._clock = clock
         self._slices = slices
-        self._known = KnownBodies(admission)
+        self._known = KnownBodies()
 
     async def one(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
         """Decide one ask."""
         ask: Ask | PlainAsk
-        known = self._known.get(body) if grant.is_unrestricted else None
+        known = self._known.get(body, self._admission.edition) if grant.is_unrestricted else None
         if known is not None:
             self._access.demand(grant, "decide")
             ask = known.ask
@@ -61,24 +61,28 @@ class DecisionRoutes:
         return encode_decision(decision)
 
     def begin(
-        self, body: bytes, grant: Grant, caller: Caller, then: Callable[[bytes | Exception], None]
+        self, body: bytes, grant: Grant, caller: Caller, then: Callable[[Decision | Exception], None]
     ) -> bool:
-        """Decide one ask whose body is known; return False if it is not, or if more has to be looked at.
+        """Decide one ask; return False, and do nothing, if it is invalid or more has to be looked at.
 
-        ``then`` is called once, perhaps before this returns, with what ``one`` would return or raise.
+        ``then`` is called once, perhaps before this returns, with the decision that ``one`` would encode, or
+        what it would raise.
 
         Raises:
             ProblemError, OverloadedError: instead of the call.
         """
-        known = self._known.get(body) if grant.is_unrestricted else None
-        if known is None:
+        if not grant.is_unrestricted or self._clock == "caller":  # whose times are noted after a decision
             return False
-        self._access.demand(grant, "decide")
-        self._admission.begin(
-            known.ask,
-            caller,
-            lambda result: then(result if isinstance(result, Exception) else encode_decision(result)),
-        )
+        ask: Ask | PlainAsk | None
+        known = self._known.get(body, self._admission.edition)
+        if known is not None:
+            self._access.demand(grant, "decide")
+            ask = known.ask
+        else:
+            ask = self._slices.at_once(caller.turn, lambda: self._read_valid(body, grant))
+            if ask is None:
+                return False
+        self._admission.begin(ask, caller, then)
         return True
 
     async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
@@ -92,9 +96,16 @@ class DecisionRoutes:
 
     def _read(self, body: bytes, grant: Grant) -> Ask | PlainAsk:
         """Return the ask in a body that is not known; remember the body if the ask is plain."""
+        ask = self._read_valid(body, grant)
+        return self._allowed(decode_ask(body, self._clock), grant, "") if ask is None else ask
+
+    def _read_valid(self, body: bytes, grant: Grant) -> Ask | PlainAsk | None:
+        """Return the ask in a body as ``_read`` does; None if it may be invalid."""
         sent = read_ask(body, self._clock)
-        ask = self._allowed(decode_ask(body, self._clock) if sent is None else sent.ask, grant, "")
-        return ask if sent is None or not grant.is_unrestricted else self._remembered(body, sent)
+        if sent is None:
+            return None
+        ask = self._allowed(sent.ask, grant, "")
+        return self._remembered(body, sent) if grant.is_unrestricted else ask
 
     def _remembered(self, body: bytes, sent: SentAsk) -> Ask | PlainAsk:
         plain = self._admission.plain(sent.ask)
@@ -114,24 +125,30 @@ class DecisionRoutes:
     def _read_quickly(self, body: bytes, grant: Grant) -> Work[list[Ask | PlainAsk] | None]:
         """Return the asks of a batch, those that are known unread; None if anything is wrong."""
         asks: list[Ask | PlainAsk] = []
-        ids = 0
+        ids = weight = 0
+        are_plain, edition = "decide" in grant.scopes, self._admission.edition
         for part in split_batch(body) or ():
-            known = self._known.get(part)
+            known = self._known.get(part, edition)
             if known is not None:
-                asks.append(known.ask)
-                ids += known.ids
+                ask: Ask | PlainAsk = known.ask
+                its = known.ids
             else:
                 sent = read_ask(part, self._clock)
                 if sent is None:
                     return None
-                asks.append(self._remembered(part, sent))
-                ids += sent.ids
-            if not len(asks) % STRIDE:
+                ask, its = self._remembered(part, sent), sent.ids
+                are_plain = are_plain and isinstance(ask, PlainAsk)
+            asks.append(ask)
+            ids += its
+            weight += weight_of(its)
+            if weight >= STRIDE:
+                weight = 0
                 yield
         if ids > MAX_IDS_IN_BATCH:
             return None
-        for place, ask in enumerate(asks):
-            self._allowed(ask.planned.ask if isinstance(ask, PlainAsk) else ask, grant, f"/asks/{place}")
+        if not are_plain:  # plain ones only ask
+            for place, ask in enumerate(asks):
+                self._allowed(ask.planned.ask if isinstance(ask, PlainAsk) else ask, grant, f"/asks/{place}")
         return asks
 
     def _allowed(self, ask: Ask, grant: Grant, field: str) -> Ask:

@@ -10,18 +10,21 @@ import abc
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
+from time import monotonic
 from typing import Final, NamedTuple
 
 import structlog
+from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from app.admission.errors import CallerGoneError, OverloadedError
 from app.domain.caller import Caller
+from app.domain.decision import Decision
 from app.domain.grant import Grant
 from app.http.access import Access, Sender
 from app.http.intake import BodyBytes, Intake
 from app.http.problems import PROBLEM_JSON, ProblemError, overloaded, retry_ms
-from app.http.wire import MAX_BODY
+from app.http.wire import MAX_BODY, READY, encode_decision
 
 IS_GONE: Final = "quotagate.is_gone"
 """The key in a scope of the function that returns whether the caller has gone (``app.http.protocol``)."""
@@ -30,13 +33,12 @@ SENDER: Final = "quotagate.sender"
 
 log = structlog.get_logger("quotagate.http")
 
-Then = Callable[["HttpAnswer | None"], None]
-"""Called once with an answer; with None if the caller has gone."""
-Begin = Callable[[bytes, Grant, Caller, Callable[[bytes | Exception], None]], bool]
 Fields = Sequence[tuple[bytes, bytes]]
 IsGone = Callable[[], bool]
 
-JSON: Final[Fields] = ((b"content-type", b"application/json"),)
+UNCOUNTED: Final = 1_024
+"""Up to this size a body that is answered by a call is not counted as waiting, but needs room as any other:
+its connection takes more memory, and has one such body at a time."""
 
 
 class HttpAnswer(NamedTuple):
@@ -45,6 +47,34 @@ class HttpAnswer(NamedTuple):
     status: int
     headers: Fields
     body: bytes
+
+
+class ReadyAnswer(Struct):
+    """A 200 whose own fields are lines already, as the connection sends them.
+
+    Attributes:
+        sent: all of the answer with the server's fields, once a connection has sent it.
+        fields: those fields; they are others each second.
+    """
+
+    lines: bytes
+    body: bytes
+    sent: bytes = b""
+    fields: Fields | None = None
+
+
+Answer = HttpAnswer | ReadyAnswer
+Result = Decision | Answer | Exception
+"""What becomes an answer by ``PlainRoute.finish``."""
+Then = Callable[[Result], None]
+Begin = Callable[[bytes, Grant, Caller, Then], bool]
+
+
+JSON: Final[Fields] = ((b"content-type", b"application/json"),)
+JSON_LINES: Final = b"content-type: application/json\r\n"
+
+_READY: Final = {of: ReadyAnswer(JSON_LINES, body) for of, body in READY.items()}
+"""The answers to plain asks that are admitted."""
 
 
 class PlainRoute(abc.ABC):
@@ -115,17 +145,27 @@ class PlainRoute(abc.ABC):
     ) -> bool:
         """Answer a whole request without a coroutine; return False if that takes more, and do nothing then.
 
-        ``then`` is called once, perhaps before this returns, with what ``reply_whole`` would return.
+        ``then`` is called once, perhaps before this returns. What it gets becomes an answer by ``finish``.
         """
         return False
+
+    def finish(self, result: Result, scope: Scope) -> Answer | None:
+        """Return the answer to a request for which ``begin`` called back; None if its caller has gone."""
+        if isinstance(result, Decision):
+            return ready_answer(result)
+        return self._of_error(result, scope) if isinstance(result, Exception) else result
 
     async def _caught(self, answered: Awaitable[HttpAnswer | None], scope: Scope) -> HttpAnswer | None:
         try:
             return await answered
         except Exception as error:  # noqa: BLE001  it is logged, or is an answer
-            if isinstance(error, ProblemError) and error.wait_s:
-                await asyncio.sleep(error.wait_s)
-            return self._of_error(error, scope)
+            return await self.failed(error, scope)
+
+    async def failed(self, error: Exception, scope: Scope) -> HttpAnswer | None:
+        """Return the answer to a request that met an error, when it is due; None if its caller has gone."""
+        if isinstance(error, ProblemError) and error.wait_s:
+            await asyncio.sleep(error.wait_s)
+        return self._of_error(error, scope)
 
     def _of_error(self, error: Exception, scope: Scope) -> HttpAnswer | None:
         """Return the answer to a request that met an error; None if its caller has gone."""
@@ -196,36 +236,27 @@ class HotRoute(PlainRoute):
             taken.add(len(body))
             return await self._respond(body, sender, is_gone)
 
-    def begin(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:
-        """Answer a body by a call, if that is possible."""
-        if self._begin is None:
+    def begin(
+        self,
+        scope: Scope,  # noqa: ARG002  the body says everything
+        body: bytes,
+        sender: Sender,
+        is_gone: IsGone,
+        then: Then,
+    ) -> bool:
+        """Answer a small body by a call, if that is possible."""
+        if self._begin is None or len(body) > UNCOUNTED:
             return False
-        turn, size = sender.turn, len(body)
-
-        def answer(result: bytes | Exception) -> None:
-            self._intake.give_back(turn, size)
-            if isinstance(result, bytes):
-                then(HttpAnswer(HTTPStatus.OK, JSON, result))
-            else:
-                then(self._of_error(result, scope))
-
         try:
-            self._intake.take(turn, size)
-        except OverloadedError as error:
-            then(self._of_error(error, scope))
+            self._intake.require_room(sender.turn, len(body))
+            return self._begin(body, sender.grant, caller_of(sender, is_gone), then)
+        except Exception as error:  # noqa: BLE001  it is an answer; an unexpected one is logged
+            then(error)
             return True
-        try:
-            if self._begin(body, sender.grant, caller_of(sender, is_gone), answer):
-                return True
-        except (ProblemError, OverloadedError) as error:
-            answer(error)
-            return True
-        self._intake.give_back(turn, size)
-        return False
 
     async def _respond(self, body: bytes, sender: Sender, is_gone: IsGone) -> HttpAnswer:
         answer = await self._answer(body, sender.grant, caller_of(sender, is_gone))
-        return HttpAnswer(200, JSON, answer)
+        return HttpAnswer(HTTPStatus.OK, JSON, answer)
 
 
 async def refuse(problem: ProblemError, scope: Scope, send: Send) -> None:
@@ -258,12 +289,22 @@ def failure() -> ProblemError:
 def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
     """Return the sender of a request that is complete now."""
     grant = sender.grant
-    return Caller(grant.name, sender.turn, grant.bound_to, asyncio.get_running_loop().time(), is_gone)
+    return Caller(grant.name, sender.turn, grant.bound_to, monotonic(), is_gone)
+
+
+def ready_answer(decision: Decision) -> ReadyAnswer:
+    """Return a decision as an answer; that of a plain admission is one object for all of them."""
+    return _READY.get(id(decision)) or ReadyAnswer(JSON_LINES, encode_decision(decision))
 
 
 def sized(answer: HttpAnswer) -> Fields:
     """Return the fields of an answer with the length of its body."""
     return [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+
+
+def lines_of(fields: Fields) -> bytes:
+    """Return fields as lines."""
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
 
 
 def is_gone_of(scope: Scope) -> IsGone:

@@ -61,13 +61,20 @@ class Intake:
         Raises:
             OverloadedError: there are too many waiting bytes; these are not counted.
         """
-        its = self._waiting.get(turn, 0) + size
-        if its > self._of_caller:
+        self.require_room(turn, size)
+        self._waiting[turn] = self._waiting.get(turn, 0) + size
+        self.total += size
+
+    def require_room(self, turn: str, size: int) -> None:
+        """Require that so many bytes of a caller may wait, without counting them.
+
+        Raises:
+            OverloadedError: there are too many waiting bytes.
+        """
+        if self._waiting.get(turn, 0) + size > self._of_caller:
             raise OverloadedError("caller_bytes")
         if self.total + size > self._of_all:
             raise OverloadedError("node_bytes")
-        self._waiting[turn] = its
-        self.total += size
 
     def give_back(self, turn: str, size: int) -> None:
         """Stop counting bytes of a caller, whose request was answered."""

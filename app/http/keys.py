@@ -24,6 +24,7 @@ from app.http import keys_schema as schema
 from app.http.access import ADMIN, Access
 from app.http.admin import admin_router
 from app.http.problems import FieldError, ProblemError, Rule, away, faults, is_whole, must, unprocessable
+from app.http.query import Parameters
 from app.http.strict import JSON, answer, read_json
 
 PATH: Final = "/v1/keys"
@@ -38,7 +39,8 @@ def router(keys: Keys, access: Access) -> APIRouter:
     routes = admin_router("Keys", access)
 
     @routes.get(PATH, **schema.LIST)
-    async def get_keys() -> Response:
+    async def get_keys(request: Request) -> Response:
+        Parameters(request.scope).check()
         async with _refusals():
             found = await keys.all()
         return _json(schema.KeyListBody([schema.KeyBody(**_fields(key)) for key in found]))
@@ -46,6 +48,7 @@ def router(keys: Keys, access: Access) -> APIRouter:
     @routes.post(PATH, **schema.CREATE)
     async def create_key(request: Request) -> Response:
         wanted = wanted_of(await read_json(request, JSON))
+        Parameters(request.scope).check()
         async with _refusals():
             key, secret = await keys.create(*wanted, _now_ms())
         log.info("key created", key=key.name, scopes=key.scopes, who=access.who(request.scope))
@@ -54,6 +57,7 @@ def router(keys: Keys, access: Access) -> APIRouter:
     @routes.post(ROTATE, **schema.ROTATE)
     async def rotate_key(request: Request, name: str) -> Response:
         grace_ms = _grace_ms(await read_json(request, JSON) if _has_body(request) else {})
+        Parameters(request.scope).check()
         async with _refusals():
             key, secret = await keys.rotate(name, grace_ms, _now_ms())
         log.info("key rotated", key=name, grace_ms=grace_ms, who=access.who(request.scope))
@@ -61,6 +65,7 @@ def router(keys: Keys, access: Access) -> APIRouter:
 
     @routes.delete(ONE, **schema.REVOKE)
     async def revoke_key(request: Request, name: str) -> Response:
+        Parameters(request.scope).check()
         who = access.who(request.scope)  # the request may revoke its own key
         async with _refusals():
             await keys.revoke(name)

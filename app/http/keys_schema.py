@@ -145,11 +145,12 @@ _SECRET: Final = {"key": "qg_Iv5m1Qz0Jt9o3XkB2h7WqkU4nY8sR6cE1aD0fGpL5xM"}
 _ACCESS: Final = access_problems("admin")
 _AWAY: Final = away(UNREACHABLE)
 _MISSING: Final = ProblemError(404, "There is no key named acme-gateway.")
+_NO_PARAMETERS: Final = unprocessable(FieldError("/limit", "is unknown, as every parameter here"))
 
 LIST: Final = route(
     "List keys",
     {200: answer_of("All keys, without their secrets.", "KeyList", {"keys": [_KEY]})},
-    (*_ACCESS, _AWAY),
+    (*_ACCESS, _NO_PARAMETERS, _AWAY),
 )
 CREATE: Final = route(
     "Create a key",
@@ -181,5 +182,5 @@ ROTATE: Final = route(
 REVOKE: Final = route(
     "Revoke a key",
     {204: answer_of("Revoked. Every node refuses it within a second.")},
-    (*_ACCESS, _MISSING, _AWAY),
+    (*_ACCESS, _MISSING, _NO_PARAMETERS, _AWAY),
 )

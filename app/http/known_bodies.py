@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from app.admission.generations import Generations
+from app.admission.generations import Generations, Sightings
 from app.admission.plain import PlainAsk
-from app.admission.port import Decider
 
 MAX_KNOWN: Final = 1_024
 """The longest body that is kept, in bytes; a plain ask without many ids has about a hundred."""
@@ -25,25 +24,30 @@ class KnownBody(NamedTuple):
 class KnownBodies:
     """Remembers the bodies of plain asks: equal bodies are equal asks.
 
-    Whoever sends a new body each time gains nothing, and pushes out only bodies that do not come again.
+    A body is kept when it comes for the second time, so one that comes only once costs nothing here. Whoever
+    sends a new body each time gains nothing, and pushes out hardly anything: one in 255 is kept.
     """
 
-    def __init__(self, admission: Decider, most_bytes: int = MOST_BYTES) -> None:
-        self._admission = admission
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._kept: Generations[bytes, KnownBody] = Generations(most_bytes)
+        self._seen = Sightings()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, body: bytes) -> KnownBody | None:
-        """Return what was made of a body, if it is still valid."""
+    def get(self, body: bytes, edition: object) -> KnownBody | None:
+        """Return what was made of a body, if that is still valid.
+
+        Args:
+            edition: that of the quotas in force (``Decider.edition``).
+        """
         known = self._kept.get(body)
-        if known is None or self._admission.is_valid(known.ask):
+        if known is None or known.ask.quotas.edition is edition:
             return known
         self._kept.remove(body)
         return None
 
     def add(self, body: bytes, ask: PlainAsk, ids: int) -> None:
-        """Remember a body that is not known."""
-        if len(body) <= MAX_KNOWN:
+        """Remember a body that is not known, if it came before."""
+        if len(body) <= MAX_KNOWN and self._seen.again(body) and self._kept.get(body) is None:
             self._kept.add(body, KnownBody(ask, ids), 2 * len(body) + ask.size)

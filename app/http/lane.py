@@ -10,6 +10,9 @@ task, no messages and no timers for a request. There are two steps:
    whole body behind it, is not parsed again: a parser between two requests would find the same again. The
    API key in it is still checked against the keys in force.
 
+An answer to a known head waits for the end of the turn of the event loop (``app.http.outbox``), or for
+whatever happens on the connection before that.
+
 Everything else goes the long way through ASGI: other routes, chunked or oversized bodies, ``Expect``, offers
 of an upgrade, other versions of HTTP. Requests of one connection are answered one after the other, whichever
 way each of them goes.
@@ -20,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextvars import Context, copy_context
-from http import HTTPStatus
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import structlog
@@ -28,7 +31,19 @@ from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from app.http.access import Sender
-from app.http.hot import JSON, SENDER, Fields, HttpAnswer, PlainRoute, sized
+from app.http.hot import (
+    JSON,
+    JSON_LINES,
+    SENDER,
+    Answer,
+    Fields,
+    PlainRoute,
+    ReadyAnswer,
+    Result,
+    is_gone_of,
+    lines_of,
+)
+from app.http.outbox import Outbox
 from app.http.protocol import Protocol
 
 MAX_HEAD: Final = 2_048
@@ -37,14 +52,15 @@ MAX_REMEMBERED: Final = 8_192
 """How much a connection remembers, by ``_cost``. A caller that varies its heads makes only itself slower:
 no head is remembered for another connection, and no connection can push out those of others."""
 MIN_COST: Final = 512
-"""About what a remembered head costs besides its bytes, which are there three times."""
+FIELD_COST: Final = 160
+"""About what a remembered head and each of its fields cost besides its bytes, which are there three times."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _EXTRAORDINARY: Final = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
 _NEVER_AWAITED: Final = asyncio.Event()
 
 log = structlog.get_logger("quotagate.http")
-Making = Coroutine["asyncio.Future[Any] | None", None, HttpAnswer | None]
+Making = Coroutine["asyncio.Future[Any] | None", None, Answer | None]
 
 
 class KnownHead(NamedTuple):
@@ -76,10 +92,14 @@ class LaneProtocol(Protocol):
 
     Args:
         routes: the hot routes by path.
+        outbox: for answers to known heads, one for all connections of a process.
     """
 
-    def __init__(self, *arguments: Any, routes: Mapping[str, PlainRoute], **keywords: Any) -> None:
+    def __init__(
+        self, *arguments: Any, routes: Mapping[str, PlainRoute], outbox: Outbox, **keywords: Any
+    ) -> None:
         super().__init__(*arguments, **keywords)
+        self._outbox = outbox
         # What only uvicorn's own way through ASGI can do.
         plain = not (self.config.access_log or self.root_path or self.limit_concurrency)
         self._routes: Mapping[str, PlainRoute] = routes if plain else {}
@@ -88,21 +108,28 @@ class LaneProtocol(Protocol):
         self._starting: RequestResponseCycle | None = None
         self._is_receiving = False
         self._known_cycle = KnownCycle()
+        self._asked: KnownHead | None = None
+        """The newest request with a known head."""
+        self._is_undisturbed = False
+        """Whether nothing has happened on the connection since that request, but its answer."""
         self._default_headers: Fields = ()
-        self._before_length = b""
+        self._default_lines = b""
 
     def data_received(self, data: bytes) -> None:
         """Answer a whole request with a known head; else parse what arrived."""
         end = data.find(_HEAD_END, 0, MAX_HEAD) + len(_HEAD_END)
         head = data[:end]
         known = self._heads.get(head)
-        is_between = self._is_between_requests()
+        is_between = (
+            self._is_undisturbed and self._known_cycle.response_complete
+        ) or self._is_between_requests()
         if known is not None and known.size == len(data) - end and is_between:
             if known.route.access.renew(known.sender):
                 self._answer_known(known, data[end:])
                 return
             self._forget()
         begun = self._begun
+        self._disturb()
         self._is_receiving = True
         super().data_received(data)
         self._is_receiving = False
@@ -112,8 +139,29 @@ class LaneProtocol(Protocol):
             if is_between and self._begun == begun + 1:
                 self._remember(head, len(data) - end, cycle)
 
+    def shutdown(self) -> None:
+        """Close when the answer has been sent."""
+        self._disturb()
+        super().shutdown()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close, perhaps."""
+        self._disturb()
+        super().timeout_keep_alive_handler()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Notice that no request follows."""
+        self._disturb()
+        return super().eof_received()
+
+    def pause_writing(self) -> None:
+        """Notice that the caller does not read."""
+        self._disturb()
+        super().pause_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Answer nothing more."""
+        self._is_undisturbed = False
         super().connection_lost(exc)
         self._known_cycle.disconnected = True
         self._forget()
@@ -139,7 +187,9 @@ class LaneProtocol(Protocol):
         whole = not self._in_request and size == self._announced_size and head.endswith(_HEAD_END)
         if sender is None or not whole or head in self._heads:
             return
-        cost = MIN_COST + 3 * len(head)
+        cost = MIN_COST + 3 * len(head) + FIELD_COST * len(scope["headers"])
+        if cost > MAX_REMEMBERED:
+            return
         if self._cost + cost > MAX_REMEMBERED:
             self._forget()
         self._cost += cost
@@ -152,24 +202,41 @@ class LaneProtocol(Protocol):
 
     def _answer_known(self, known: KnownHead, body: bytes) -> None:
         """Answer a request, by a call of its route if that suffices."""
-        self._unset_keepalive_if_required()
+        self._is_timed = False  # the answer takes as long as it takes
+        self._is_undisturbed = True
+        self._asked = known
         self.cycle = self._answering = cycle = self._known_cycle
         cycle.response_complete = False
         route, scope, _, sender = known
         if not route.begin(scope, body, sender, self._is_gone, self._finish_known):
             Answering(route.reply_whole(scope, body, sender, self._is_gone), cycle, self).go_on()
 
+    def _finish_known(self, result: Result) -> None:
+        """Send the answer to the newest request with a known head, as ``_finish_begun`` does."""
+        cycle, asked = self._known_cycle, self._asked
+        answer = None if asked is None else asked.route.finish(result, asked.scope)
+        if answer is None or cycle.disconnected or cycle.response_complete:
+            return
+        if not (self._is_undisturbed and cycle.keep_alive) or self._is_ending():
+            self._send(cycle, answer)
+            return
+        # What ``finish`` would do, if nothing waits on the connection.
+        self._outbox.add(self.transport, self._bytes_of(answer, keep_alive=True), self.loop)
+        cycle.response_complete = True
+        self.server_state.total_requests += 1
+        self._due = self.loop.time() + self.timeout_keep_alive
+        self._is_timed = True
+        if self.timeout_keep_alive_task is None:  # else it runs out before this and looks again
+            self._wait_until(self._due)
+
+    def _disturb(self) -> None:
+        """Send the answers so far: something else happens on the connection."""
+        if self._is_undisturbed:
+            self._is_undisturbed = False
+            self._outbox.flush()
+
     def _is_gone(self) -> bool:
         return self._known_cycle.disconnected
-
-    def _finish_known(self, answer: HttpAnswer | None) -> None:
-        """Send the answer that the route has called back with."""
-        if answer is None or self._known_cycle.disconnected:
-            return
-        if self.flow.write_paused:
-            Answering(_after(self.flow.drain(), answer), self._known_cycle, self).go_on()
-        else:
-            self.finish(self._known_cycle, answer)
 
     # Requests that were parsed
 
@@ -197,41 +264,70 @@ class LaneProtocol(Protocol):
     def _start(self) -> None:
         """Answer the request whose turn it is, now that what arrived with it was parsed."""
         cycle, self._starting = self._starting, None
-        if cycle is not None:
-            scope = cast("Scope", cycle.scope)
-            receive = cast("Receive", cycle.receive)
-            Answering(self._routes[scope["path"]].reply(scope, receive), cycle, self).go_on()
+        if cycle is None:
+            return
+        scope = cast("Scope", cycle.scope)
+        route = self._routes[scope["path"]]
+        if cycle.more_body or cycle.disconnected:
+            Answering(route.reply(scope, cast("Receive", cycle.receive)), cycle, self).go_on()
+            return
+        self.flow.resume_reading()  # as receiving the body would
+        try:
+            sender = scope[SENDER] = route.identify(scope)
+        except Exception as error:  # noqa: BLE001  it is logged, or is an answer
+            Answering(route.failed(error, scope), cycle, self).go_on()
+            return
+        body, is_gone = bytes(cycle.body), is_gone_of(scope)
+        if not route.begin(scope, body, sender, is_gone, partial(self._finish_begun, cycle)):
+            Answering(route.reply_whole(scope, body, sender, is_gone), cycle, self).go_on()
+
+    def _finish_begun(self, cycle: RequestResponseCycle, result: Result) -> None:
+        """Send the answer to a request for which its route has called back."""
+        scope = cast("Scope", cycle.scope)
+        answer = self._routes[scope["path"]].finish(result, scope)
+        if answer is not None and not cycle.disconnected and not cycle.response_complete:
+            self._send(cycle, answer)
 
     # Answers
 
-    def finish(self, cycle: RequestResponseCycle, answer: HttpAnswer) -> None:
+    def _send(self, cycle: RequestResponseCycle, answer: Answer) -> None:
+        """Send an answer, once the earlier ones were read."""
+        if self.flow.write_paused:
+            Answering(_after(self.flow.drain(), answer), cycle, self).go_on()
+        else:
+            self.finish(cycle, answer)
+
+    def finish(self, cycle: RequestResponseCycle, answer: Answer) -> None:
         """Send an answer, and continue with the next request."""
-        self._write(answer, keep_alive=cycle.keep_alive)
+        self._disturb()
+        self.transport.write(self._bytes_of(answer, keep_alive=cycle.keep_alive))
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
 
-    def _write(self, answer: HttpAnswer, *, keep_alive: bool) -> None:
-        """Send an answer as uvicorn does, with its own fields first."""
-        status, headers, body = answer
-        if status == HTTPStatus.OK and headers is JSON and keep_alive:
-            self.transport.write(b"%b%d\r\n\r\n%b" % (self._before_the_length(), len(body), body))
-            return
-        fields = [*self.server_state.default_headers, *sized(answer)]
+    def _bytes_of(self, answer: Answer, *, keep_alive: bool) -> bytes:
+        """Return an answer as uvicorn sends it, with its own fields first."""
+        if not isinstance(answer, ReadyAnswer):
+            status, headers, body = answer
+            lines = JSON_LINES if headers is JSON else lines_of(headers)
+            return self._joined(status, lines, body, keep_alive=keep_alive)
         if not keep_alive:
-            fields.append((b"connection", b"close"))
-        lines = [name + b": " + value + b"\r\n" for name, value in fields]
-        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
+            return self._joined(200, answer.lines, answer.body, keep_alive=False)
+        fields = self.server_state.default_headers
+        if answer.fields is not fields:
+            answer.sent = self._joined(200, answer.lines, answer.body, keep_alive=True)
+            answer.fields = fields
+        return answer.sent
 
-    def _before_the_length(self) -> bytes:
-        """Return the beginning of a usual answer; uvicorn's own fields are other ones each second."""
-        if self.server_state.default_headers is not self._default_headers:
-            self._default_headers = self.server_state.default_headers
-            lines = [name + b": " + value + b"\r\n" for name, value in (*self._default_headers, *JSON)]
-            self._before_length = b"".join([STATUS_LINE[HTTPStatus.OK], *lines, b"content-length: "])
-        return self._before_length
+    def _joined(self, status: int, lines: bytes, body: bytes, *, keep_alive: bool) -> bytes:
+        fields = self.server_state.default_headers
+        if fields is not self._default_headers:  # they are others each second
+            self._default_headers, self._default_lines = fields, lines_of(fields)
+        end = b"\r\n\r\n" if keep_alive else b"\r\nconnection: close\r\n\r\n"
+        parts = (STATUS_LINE[status], self._default_lines, lines, len(body), end, body)
+        return b"%b%b%bcontent-length: %d%b%b" % parts
 
 
 class Answering:
@@ -262,7 +358,7 @@ class Answering:
         try:
             waits_for = self._making.send(None)
         except StopIteration as done:
-            answer: HttpAnswer | None = done.value
+            answer: Answer | None = done.value
         except (Exception, asyncio.CancelledError):
             log.exception("a request failed")
             self._connection.transport.abort()
@@ -280,6 +376,6 @@ class Answering:
             self._connection.finish(self._cycle, answer)
 
 
-async def _after(before: Coroutine[Any, Any, None], answer: HttpAnswer) -> HttpAnswer | None:
+async def _after(before: Coroutine[Any, Any, None], answer: Answer) -> Answer | None:
     await before
     return answer

@@ -204,7 +204,7 @@ class Protocol(PeerProtocol):
         now = self.loop.time()
         if self._in_request:
             if self.flow.read_paused:  # the wait is ours
-                self._due = now + self.BODY_S
+                self._due = max(self._due, now + self.BODY_S)
             self._due = max(self._due, self.flow.read_since + self.BODY_S)
         answered = not self._in_head and self._newest is not None and self._newest.response_complete
         if now < self._due:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from app.domain.decision import Decision
@@ -12,25 +12,41 @@ from app.domain.quota import Quota
 MAX_WHOLE: Final = 999_999_999_999_999
 """The largest integer of a structured field (RFC 9651)."""
 
+_NEARLY_WHOLE: Final = 0.999999
+"""Up to here the fraction of an amount is no rounding error; to round takes longer than to look."""
+
 
 def rate_limits(decision: Decision, quotas: Sequence[Quota]) -> list[tuple[bytes, bytes]]:
-    """Return ``RateLimit-Policy`` for all quotas that applied, ``RateLimit`` if the remaining usage is known.
-
-    If two quotas have one key, the second has the type of its entity in its name: ``request_rate_ip``.
-    """
-    policies, limits, before = [], [], ""
-    for verdict, quota in zip(decision.quotas or (), quotas, strict=True):
-        name = verdict.quota
-        if name == before:
-            name = f"{name}_{verdict.entity.partition('=')[0]}"
-        before = verdict.quota
+    """Return ``RateLimit-Policy`` for all quotas that applied, ``RateLimit`` if the rest is known."""
+    verdicts = decision.quotas or ()
+    policies, limits = [], []
+    names = _names((verdict.quota, verdict.entity) for verdict in verdicts)
+    for name, verdict, quota in zip(names, verdicts, quotas, strict=True):
         units, span_s = policy(quota)
-        policies.append(f'"{name}";q={units};w={span_s}')
+        policies.append(_policy_item(name, units, span_s))
         if verdict.remaining is not None:
-            wait_s = retry_after_s(decision) or span_s
-            limits.append(f'"{name}";r={_whole(max(verdict.remaining, 0))};t={wait_s}')
-    fields = ((b"ratelimit-policy", policies), (b"ratelimit", limits))
-    return [(name, ", ".join(items).encode()) for name, items in fields if items]
+            limits.append(_limit_item(name, left(verdict.remaining), retry_after_s(decision) or span_s))
+    return _fields(policies, limits)
+
+
+def admitted_rate_limits(applied: Iterable[tuple[Quota, str]]) -> list[tuple[bytes, bytes]]:
+    """Return the fields of an admission, as ``rate_limits`` does, with ``%d`` for what is left of each quota.
+
+    Args:
+        applied: the quotas that apply, each with the entity that it is set on.
+    """
+    its = list(applied)
+    policies, limits = [], []
+    for name, (quota, _) in zip(_names((quota.key, entity) for quota, entity in its), its, strict=True):
+        units, span_s = policy(quota)
+        policies.append(_policy_item(name, units, span_s))
+        limits.append(_limit_item(name, "%d", span_s))
+    return _fields(policies, limits)
+
+
+def left(remaining: float) -> int:
+    """Return how many whole units are left."""
+    return _whole(max(remaining, 0))
 
 
 def policy(quota: Quota) -> tuple[int, int]:
@@ -54,4 +70,30 @@ def retry_after_s(decision: Decision) -> int:
 
 def _whole(amount: float) -> int:
     """Round down, but correct rounding errors: 0.29 a second over 100 s is 29, not 28.999999999999996."""
-    return math.floor(round(min(amount, MAX_WHOLE), 9))
+    amount = min(amount, MAX_WHOLE)
+    units = math.floor(amount)
+    return units if amount - units < _NEARLY_WHOLE else math.floor(round(amount, 9))
+
+
+def _names(named: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Return the names of quotas, given by key and entity.
+
+    If two quotas have one key, the second has the type of its entity in its name: ``request_rate_ip``.
+    """
+    before = ""
+    for key, entity in named:
+        yield f"{key}_{entity.partition('=')[0]}" if key == before else key
+        before = key
+
+
+def _policy_item(name: str, units: int, span_s: int) -> str:
+    return f'"{name}";q={units};w={span_s}'
+
+
+def _limit_item(name: str, units: int | str, wait_s: int) -> str:
+    return f'"{name}";r={units};t={wait_s}'
+
+
+def _fields(policies: Sequence[str], limits: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    fields = ((b"ratelimit-policy", policies), (b"ratelimit", limits))
+    return [(name, ", ".join(items).encode()) for name, items in fields if items]

@@ -6,12 +6,14 @@ import json
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct
 
-from app.admission.plain import ADMITTED
+from app.admission.plain import ADMITTED, ADMITTED_ALONE
+from app.admission.slices import STRIDE
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.digest import as_id
@@ -29,6 +31,7 @@ MAX_BODY: Final = 1024 * 1024
 """The largest body in bytes."""
 
 NAMES: Final = ("principal", "client_id", "broker", "listener")
+_names_of: Final[Callable[[bodies.AskBody], tuple[str | None, ...]]] = attrgetter(*NAMES)
 _ASK: Final = msgspec.json.Decoder(bodies.AskBody)
 _BATCH: Final = msgspec.json.Decoder(bodies.BatchBody)
 _RAW_BATCH: Final = msgspec.json.Decoder(bodies.RawBatchBody)
@@ -46,8 +49,6 @@ _TYPES: Final = {
     "array": "a list",
     "object": "an object",
 }
-STRIDE: Final = 8
-"""How many asks of a batch are read or written in one step."""
 _LENGTHS: Final = {"str": "characters", "array": "entries"}
 read_address: Final = lru_cache(4096)(normalise_ip)
 """Cached: returns an address as RFC 5952 spells it; raises ``EntityError`` for anything else."""
@@ -111,6 +112,8 @@ def split_batch(body: bytes) -> list[bytes] | None:
     The asks themselves are not read: ``decode_batch`` says what is wrong with any of them.
     """
     try:
+        if not body.isascii():
+            body.decode()  # what is not read is not decoded either
         return [bytes(ask) for ask in _RAW_BATCH.decode(body).asks]
     except (ValueError, RecursionError):
         return None
@@ -129,10 +132,7 @@ def read_ask(body: bytes, clock: Clock) -> SentAsk | None:
 
 def encode_decision(decision: Decision) -> bytes:
     """Encode one decision."""
-    applied = decision.applied
-    if applied < len(ADMITTED) and decision is ADMITTED[applied]:
-        return _ADMITTED[applied]
-    return _ENCODER.encode(_decision(decision))
+    return READY.get(id(decision)) or _ENCODER.encode(_decision(decision))
 
 
 def encode_decisions(decisions: Iterable[Decision]) -> Generator[None, None, bytes]:
@@ -151,8 +151,7 @@ def _ask(sent: bodies.AskBody, clock: Clock, at: tuple[str | int, ...], errors: 
     def wrong(message: str, *field: str | int) -> None:
         errors.append(FieldError(pointer(*at, *field), message))
 
-    for field in NAMES:
-        name = getattr(sent, field)
+    for field, name in zip(NAMES, _names_of(sent), strict=True):
         if name and (why := wrong_name(name)):
             wrong(why, field)
     ip = sent.ip
@@ -324,4 +323,8 @@ def _field_error(fault: str) -> FieldError:
     return FieldError(pointer(*at), f"must be {choices}")
 
 
-_ADMITTED: Final = [_ENCODER.encode(_decision(decision)) for decision in ADMITTED]
+READY: Final = {
+    id(decision): _ENCODER.encode(_decision(decision)) for decision in (*ADMITTED, ADMITTED_ALONE)
+}
+"""The decisions on plain asks that are admitted, encoded, by ``id``. They live as long as the process, so no
+other decision gets the id of one of them."""

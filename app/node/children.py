@@ -24,11 +24,6 @@ SETTLED_S: Final = 60.0
 log = structlog.get_logger("quotagate.children")
 
 
-def quotagate(*arguments: str) -> list[str]:
-    """Return a command line that runs this installation, whatever is in the working directory."""
-    return [sys.executable, "-P", "-m", "app.run.cli", *arguments]
-
-
 class Child:
     """One child process.
 

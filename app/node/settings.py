@@ -267,6 +267,11 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.home.resolve() / 'catalog.db'}"
 
     @property
+    def max_debt_ms(self) -> int:
+        """The longest debt of a token bucket in whole milliseconds."""
+        return round(self.max_debt / timedelta(milliseconds=1))
+
+    @property
     def volume_rules(self) -> VolumeRules:
         """The rules for volumes, the same for every node and every observer; no source without checks."""
         interval_ms = round(self.volume_check_interval.total_seconds() * 1000)

@@ -113,12 +113,14 @@ def migrate(
     """Upgrade the catalog to the newest schema."""
     given = _settings(env_file, warn=False)
 
+    from app.catalog import deployment, schema  # not the whole API: `up` waits for this command
     from app.node import home
-    from app.run import wiring
 
     if given.database_url is None:
         home.restrict_access(home.make(given.home))
-    wiring.migrate(given.catalog_url, given.max_debt if max_debt else None)
+    schema.upgrade(given.catalog_url)
+    if max_debt:
+        deployment.adopt_debt(given.catalog_url, given.max_debt_ms)
 
 
 cli.command()(decide)

@@ -21,9 +21,11 @@ from pydantic import SecretStr
 
 from app.http.connections import Connections
 from app.http.lane import LaneProtocol
+from app.http.outbox import Outbox
 from app.http.protocol import Protocol
 from app.node import home, open_files
-from app.node.children import Child, quotagate, stop_event
+from app.node.children import Child, stop_event
+from app.node.command_lines import quotagate
 from app.node.errors import ListenError, SettingsError, StartError
 from app.node.settings import PREFIX, Settings
 
@@ -107,7 +109,7 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> No
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     connections = _connections(settings)
     app = wiring.build(settings, counts, lambda: server.should_exit, connections)
-    protocol = partial(LaneProtocol, allowed=connections, routes=app.hot)
+    protocol = partial(LaneProtocol, allowed=connections, routes=app.hot, outbox=Outbox())
     server = uvicorn.Server(uvicorn.Config(**_options(settings, app, protocol)))
 
     def stop(*_: object) -> None:

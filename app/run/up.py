@@ -15,7 +15,8 @@ import httpx
 import structlog
 
 from app.node import home
-from app.node.children import Child, quotagate, stop_event
+from app.node.children import Child, stop_event
+from app.node.command_lines import program, quotagate
 from app.node.errors import StartError
 from app.node.settings import PREFIX, Settings
 from app.run.embedded import READY_WITHIN_S, embedded_store, until
@@ -89,28 +90,32 @@ async def _run(
         )
         stack.push_async_callback(api.stop)
         await api.start()
-        workers = Child("workers", quotagate("workers", *options), env=env, pass_fds=(lock,))
+        workers = Child("workers", program("workers", *options), env=env, pass_fds=(lock,))
         stack.push_async_callback(workers.stop)
         await workers.start()
         workers.keep()
         late = f"the API was not ready within {READY_WITHIN_S:.0f} s; see the log"
-        await until(partial(_is_ready, settings), api, 0.05, late)
+        async with httpx.AsyncClient(verify=_tls(settings), trust_env=False, timeout=2) as client:
+            await until(partial(_is_ready, client, settings), api, 0.05, late)
         api.keep()
         print(_welcome(settings, directory), flush=True)  # noqa: T201
         await asyncio.Event().wait()
 
 
-async def _is_ready(settings: Settings) -> bool:
-    # This calls our own API: its certificate may have another name, and not be signed by the client CA.
-    verify: ssl.SSLContext | bool = True
-    if settings.tls_cert and settings.tls_key:
-        verify = ssl.create_default_context()
-        verify.check_hostname = False
-        verify.verify_mode = ssl.CERT_NONE
-        verify.load_cert_chain(settings.tls_cert, settings.tls_key)
+def _tls(settings: Settings) -> ssl.SSLContext | bool:
+    """Return how to call our own API: its certificate may have another name, and be of another CA."""
+    if not (settings.tls_cert and settings.tls_key):
+        return False  # and no CA is read, which takes longer than the call
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return context
+
+
+async def _is_ready(client: httpx.AsyncClient, settings: Settings) -> bool:
     try:
-        async with httpx.AsyncClient(verify=verify, trust_env=False, timeout=2) as client:
-            return (await client.get(f"{settings.base_url}/health/ready")).is_success
+        return (await client.get(f"{settings.base_url}/health/ready")).is_success
     except httpx.ReadError:
         # A refused handshake, possible with a client CA, shows that the API is running.
         return settings.tls_client_ca is not None

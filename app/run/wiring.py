@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,6 @@ from app.admission.decision_log import DecisionLog
 from app.admission.metrics import Metrics
 from app.admission.slices import Slices
 from app.admission.throttling import Throttling
-from app.catalog import deployment, schema
 from app.catalog.catalog import Catalog
 from app.catalog.errors import DeploymentMismatchError
 from app.catalog.keys import Keys
@@ -46,13 +44,6 @@ CALL_TIMEOUT_S: Final = 0.5
 """A store call fails after this time, or after two budgets if that is longer; decisions give up before."""
 
 
-def migrate(database_url: str, max_debt: timedelta | None = None) -> None:
-    """Upgrade a catalog to the newest schema; if given, change the deployment's longest debt."""
-    schema.upgrade(database_url)
-    if max_debt is not None:
-        deployment.adopt_debt(database_url, in_ms(max_debt))
-
-
 def defaults(settings: Settings) -> Defaults:
     """The defaults for fields that a quota does not set."""
     return Defaults(
@@ -61,13 +52,8 @@ def defaults(settings: Settings) -> Defaults:
         window_ms=settings.producer_id_window_ms,
         layers=settings.producer_id_layers,
         max_ids=settings.max_ids_per_principal,
-        max_debt_ms=in_ms(settings.max_debt),
+        max_debt_ms=settings.max_debt_ms,
     )
-
-
-def in_ms(duration: timedelta) -> int:
-    """Return a duration in whole milliseconds."""
-    return round(duration / timedelta(milliseconds=1))
 
 
 def build(

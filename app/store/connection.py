@@ -82,8 +82,9 @@ class Connection(asyncio.Protocol):
         """
         if self._transport.is_closing():
             raise ConnectionError("the connection is lost")
+        packed = hiredis.pack_command(cast("Any", command))
         self._owed.append(Owed(done, self._loop.time()))
-        self._transport.write(hiredis.pack_command(cast("Any", command)))
+        self._transport.write(packed)
 
     async def call(self, *command: str | bytes | int) -> Any:
         """The reply to one command, which is sent before this returns to the loop.

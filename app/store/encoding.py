@@ -29,15 +29,21 @@ _RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
 
 NUMBER: Final = struct.Struct("<d")
+COUNT: Final = struct.Struct("<H")
 _TIME_AT: Final = 2
+_IDS_AT: Final = 2
 _USAGE_AT: Final = 12
-"""Where the caller's time lies in the bytes of an ask, and the usage in those of a charge."""
+"""Where the caller's time lies in the bytes of an ask; the number of ids and the usage in a charge's."""
 
-OBSERVED, REMAINING, REMEMBERED, FILL = 3, 4, 5, 6
-VALUES: Final = 7
+OBSERVED, REMAINING, OPEN_MS, REMEMBERED, FILL = 3, 4, 5, 6, 7
+Values = tuple[float, ...]
+VALUES: Final = 8
 """What ``admitted_values`` reads of each quota: outcome, reason, clock and layers, and the numbers above."""
-VALUES_OF: Final = [struct.Struct("<B" + "BBB8xdd8xdd" * quotas) for quotas in range(len(KEYS) + 3)]
-"""How these are read, by the number of quotas; two keys may match twice."""
+VALUES_OF: Final = [struct.Struct("<B" + "BBB8xddddd" * quotas) for quotas in range(len(KEYS) + 3)]
+"""How these are read, by the number of quotas; two keys may match twice.
+
+The decision log has answers in these bytes: another layout needs another ``VERSION`` of a batch of it.
+"""
 
 ORDER_STEP: Final = 128
 """How far the order advances from call to call: by more than the asks of any call."""
@@ -115,7 +121,7 @@ async def answers_of(store: StoreCalls, plans: Sequence[Plan | PackedPlan]) -> l
     return [decode_answer(answer) for answer in await packed_answers_of(store, plans)]
 
 
-def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Sequence[float] | None:
+def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Values | None:
     """The numbers of an answer in which every quota admits; None of any other.
 
     None too, if there is more to say: the answer was kept, a clock was corrected, debt was forgiven.
@@ -124,11 +130,11 @@ def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Sequence[float]
         forgiving: for each quota of the ask, whether it is a token bucket, whose debt can be forgiven.
 
     Returns:
-        seven for each quota, ``VALUES`` says which, after the first.
+        eight for each quota, ``VALUES`` says which, after the first.
     """
     if packed[0]:
         return None
-    values: Sequence[float] = VALUES_OF[len(forgiving)].unpack(packed)
+    values: Values = VALUES_OF[len(forgiving)].unpack(packed)
     at = 1
     for forgives in forgiving:
         if values[at] or values[at + 1] or values[at + 2] % _LAYER or (forgives and values[at + FILL]):
@@ -201,14 +207,25 @@ def _result(
     )
 
 
-def pieces_of(argument: bytes, charges: int) -> tuple[bytes, ...]:
-    """Cut the argument of a plan without ids at the numbers that differ between the asks of a caller.
+def pieces_of(plan: Plan) -> tuple[bytes, ...]:
+    """Cut the argument of a plan at what differs between the asks that have its quotas.
 
-    The caller's time, then the usage of each charge, belong between the pieces, each packed as a ``NUMBER``.
+    Between the pieces belong the caller's time, then of each charge the usage, each packed as a ``NUMBER``. A
+    charge of ids has their number as a ``COUNT`` before its usage, and their spreads behind it.
     """
-    cuts = [_TIME_AT, *(_ASK.size + at * QUOTA.size + _USAGE_AT for at in range(charges))]
-    begins = [0, *(cut + NUMBER.size for cut in cuts)]
-    return tuple(argument[begin:end] for begin, end in zip(begins, [*cuts, None], strict=True))
+    cuts = [(_TIME_AT, NUMBER.size)]
+    at = _ASK.size
+    for charge in plan.charges:
+        usage = at + _USAGE_AT, NUMBER.size
+        if charge.applied.quota.algorithm == "producer_ids":
+            cuts += ((at + _IDS_AT, COUNT.size), usage, (at + QUOTA.size, len(charge.spreads)))
+        else:
+            cuts.append(usage)
+        at += QUOTA.size + len(charge.spreads)
+    _, argument = encode_plan(plan)
+    begins = [0, *(cut + size for cut, size in cuts)]
+    ends = [*(cut for cut, _ in cuts), None]
+    return tuple(argument[begin:end] for begin, end in zip(begins, ends, strict=True))
 
 
 def encode_plans(plans: Sequence[Plan | PackedPlan]) -> tuple[list[bytes], list[bytes]]:

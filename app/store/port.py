@@ -138,7 +138,7 @@ class Answer(Struct, frozen=True):
     id_outcomes: bytes = b""
 
 
-class PackedAnswer(Struct, frozen=True):
+class PackedAnswer(Struct, frozen=True, gc=False):
     """What the store answers to one plan, in its bytes; ``app.store.encoding`` makes an ``Answer`` of it."""
 
     packed: bytes

@@ -16,7 +16,8 @@ from typing import Final
 
 import httpx
 
-from app.node.children import Child, quotagate
+from app.node.children import Child
+from app.node.command_lines import quotagate
 
 ROOT: Final = Path(__file__).parents[2]
 ADDRESS: Final = "127.0.0.7"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.node.children import Child, quotagate
+from app.node.children import Child
+from app.node.command_lines import quotagate
 from examples.demo.arrangement import DidNotStart, free_port, start
 
 HERE: Final = Path(__file__).parent

@@ -8,12 +8,14 @@ import tracemalloc
 from collections.abc import Callable
 from statistics import median
 from time import process_time
+from typing import Any
 
 import pytest
 
 from app.admission import decision_log as module
 from app.admission.decision_log import DecisionLog
-from app.admission.plan import matches_of
+from app.admission.plain import PlainAsk, PlainAsks
+from app.admission.plan import Matches, matches_of
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
@@ -22,6 +24,7 @@ from app.domain.ladder import MatchingRules, Quotas
 from app.domain.quota import Quota
 from app.store.port import Answer
 from tests.bench.test_hot_path import ADMIT, SNAPSHOT, hot_route, microseconds
+from tests.packed import packed
 
 pytestmark = pytest.mark.bench
 
@@ -42,6 +45,15 @@ class Stream:
 
     async def status(self) -> LogStatus:
         raise AssertionError("nobody looks here")
+
+
+class NoLog:
+    """Takes nothing, in as much time as a call takes."""
+
+    def admitted(self, planned: object, plain: object, packed: object) -> None: ...
+
+
+NO_LOG: Any = NoLog()
 
 
 def log_to(stream: Stream) -> DecisionLog:
@@ -72,6 +84,12 @@ QUOTAS = {
 }
 
 
+PLAIN_ASKS = {
+    id(quotas): PlainAsks(Matches(quotas, MatchingRules(), most_bytes=0), b"s" * 32)
+    for quotas in (QUOTAS, SNAPSHOT.quotas)
+}
+
+
 def take(
     log: DecisionLog,
     rows: int,
@@ -90,6 +108,53 @@ def take(
             verdicts.append(Verdict(*named, "admit", 0, 0.1, 99.0))
         answer = Answer((ADMIT,) * len(its), None, None, n, n, bytes(len(ask.producer_ids or ())))
         log.decided(ask, its, answer, Decision("admit", 0, True, 1, "store", None), verdicts, None)
+
+
+def admit(
+    log: DecisionLog,
+    rows: int,
+    made: Callable[[int], Ask] = usual,
+    quotas: Quotas = SNAPSHOT.quotas,
+    first: int = 0,
+    kept: dict[object, PlainAsk] | None = None,
+) -> None:
+    """As many plain admissions as rows; equal asks are the same object if they are kept."""
+    plain_asks = PLAIN_ASKS[id(quotas)]
+    for n in range(first, first + rows):
+        ask = made(n)
+        key = (ask.principal, ask.producer_ids)
+        plain = None if kept is None else kept.get(key)
+        if plain is None:
+            plain = plain_asks.of(ask)
+            assert plain is not None
+            if kept is not None:
+                kept[key] = plain
+        its = len(plain.planned.matches)
+        outcomes = bytes(len(ask.producer_ids or ()))
+        log.admitted(plain.planned, plain.quotas, packed(Answer((ADMIT,) * its, None, None, n, n, outcomes)))
+
+
+def test_a_plain_admission_from_the_answer_to_the_batch():
+    """It is appended as bytes, and a batch of them is packed at once."""
+    whole = min(asyncio.run(microseconds(hot_route())) for _ in range(3))
+    spent, size = [], 0
+    for _ in range(5):
+        stream, kept = Stream(), dict[object, PlainAsk]()
+        log = log_to(stream)
+        took = []
+        for _ in range(ROWS // AT_ONCE):
+            began = process_time()
+            admit(log, AT_ONCE, kept=kept)
+            asyncio.run(log._send())
+            logged = process_time()
+            admit(NO_LOG, AT_ONCE, kept=kept)
+            took.append(2 * logged - began - process_time())
+        spent.append(sum(took) / ROWS * 1e6)
+        size = stream.bytes // ROWS
+    print(f"a decision without a log, short of the store: {whole:.1f} us")
+    print(f"a plain admission in the log: {median(spent):.2f} us, {size} bytes")
+    print(f"that is {median(spent) / whole:.2f} of the decision")
+    assert median(spent) < whole / 5
 
 
 def test_a_row_from_the_decision_to_the_batch():
@@ -121,14 +186,15 @@ def test_a_row_from_the_decision_to_the_batch():
     assert median(took) + median(packed) < whole
 
 
+@pytest.mark.parametrize("add", [take, admit])
 @pytest.mark.parametrize("made", [usual, long_names, many_ids, text_ids])
-def test_waiting_rows_hold_no_more_memory_than_they_may(made: Callable[[int], Ask]):
+def test_waiting_rows_hold_no_more_memory_than_they_may(made: Callable[[int], Ask], add: Callable[..., None]):
     log = log_to(Stream())
     gc.collect()
     tracemalloc.start()
     rows = 0
     while not log.dropped:
-        take(log, 100, made, QUOTAS, first=rows)
+        add(log, 100, made, QUOTAS, first=rows)
         rows += 100
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

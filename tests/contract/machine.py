@@ -208,10 +208,14 @@ class Machine(RuleBasedStateMachine):
     @rule(
         key=st.sampled_from([key for key in KEYS if key != "producer_ids_rate"]),
         then=st.sampled_from(("admit", "admit", "refund")),
+        units=st.sampled_from((3, 3, 0)),
         deny=st.booleans(),
     )
-    def owe(self, key: str, then: Mode, deny: bool) -> None:
-        """Make a debt as deep as allowed, then lower the limit, which ends part of the debt."""
+    def owe(self, key: str, then: Mode, units: int, deny: bool) -> None:
+        """Make a debt as deep as allowed, then lower the limit, which ends part of the debt.
+
+        An ask for nothing is admitted nevertheless.
+        """
         row, whole = KEYS[key], Ask({}, None, "a", "c", "10.0.0.1", "1", "L", detail=True)
         spending = replace(whole, usage={row.usage: 60 * row.per_unit}, mode="record")
         for limit in (8, 2):
@@ -219,7 +223,7 @@ class Machine(RuleBasedStateMachine):
                 lower = replace(quota, limit=limit, burst=9.0, max_debt=limit * 2.0, algorithm="token_bucket")
                 self._set(key, entity, replace(lower, shadow=False))
             self._decide([spending])
-            spending = replace(spending, usage={row.usage: 3 * row.per_unit}, mode=then, deny=deny)
+            spending = replace(spending, usage={row.usage: units * row.per_unit}, mode=then, deny=deny)
 
     @rule(first=st.integers(0, len(IDS) - 1), many=st.sampled_from((35, 50, 70)))
     def flood(self, first: int, many: int) -> None:

@@ -2,11 +2,15 @@
 
 Every call to the store is repeated in the oracle, which must agree. What a node answers alone is held to what
 the oracle says at that moment; and an id in use must not be forgotten, whichever node was asked.
+
+Plain asks go the short way too, with a copy of the node's memory: it must send, decide, count, note and learn
+what the readable way does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,22 +22,27 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from app.admission import admission
+from app.admission.admission import count_answer
 from app.admission.local import LocalAnswers
 from app.admission.metrics import Metrics
+from app.admission.plain import PlainAsk, PlannedAsk, admission_of
 from app.admission.plan import LocalVerdict, Match, decision_of, matches_of, plan_of
 from app.admission.queue import LateCallback
+from app.catalog.snapshot import Snapshot
 from app.domain import known_ids
 from app.domain.ask import Ask, Mode
-from app.domain.decision import Decision
+from app.domain.caller import ANYONE
+from app.domain.decision import Decision, Verdict
 from app.domain.entity import Entity
 from app.domain.known_ids import KnownIds
 from app.domain.ladder import MatchingRules, Quotas
 from app.domain.oracle import IdsBucket, Oracle, key_of
 from app.domain.quota import Layers, Quota
 from app.domain.usage import ids_of, spreads_of
-from app.store.encoding import decode_answer, packed_answers_of
+from app.store.encoding import decode_answer, encode_plan, packed_answers_of
 from app.store.keys import RESETS_KEY
-from app.store.port import Answer, Mark, PackedAnswer, Plan, StoreError
+from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, StoreError
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
 from tests.contract.machine import Difference
@@ -46,6 +55,8 @@ WINDOW_MS = 3_000
 POLICIES = (Layers(1_000, 4_000), Layers(500, 2_000), Layers(3_000, 4_500))
 STEP_MS = 200
 """Nodes look and renew before more time than this passes."""
+FALL_MS = 10_000
+"""By how much the store's clock is set back: no layer lives for so long."""
 FOREIGN_MS = 1_000
 """How long a refusal may be repeated although another node wrote."""
 
@@ -55,28 +66,41 @@ MUST_MEET = (
     "known while lost",
     "known in part",
     "refused alone",
+    "passed without the store",
     "renewal",
     "renewal dropped",
     "restored",
     "reset",
     "loss",
     "policy change",
+    "set back",
     "learned late",
     "nothing learned",
+    "short way: known",
+    "short way: rates asked",
+    "short way: learned",
+    "short way: refused",
 )
 AT_LEAST = 20
 
 
 @dataclass
 class LateReply:
-    """An answer of the store that its node has not read yet, and how many events were before it."""
+    """An answer of the store that its node has not read yet, and how many events were before it.
+
+    Attributes:
+        short: the ask as the short way planned it, if it is plain.
+    """
 
     ask: Ask
     matches: tuple[Match, ...]
     plan: Plan
+    packed: PackedAnswer
     answer: Answer
-    turn: int
+    edition: int
     events: int
+    short: PlannedAsk | None
+    sent: Ask
 
 
 @dataclass
@@ -85,12 +109,23 @@ class Node:
 
     Attributes:
         looked: how many events (losses, resets) had happened when it read the marks last.
+        noticed: the resets that it knows of.
     """
 
     local: LocalAnswers
     known: KnownIds
     looked: int = 0
+    noticed: set[int] = field(default_factory=set)
     late: list[LateReply] = field(default_factory=list)
+
+
+@dataclass
+class ShortWay:
+    """A copy of what a node knows, on which an ask goes the short way, and what is counted by either way."""
+
+    local: LocalAnswers
+    short: Metrics
+    readable: Metrics
 
 
 class Unhurried(LocalAnswers):
@@ -114,6 +149,7 @@ class Nodes(RuleBasedStateMachine):
         self.redis = redis.Redis.from_url(self.url)
         self.redis.flushall()
         self.now = self.settled_at = 1_000_000
+        self.fell_ms = 0  # by how much the store's clock was set back in all
         self.events = 0
         self.lost = 0  # the number of the last loss among the events
         self.reset_at: dict[tuple[str, int], int] = {}
@@ -140,6 +176,17 @@ class Nodes(RuleBasedStateMachine):
             "request_rate": {everybody: rate},
         }
         self.nodes = [self._node() for _ in range(many)]
+        self._publish()
+        self.short = admission.Admission(
+            self.store,  # nothing is sent by it
+            lambda: self.snapshot,
+            rules=RULES,
+            secret=lambda: SECRET,
+            sequential=False,
+            budget_s=1.0,
+            metrics=Metrics(),
+        )
+        self.plain: dict[str, PlainAsk] = {}
 
     def _node(self) -> Node:
         known = self.module.KnownIds()
@@ -151,7 +198,7 @@ class Nodes(RuleBasedStateMachine):
             away=lambda: False,
             metrics=Metrics(),
             known=known,
-            now_s=lambda: self.now / 1000,
+            now_s=lambda: (self.now + self.fell_ms) / 1000,
         )
         local._time = self.module.StoreTime()
         node = Node(local, known)
@@ -165,6 +212,10 @@ class Nodes(RuleBasedStateMachine):
 
     def _quotas(self) -> Quotas:
         return self.quotas
+
+    def _publish(self) -> None:
+        """Let the short way decide by the same quotas, not by equal ones: they are compared by identity."""
+        self.snapshot = Snapshot(0, {key: dict(its) for key, its in self.quotas.items()})
 
     async def _mark(self) -> Mark:
         """The marks, with the time of this test instead of the server's; the way takes a while."""
@@ -233,6 +284,34 @@ class Nodes(RuleBasedStateMachine):
         self.advance(ms)
         self._ask(node, Ask({}, (9,), user))
 
+    @rule(data=st.data(), user=st.sampled_from(USERS), ms=st.sampled_from((100, 300)))
+    def record_more(self, data: Any, user: str, ms: int) -> None:
+        """A node refuses an id and then records another one, which makes the wait longer."""
+        node = self._pick(data)
+        for each in IDS[:9]:
+            self._ask(node, Ask({}, (each,), user))
+            self.advance(ms)
+        self._ask(node, Ask({}, (9,), user))
+        self._ask(node, Ask({}, ("y",), user, mode="record"))
+        self._ask(node, Ask({}, (9,), user))
+
+    @rule(data=st.data(), user=st.sampled_from(USERS))
+    def miss(self, data: Any, user: str) -> None:
+        """The store is away for a moment; what passes without it is known as it would be otherwise."""
+        self._miss(self._pick(data), user)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def miss_what_was_reset(self, data: Any, user: str, each: Any) -> None:
+        """The store is away just after a node has seen that a bucket was reset."""
+        self._miss(self._seen_reset(data, user, each), user)
+
+    def _miss(self, node: Node, user: str) -> None:
+        for each in IDS[:-1]:
+            ask = Ask({}, (each,), user)
+            if node.local.passes(ask, matches_of(ask, self.quotas, RULES)) is not None:
+                self.met["passed without the store"] += 1
+                self._check_alive(node, ask)
+
     @rule(data=st.data())
     def read(self, data: Any) -> None:
         """A node reads the replies that are late."""
@@ -268,11 +347,65 @@ class Nodes(RuleBasedStateMachine):
         node = self._pick(data)
         if late:
             self._ask(node, Ask({}, (data.draw(st.sampled_from(IDS)),), user), late=True)
+        self._reset(node, user)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def learn_too_late(self, data: Any, user: str, each: Any) -> None:
+        """A node resets a bucket before it reads the answer to an ask that was decided before."""
+        node = self._pick(data)
+        self._ask(node, Ask({}, (each,), user), late=True)
+        self._reset(node, user)
+        self._read(node)
+        self._ask(node, Ask({}, (each,), user))
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def renew_too_late(self, data: Any, user: str, each: Any) -> None:
+        """Another node resets a bucket, which a node notices before it renews a use."""
+        node, other = self._pick(data), self._pick(data)
+        self._ask(node, Ask({}, (each,), user))
+        self.advance(self._ids_match(user).applied.quota.layers.interval_ms)
+        self._ask(node, Ask({}, (each,), user))
+        self._reset(other, user)
+        self._look(node)
+        self._renew(node)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def lose_what_was_reset(self, data: Any, user: str, each: Any) -> None:
+        """A bucket is reset, then the store loses its state, and a node sees each and renews."""
+        node = self._seen_reset(data, user, each)
+        self.lose(really=True)
+        self._look(node)
+        self._renew(node)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def lose_what_dies(self, data: Any, user: str, each: Any) -> None:
+        """The store loses its state just before a layer dies, and a node that saw it renews just after."""
+        node = self._pick(data)
+        self._ask(node, Ask({}, (each,), user))
+        until = self.lives_until.get((user, each), 0)
+        if until > self.now:
+            self.advance(max(0, until - self.now - STEP_MS // 4))
+            self._settle()
+            self.lose(really=True)
+            self._look(node)
+            self.advance(STEP_MS // 2)
+            self._renew(node)
+
+    def _seen_reset(self, data: Any, user: str, each: Any) -> Node:
+        """A node that asked for an id, and then saw that some node reset the bucket."""
+        node = self._pick(data)
+        self._ask(node, Ask({}, (each,), user))
+        self._reset(self._pick(data), user)
+        self._look(node)
+        return node
+
+    def _reset(self, node: Node, user: str) -> None:
         match = self._ids_match(user)
         self.loop.run_until_complete(self.store.forget([match.key], {match.key: 10**6}))
         node.local.reset([match.key])
         self.oracle.reset(match.applied, int(self.redis.get(RESETS_KEY) or 0))
         self.events += 1
+        node.noticed.add(self.events)
         self.met["reset"] += 1
         for of, each in list(self.lives_until):
             if of == user:
@@ -286,6 +419,9 @@ class Nodes(RuleBasedStateMachine):
         """The store loses all its state."""
         if not really:
             return
+        for place in list(self.used_at):
+            if not any(self._is_certain(node, *place) for node in self.nodes):
+                del self.used_at[place]  # its bucket may have been reset, and now nobody can say whether
         self.redis.flushall()
         self.oracle.lose()
         self.events += 1
@@ -294,6 +430,24 @@ class Nodes(RuleBasedStateMachine):
         self.gone.clear()
         for user in USERS:
             self.written[user].append((self.now, None))
+
+    @rule(really=st.sampled_from((True, False, False, False)))
+    def set_back(self, really: bool) -> None:
+        """The store's clock is set back by more than a window, and every node looks."""
+        if not really:
+            return
+        for node in self.nodes:
+            self._read(node)
+        self.now -= FALL_MS
+        self.settled_at = self.now
+        self.fell_ms += FALL_MS
+        self.met["set back"] += 1
+        self.lives_until.clear()
+        self.reset_until.clear()
+        self.used_at.clear()
+        self.written = {user: [] for user in USERS}
+        for node in self.nodes:
+            self._look(node)
 
     @rule(
         policy=st.sampled_from(POLICIES * 2 + (None,) * 6),
@@ -308,6 +462,7 @@ class Nodes(RuleBasedStateMachine):
             self.met["policy change"] += changed != quota
             if changed != quota:
                 self.quotas["producer_ids_rate"][entity] = changed
+                self._publish()
                 self.lives_until.clear()
                 self.reset_until.clear()
                 self.used_at.clear()
@@ -319,6 +474,7 @@ class Nodes(RuleBasedStateMachine):
     def change_limit(self, limit: int) -> None:
         for entity, quota in self.quotas["producer_ids_rate"].items():
             self.quotas["producer_ids_rate"][entity] = replace(quota, limit=limit)
+        self._publish()
 
     @invariant()
     def count_step(self) -> None:
@@ -334,9 +490,16 @@ class Nodes(RuleBasedStateMachine):
         if node.late and not late:
             self._read(node)  # replies are read in order
         matches = matches_of(ask, self.quotas, RULES)
-        alone, turn = node.local.verdict(ask, matches), node.local.turn
+        short = way = None
+        if (ready := self._ready(ask)) is not None:
+            way = self._short_way(node)
+            short = self.short._planned_one(ready, ANYONE)
+        sent, alone, edition = ask, node.local.verdict(ask, matches), node.local.edition
         timed = replace(ask, at_ms=self.now)
         travels = node.local.unknown(ask, matches) if alone is None else None
+        if short is not None and way is not None:
+            self._compare_plans(short, ask, matches, alone, travels, edition)
+            self._compare_memory(node, way, ask)
         if travels is not None:
             self.met["known in part"] += 1
             left_out = tuple(each for each in ids_of(ask) if each not in ids_of(travels))
@@ -345,12 +508,15 @@ class Nodes(RuleBasedStateMachine):
         plan = plan_of(timed, matches if alone is None else matches[1:], SECRET)
         if alone is not None:
             self._check_alone(node, ask, alone)
-            self._decide_alone(ask, timed, plan, alone)
+            self._decide_alone(ask, timed, plan, alone, short, way)
+            if way is not None:
+                self._compare_memory(node, way, ask)
             return
         assert plan is not None
         if ask.mode == "record":
             self._note_write(node, ask)
-        (answer,) = self._decide([plan])
+        packed = self._decide(plan)
+        answer = decode_answer(packed)
         found = self._found(ask)
         expected = self.oracle.decide(timed, self.quotas, RULES, self.now)
         got, _ = decision_of(timed, plan, answer, sequential=False)
@@ -358,19 +524,23 @@ class Nodes(RuleBasedStateMachine):
         self._check_remembered(ask, found)
         self._note_lives(ask)
         self.gone -= {(ask.principal or "", each) for each in ids_of(ask)}
-        reply = LateReply(
-            ask, matches, plan, msgspec.structs.replace(answer, at_ms=self.now), turn, self.events
-        )
-        node.late.append(reply)
+        node.late.append(LateReply(ask, matches, plan, packed, answer, edition, self.events, short, sent))
         if not late:
             self._read(node)
 
     def _read(self, node: Node) -> None:
         for reply in node.late:
             self.met["learned late"] += reply.answer.at_ms < self.now
-            self.met["nothing learned"] += reply.turn != node.local.turn
+            self.met["nothing learned"] += reply.edition != node.local.edition
+            way = None if reply.short is None else self._short_way(node)
             if reply.answer.kept is None:
-                node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.turn)
+                node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.edition)
+            if reply.short is not None and way is not None:
+                self._compare_short(way, reply.short, reply.sent, reply.plan, reply.packed, None)
+                self._compare_memory(node, way, reply.ask)
+                self.met["short way: learned"] += isinstance(reply.short.plan, PackedPlan)
+            if reply.answer.kept is None:
+                self._check_learned(node, reply)
             if reply.answer.results[0].open_ms and reply.events == node.looked == self.events:
                 self._note_use(reply.ask, ids_of(reply.ask), reply.answer.at_ms)
         node.late.clear()
@@ -379,8 +549,15 @@ class Nodes(RuleBasedStateMachine):
         self._read(node)
         self.loop.run_until_complete(node.local._look())
         node.looked = self.events
+        node.noticed.update(range(self.lost + 1, self.events + 1))  # a loss hides what was before
+
+    def _is_certain(self, node: Node, user: str, each: Any) -> bool:
+        """Whether a node knows an id, and that its bucket was not reset."""
+        match = self._ids_match(user)
+        return node.known.passes(match.key, match.applied, (each,), self.now)
 
     def _renew(self, node: Node) -> None:
+        self.renewing = node
         while pending := node.local._next():
             self.loop.run_until_complete(node.local._sent(pending))
 
@@ -395,8 +572,80 @@ class Nodes(RuleBasedStateMachine):
             self._compare_renewal(plan, decode_answer(answer))
         return [msgspec.structs.replace(answer, at_ms=self.now) for answer in answers], None
 
-    def _decide(self, plans: Sequence[Plan]) -> list[Answer]:
-        return self.loop.run_until_complete(self.store.decide(plans))
+    def _decide(self, plan: Plan) -> PackedAnswer:
+        (answer,) = self.loop.run_until_complete(packed_answers_of(self.store, [plan]))
+        return msgspec.structs.replace(answer, at_ms=self.now)
+
+    # The short way
+
+    def _short_way(self, node: Node) -> ShortWay:
+        """A copy of what a node knows now, for the short way; what is counted from now on is compared."""
+        memo: dict[int, Any] = {}
+        for its in (node.known._buckets, node.known._waiting):
+            memo |= {id(kept.applied): kept.applied for kept in its.values()}  # compared by identity
+        way = ShortWay(copy.copy(node.local), Metrics(clock=lambda: 0.0), Metrics(clock=lambda: 0.0))
+        way.local._known = copy.deepcopy(node.known, memo)
+        way.local._metrics = self.short._metrics = way.short
+        node.local._metrics = way.readable
+        self.short.local = way.local
+        return way
+
+    def _ready(self, ask: Ask) -> PlainAsk | None:
+        """An ask made ready for the short way, and kept for equal ones; None if it is not plain."""
+        ready = self.plain.get(repr(ask))
+        if ready is None or ready.quotas.edition is not self.short.edition:
+            ready = self.short.plain(ask)
+            if ready is None:
+                return None
+            self.plain[repr(ask)] = ready
+        return ready
+
+    def _compare_plans(
+        self,
+        short: PlannedAsk,
+        ask: Ask,
+        matches: tuple[Match, ...],
+        alone: LocalVerdict | None,
+        travels: Ask | None,
+        edition: int,
+    ) -> None:
+        plan = plan_of(travels or ask, matches if alone is None else matches[1:], SECRET)
+        if isinstance(short.plan, PackedPlan) and plan is not None:
+            same = ([*short.plan.keys], short.plan.argument) == encode_plan(plan)
+            same = same and short.plan.ids == plan.ids
+        else:
+            same = short.plan == plan
+        if (
+            not same
+            or (short.alone, short.travels) != (alone, travels)
+            or (alone is None and short.edition != edition)
+        ):
+            raise Difference(f"{ask}\nshort way: {short}\nreadable:  {alone}, {travels}, {plan}, {edition}")
+
+    def _compare_memory(self, node: Node, way: ShortWay, ask: Ask) -> None:
+        if vars(way.local._known) != vars(node.known):
+            raise Difference(f"{ask}\nshort way: {vars(way.local._known)}\nreadable:  {vars(node.known)}")
+        if way.short._counts != way.readable._counts:
+            raise Difference(f"{ask}\nshort way: {way.short._counts}\nreadable:  {way.readable._counts}")
+
+    def _compare_short(
+        self,
+        way: ShortWay,
+        short: PlannedAsk,
+        ask: Ask,
+        plan: Plan | None,
+        packed: PackedAnswer | None,
+        alone: Verdict | None,
+    ) -> None:
+        """The short way decides and counts as the readable one."""
+        answer = None if packed is None else decode_answer(packed)
+        expected, verdicts = decision_of(ask, plan, answer, sequential=False, alone=alone)
+        values = self.short._admitted(short, packed)
+        got = self.short._decision(short, packed, None) if values is None else admission_of(short, values)
+        if got != expected:
+            raise Difference(f"{ask}\nshort way: {got}\nreadable:  {expected}")
+        count_answer(way.readable, ask, short.matches, plan, answer, expected, verdicts)
+        self.met["short way: refused"] += got.decision != "admit"
 
     def _compare_renewal(self, plan: Plan, answer: Answer) -> None:
         (charge,) = plan.charges
@@ -413,12 +662,27 @@ class Nodes(RuleBasedStateMachine):
         if not expected:
             return
         self.met["restored"] += len(ids) > len(before)
+        for each in ids:
+            if each not in before:
+                self._check_restored(user, each)
         if back := self.gone & {(user, each) for each in ids}:
             raise Difference(f"written again after a reset: {back}")
         self._note_lives(ask)
         self.written[user].append((self.now, None))
 
     # What must be true
+
+    def _check_learned(self, node: Node, reply: LateReply) -> None:
+        """A node knows what the store said, or has something to ask the store before that."""
+        open_ms, match = reply.answer.results[0].open_ms, reply.matches[0]
+        if not open_ms or reply.answer.at_ms + open_ms <= self.now + 2 * self.lag + 1:
+            return
+        if reply.edition != node.local.edition or reply.ask.mode not in {"admit", "record"}:
+            return
+        ids = [each for each in ids_of(reply.ask) if each != -1]
+        is_known = all(node.known.passes(match.key, match.applied, (each,), self.now) for each in ids)
+        if not is_known and not node.known.has_renewals:
+            raise Difference(f"{reply.ask}: nothing is learned, and never will be")
 
     def _ids_match(self, user: str) -> Match:
         return matches_of(Ask({}, (1,), user), self.quotas, RULES)[0]
@@ -468,13 +732,20 @@ class Nodes(RuleBasedStateMachine):
         self._check_known(node, ask)
 
     def _check_known(self, node: Node, ask: Ask) -> None:
+        """Ids that a node answers alone are alive, and their use is noted."""
+        self._check_alive(node, ask)
+        user = ask.principal or ""
+        still = [each for each in ids_of(ask) if (user, each) in self.lives_until]
+        self._note_use(ask, still, self.now)
+
+    def _check_alive(self, node: Node, ask: Ask) -> None:
         """Ids that a node takes as known: the store had them, and has them unless it lost its state."""
         found, user = self._found(ask), ask.principal or ""
         for each in ids_of(ask):
             until, event = self.lives_until.get((user, each)), self.events
             if until is None:
                 until, event = self.reset_until.get((user, each), (0, 0))
-                if node.looked >= event:
+                if event == 0 or event in node.noticed:
                     raise Difference(f"{ask}: {each} is known although its bucket was reset, or never was")
             if self.now >= until:
                 raise Difference(f"{ask}: {each} is known after its layer died at {until}")
@@ -482,15 +753,24 @@ class Nodes(RuleBasedStateMachine):
                 self.met["known while lost"] += 1
                 if not self.lost and node.looked >= self.events:
                     raise Difference(f"{ask}: {each} is known, but the store does not have it")
-        still = [each for each in ids_of(ask) if (user, each) in self.lives_until]
-        self._note_use(ask, still, self.now)
+
+    def _check_restored(self, user: str, each: Any) -> None:
+        """An id that a node writes to the store is alive, and was not reset as far as the node could know."""
+        until, event = self.lives_until.get((user, each)), 0
+        if until is None:
+            until, event = self.reset_until.get((user, each), (0, 0))
+        if self.now >= until:
+            raise Difference(f"{each} of {user} is written although it died at {until}, before {self.now}")
+        if event in self.renewing.noticed:
+            raise Difference(f"{each} of {user} is written although its bucket was reset")
 
     def _check_refusal(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:
         self.met["refused alone"] += 1
         user = ask.principal or ""
-        expected = self.oracle.decide(replace(ask, mode="peek"), self.quotas, RULES, alone.at_ms)
+        expected = self.oracle.decide(replace(ask, mode="peek"), self.quotas, RULES, self.now)
         got = alone.verdict
-        if (got.outcome, got.throttle_ms) == (expected.decision, expected.throttle_ms):
+        too_long_ms = got.throttle_ms - expected.throttle_ms
+        if got.outcome == expected.decision and 0 <= too_long_ms <= self.lag + 1:
             return
         foreign = [at for at, by in self.written[user] if by is not node]
         if not any(alone.at_ms - at <= FOREIGN_MS + 2 * self.lag + 1 for at in foreign):
@@ -507,15 +787,30 @@ class Nodes(RuleBasedStateMachine):
             if self.now - used < layers.ttl_ms - layers.interval_ms - STEP_MS - 20 * self.lag:
                 raise Difference(f"{ask}: {each} is forgotten {self.now - used} ms after its use")
 
-    def _decide_alone(self, ask: Ask, timed: Ask, plan: Plan | None, alone: LocalVerdict) -> None:
+    def _decide_alone(
+        self,
+        ask: Ask,
+        timed: Ask,
+        plan: Plan | None,
+        alone: LocalVerdict,
+        short: PlannedAsk | None,
+        way: ShortWay | None,
+    ) -> None:
         """The other quotas of an ask travel; both together make the decision."""
         if plan is None:
             got, _ = decision_of(timed, None, None, sequential=False, alone=alone.verdict)
             if (got.source, got.applied, got.decision) != ("local", 1, alone.verdict.outcome):
                 raise Difference(f"{ask}: {got}")
+            if short is not None and way is not None:
+                self._compare_short(way, short, ask, None, None, alone.verdict)
+                self.met["short way: known"] += short.plain is not None
             return
         self.met["known alone, rates asked"] += 1
-        (answer,) = self._decide([plan])
+        packed = self._decide(plan)
+        answer = decode_answer(packed)
+        if short is not None and way is not None:
+            self._compare_short(way, short, ask, plan, packed, alone.verdict)
+            self.met["short way: rates asked"] += short.plain is not None
         got, _ = decision_of(timed, plan, answer, sequential=False, alone=alone.verdict)
         expected = self.oracle.decide(replace(timed, producer_ids=None), self.quotas, RULES, self.now)
         self._compare(ask, got, replace(expected, applied=expected.applied + 1))

@@ -41,6 +41,7 @@ from app.domain.errors import QuotaValueError
 from app.domain.quota import Defaults, Quota
 from app.domain.quota_value import resolve
 from tests.postgres import Postgres, started
+from tests.waiting import until
 
 ALICE = Entity.of(user="alice")
 WHO = Origin(who="admin", at_ms=1_000, reason="because")
@@ -77,12 +78,6 @@ async def opened(database: str) -> AsyncIterator[Opener]:
         yield open_catalog
 
 
-async def becomes(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - the truth is elsewhere
-            await asyncio.sleep(0.01)
-
-
 def quota(catalog: Catalog, key: str = "request_rate", entity: Entity = ALICE) -> Quota | None:
     return catalog.snapshot.quotas.get(key, {}).get(entity)
 
@@ -113,12 +108,12 @@ async def test_node_decides_by_its_own_change_before_it_answers(opened: Opener):
 async def test_two_nodes_follow_each_other(opened: Opener):
     one, other = await opened(), await opened()
     await one.put(ALICE, {"request_rate": 5, "producer_ids_rate": 7}, WHO)
-    await becomes(lambda: limit(other) == 5 and limit(other, "producer_ids_rate") == 7)
+    await until(lambda: limit(other) == 5 and limit(other, "producer_ids_rate") == 7)
     await other.patch(ALICE, {"request_rate": None, "producer_ids_rate": 8}, WHO)
-    await becomes(lambda: limit(one) is None and limit(one, "producer_ids_rate") == 8)
+    await until(lambda: limit(one) is None and limit(one, "producer_ids_rate") == 8)
     await one.delete(ALICE, WHO)
-    await becomes(lambda: limit(other, "producer_ids_rate") is None)
-    await becomes(lambda: one.snapshot == other.snapshot)
+    await until(lambda: limit(other, "producer_ids_rate") is None)
+    await until(lambda: one.snapshot == other.snapshot)
 
 
 async def test_change_is_in_force_at_another_node_after_its_next_look(
@@ -137,7 +132,7 @@ async def test_change_is_in_force_at_another_node_after_its_next_look(
     for number in range(5):
         await one.put(ALICE, {"request_rate": number}, WHO)
         before = looks[other]
-        await becomes(lambda number=number: limit(other) == number)  # type: ignore[misc]
+        await until(lambda number=number: limit(other) == number)  # type: ignore[misc]
         assert looks[other] - before <= 2, "one may have been under way"
     assert 2 * POLL_S <= 0.5
 
@@ -148,7 +143,7 @@ async def test_new_node_loads_all_quotas(opened: Opener):
         await one.put(Entity.of(user=f"user-{number}"), {"request_rate": number}, WHO)
     await one.put(ALICE, {"request_rate": 5}, WHO)
     await one.delete(Entity.of(user="user-0"), WHO)
-    await becomes(lambda: one.snapshot.version == 452)
+    await until(lambda: one.snapshot.version == 452)
     assert (await opened()).snapshot == one.snapshot
 
 
@@ -177,7 +172,7 @@ async def test_row_from_a_newer_version_is_ignored(opened: Opener):
         await connection.execute(update(STATE).values(version=STATE.c.version + 1))
         await connection.execute(text("UPDATE quotas SET quota = 'rate_of_the_future', version = 2"))
     await one.put(Entity.of(user="bob"), {"request_rate": 6}, WHO)
-    await becomes(lambda: limit(other, entity=Entity.of(user="bob")) == 6)
+    await until(lambda: limit(other, entity=Entity.of(user="bob")) == 6)
     assert other.reachable
 
 
@@ -185,11 +180,11 @@ async def test_catalog_restored_from_a_backup_is_followed_back(opened: Opener):
     node = await opened()
     await node.put(ALICE, {"request_rate": 5}, WHO)
     await node.put(ALICE, {"request_rate": 6}, WHO)
-    await becomes(lambda: node.snapshot.version == 2)
+    await until(lambda: node.snapshot.version == 2)
     async with node.database.engine.begin() as connection:
         await connection.execute(update(STATE).values(version=1))
         await connection.execute(text("DELETE FROM quotas"))
-    await becomes(lambda: limit(node) is None)
+    await until(lambda: limit(node) is None)
 
 
 # Writing
@@ -242,7 +237,7 @@ async def test_concurrent_writers_lose_and_repeat_nothing(opened: Opener):
     versions = await asyncio.gather(*(write(number) for number in range(60)))
     assert sorted(versions) == list(range(1, 61))
     assert len(await history(nodes[0])) == 60
-    await becomes(lambda: nodes[0].snapshot == nodes[1].snapshot and nodes[0].snapshot.version == 60)
+    await until(lambda: nodes[0].snapshot == nodes[1].snapshot and nodes[0].snapshot.version == 60)
     for place, entity in enumerate(entities):
         last = max(range(place, 60, 5), key=versions.__getitem__)
         assert limit(nodes[0], entity=entity) == limit(nodes[0], "consumer_byte_rate", entity) == last
@@ -330,7 +325,7 @@ async def test_change_of_identity_resets_buckets_and_other_changes_do_not(opened
     assert await epoch_after({"limit": 6, "scope": "broker"}) == 11
     assert await epoch_after({"limit": 6, "algorithm": "token_bucket"}) == 12
     assert await epoch_after({"limit": 6, "algorithm": "token_bucket", "burst": 3}) == 12
-    await becomes(lambda: other.snapshot == node.snapshot)
+    await until(lambda: other.snapshot == node.snapshot)
 
 
 async def test_new_quota_takes_over_the_buckets_of_the_default_that_applied(opened: Opener) -> None:
@@ -472,10 +467,10 @@ async def test_killed_database_leaves_the_snapshot_in_force(mortal: Postgres, ho
     for node in nodes:
         await node.open()
     await nodes[0].put(ALICE, {"request_rate": 5}, WHO)
-    await becomes(lambda: limit(nodes[1]) == 5)
+    await until(lambda: limit(nodes[1]) == 5)
 
     mortal.stop(how)
-    await becomes(lambda: not nodes[0].reachable and not nodes[1].reachable)
+    await until(lambda: not nodes[0].reachable and not nodes[1].reachable)
     assert limit(nodes[0]) == limit(nodes[1]) == 5
     with pytest.raises(CatalogUnavailableError, match="out of reach"):
         await nodes[0].put(ALICE, {"request_rate": 6}, WHO)
@@ -487,9 +482,9 @@ async def test_killed_database_leaves_the_snapshot_in_force(mortal: Postgres, ho
         schema.upgrade(url)
 
     mortal.start()
-    await becomes(lambda: nodes[0].reachable and nodes[1].reachable)
+    await until(lambda: nodes[0].reachable and nodes[1].reachable)
     await nodes[0].put(ALICE, {"request_rate": 7}, WHO)
-    await becomes(lambda: limit(nodes[1]) == 7)
+    await until(lambda: limit(nodes[1]) == 7)
     for node in nodes:
         await node.close()
 
@@ -512,15 +507,15 @@ async def test_frozen_database_is_noticed_and_used_again_later(
             os.kill(pid, signal.SIGSTOP)
         with monkeypatch.context() as impatient:
             impatient.setattr(sql, "ANSWER_S", 0.4)
-            await becomes(lambda: not node.reachable)
+            await until(lambda: not node.reachable)
             with pytest.raises(CatalogUnavailableError, match="did not answer"):
                 await node.put(ALICE, {"request_rate": 6}, WHO)
         assert limit(node) == 5
     finally:
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
-    await becomes(lambda: node.reachable)
-    await becomes(lambda: limit(node) == 5)
+    await until(lambda: node.reachable)
+    await until(lambda: limit(node) == 5)
     await node.put(ALICE, {"request_rate": 7}, WHO)
     assert limit(node) == 7
     assert len(await history(node)) == 2, "a write that failed is not made later"
@@ -559,7 +554,7 @@ def test_postgresql_works_under_uvloop(postgres: Postgres):
         node = Catalog(url, Defaults())
         await node.open()
         await node.put(ALICE, {"request_rate": 5}, WHO)
-        await becomes(lambda: node.snapshot.version == 1)
+        await until(lambda: node.snapshot.version == 1)
         await node.close()
 
     uvloop.run(use())

@@ -14,6 +14,7 @@ from app.store.connection import Connection
 from app.store.redis import client_of
 from tests import stores
 from tests.stores import Server
+from tests.waiting import until
 
 KINDS = stores.KINDS
 
@@ -28,17 +29,11 @@ async def connected(server: Server, lost: list[str]) -> AsyncIterator[Connection
     await client.aclose()
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  a condition of the loop's own state, which sets no event
-            await asyncio.sleep(0)
-
-
 async def unanswered(server: Server, connection: Connection) -> asyncio.Task[Any]:
     """Send a command to a paused store, which does not reply."""
     server.hold()
     asked = asyncio.create_task(connection.call("PING"))
-    await until(lambda: connection.silent_since() is not None)
+    await until(lambda: connection.silent_since() is not None, every_s=0)
     return asked
 
 
@@ -54,6 +49,9 @@ async def test_replies_arrive_in_the_order_of_their_commands(kind: str):
             assert replies == [*(b"%d" % n for n in range(100)), 1, b"x" * 1_000_000]
             with pytest.raises(ResponseError, match="unknown command"):
                 await connection.call("NONSENSE")
+            with pytest.raises(TypeError):
+                await connection.call("ECHO", cast("Any", object()))  # and no reply is due for it
+            assert await connection.call("ECHO", "next") == b"next"
             assert connection.silent_since() is None
 
 
@@ -65,7 +63,7 @@ async def test_hung_store_is_silent_but_an_unread_reply_is_not_silence(kind: str
             asked = asyncio.create_task(connection.call("PING"))
             loop = asyncio.get_running_loop()
             began = loop.time()
-            await until(lambda: connection.silent_since() is not None)
+            await until(lambda: connection.silent_since() is not None, every_s=0)
             since = connection.silent_since()
             assert since is not None
             assert began <= since <= loop.time()
@@ -84,7 +82,7 @@ async def test_connection_closed_by_the_store_fails_pending_calls_and_reports_it
             server.kill()
             with pytest.raises(ConnectionError):
                 await asked
-            await until(lambda: lost)
+            await until(lambda: lost, every_s=0)
             assert not connection.is_open
             with pytest.raises(ConnectionError):
                 await connection.call("PING")

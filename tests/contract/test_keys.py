@@ -23,6 +23,7 @@ from app.domain.quota import Defaults
 from app.http.access import Access
 from app.http.problems import ProblemError
 from tests.postgres import Postgres, started
+from tests.waiting import until
 
 Opener = Callable[[], Awaitable[Keys]]
 
@@ -62,12 +63,6 @@ async def opened(database: str) -> AsyncIterator[Opener]:
         yield open_keys
 
 
-async def becomes(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - the truth is elsewhere
-            await asyncio.sleep(0.01)
-
-
 def knows(keys: Keys, secret: str) -> bool:
     return sha256(secret.encode()).digest() in keys.ring
 
@@ -76,7 +71,7 @@ async def test_nodes_follow_each_other(opened: Opener):
     one, other = await opened(), await opened()
     _, first = await one.create("k", ["decide"], ["user=acme"], None, 1)
     assert knows(one, first), "the node that made it has it before it answers"
-    await becomes(lambda: knows(other, first))
+    await until(lambda: knows(other, first))
     grant = other.ring[sha256(first.encode()).digest()]
     assert grant.name == "k"
     assert grant.scopes == {"decide"}
@@ -84,9 +79,9 @@ async def test_nodes_follow_each_other(opened: Opener):
     assert not grant.covers(Ask(principal="other"))
     _, second = await other.rotate("k", 0, 2)
     assert not knows(other, first)
-    await becomes(lambda: knows(one, second) and not knows(one, first))
+    await until(lambda: knows(one, second) and not knows(one, first))
     await one.revoke("k")
-    await becomes(lambda: not other.ring)
+    await until(lambda: not other.ring)
     late = await opened()
     assert not late.ring
 
@@ -148,7 +143,7 @@ async def test_key_with_bounds_of_a_newer_version_grants_nothing(opened: Opener)
             text("UPDATE keys SET scopes = '[\"decide\", \"fly\"]' WHERE name = 'stranger'")
         )
         await connection.execute(text("UPDATE catalog_state SET keys_version = keys_version + 1"))
-    await becomes(lambda: not knows(keys, strange))
+    await until(lambda: not knows(keys, strange))
     assert knows(keys, good)
     assert keys.ring[sha256(stranger.encode()).digest()].scopes == {"decide"}
 
@@ -184,7 +179,7 @@ async def test_last_keys_stay_in_force_while_the_database_is_away_except_expired
         return True
 
     mortal.kill()
-    await becomes(lambda: not keys._reachable)
+    await until(lambda: not keys._reachable)
     assert passes(for_ever)
     assert passes(for_a_while)
     clock = now_ms + 60_000
@@ -194,7 +189,7 @@ async def test_last_keys_stay_in_force_while_the_database_is_away_except_expired
         with pytest.raises(CatalogUnavailableError):
             await refused
     mortal.start()
-    await becomes(lambda: keys._reachable)
+    await until(lambda: keys._reachable)
     await keys.revoke("for-ever")
     assert not passes(for_ever)
     await keys.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.redis import RedisStore
 from tests import stores
+from tests.waiting import until
 
 SECRET = b"s" * 32
 BUDGET_S, AMPLE_S = 0.05, 30.0
@@ -78,8 +78,7 @@ async def test_late_charge_of_a_hung_store_is_logged(kind: str, which: Which):
             server.hold()
             (first,) = await admission.decide([ASK])
             server.go_on()
-            while admission._gatherer.is_late or admission.circuit.error:  # noqa: ASYNC110  neither has an event
-                await asyncio.sleep(0)
+            await until(lambda: not (admission._gatherer.is_late or admission.circuit.error), every_s=0)
             admission._gatherer._patience.budget_s = AMPLE_S
             (again,) = await admission.decide([ASK])
             found = await rows(server.url, log)

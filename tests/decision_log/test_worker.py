@@ -105,7 +105,7 @@ def test_pending_batches_are_written_by_the_next_worker(shared, client, folder):
 def test_unreadable_batches_are_set_aside_and_counted_and_block_nothing(shared, client, folder):
     node = Node()
     good = list(node.batches(3))
-    newer = replace(node.batch(), version=2)
+    newer = replace(node.batch(), version=3)
     beyond = node.batch()
     beyond = replace(beyond, rows=[*beyond.rows[:-1], replace(beyond.rows[-1], throttle_ms=2**63)])
     leave(client, [good[0], newer, good[1], beyond])
@@ -125,7 +125,7 @@ def test_unreadable_batches_are_set_aside_and_counted_and_block_nothing(shared, 
     counts = client.hgetall(STATUS_KEY)
     assert (counts[b"written"], counts[b"unreadable"]) == (b"600", b"407")
     assert [line["why"] for line in lines if line["event"].startswith("batches cannot be read")] == [
-        "its version is 2, newer than 1"
+        "its version is 3, newer than 2"
     ]
 
 
@@ -144,7 +144,7 @@ def test_batches_set_aside_by_an_older_worker_are_read_again(shared, client, fol
     aside = folder / "_unreadable"
     aside.mkdir(parents=True)
     (aside / "1795258243484-0.batch").write_bytes(packed(batch))
-    (aside / "1795258243484-1.batch").write_bytes(packed(replace(batch, version=2)))
+    (aside / "1795258243484-1.batch").write_bytes(packed(replace(batch, version=3)))
     cut_short = aside / "_1795258243484-2.batch"  # its writer was killed, and the stream still has it
     cut_short.write_bytes(packed(Node().batch()))
     with worker.inside(shared, folder):

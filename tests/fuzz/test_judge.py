@@ -82,7 +82,8 @@ def answer_to(expected: Any) -> Any:
         }
     if "decisions" in expected:
         return {"decisions": [answer_to(decision) for decision in expected["decisions"]]}
-    return {**expected, "throttle_ms": 0 if expected["decision"] == "admit" else 5}
+    (*_, source) = expected["source"]
+    return {**expected, "source": source, "throttle_ms": 0 if expected["decision"] == "admit" else 5}
 
 
 def wrong(said: Any) -> Any:

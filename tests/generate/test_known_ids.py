@@ -20,7 +20,7 @@ from workers.generate.quotas import quota
 from workers.generate.traffic import Event, Traffic
 
 SECRET = bytes(32)
-EVENTS = 20_000
+EVENTS = 80_000
 FIRST_MS = 1_800_000_000_000
 
 
@@ -46,7 +46,7 @@ class Deployment:
         key, layers = bucket_key(applied), applied.quota.layers
         if node.answers(key, applied, event.ids, now):
             self.alone += len(event.ids)
-            while taken := node.next_renewal(50, lambda applied: applied):
+            while taken := node.next_renewal(50, now, lambda applied: applied):
                 _, renewal = taken
                 self._oracle.renew(Ask({}, renewal.ids, event.principal), applied, 0, now)
                 self._tell(node, key, applied, renewal.ids, event, now)

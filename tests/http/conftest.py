@@ -22,18 +22,20 @@ from app.admission.caller_clock import CallerClock
 from app.admission.errors import OverloadedError
 from app.admission.metrics import Metrics
 from app.admission.plain import PlainAsk
+from app.admission.port import InFull
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
-from app.domain.quota import Defaults, Quota
+from app.domain.quota import Defaults
 from app.http.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
 from app.http.connections import Connections
 from app.http.health import Readiness
 from app.http.lane import LaneProtocol
+from app.http.outbox import Outbox
 from app.http.protocol import Protocol
 from app.http.wire import Clock
 from tests.http.application import KEY, app_of
@@ -65,12 +67,13 @@ class Admission:
     broken: bool = False
     overloaded: str | None = None
     held: asyncio.Event | None = None
-    full: tuple[Decision, tuple[Quota, ...]] | None = None
+    full: InFull | None = None
 
     def plain(self, ask: Ask) -> PlainAsk | None: ...
 
-    def is_valid(self, plain: PlainAsk) -> bool:
-        raise AssertionError(f"no ask was plain, but {plain}")
+    @property
+    def edition(self) -> object:
+        return self
 
     async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         if self.broken:
@@ -86,14 +89,30 @@ class Admission:
         self.asked += [ask for ask in asks if isinstance(ask, Ask)]
         return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
 
-    def begin(self, ask: PlainAsk, caller: Caller, then: object) -> None:
-        raise AssertionError(f"no ask was plain, but {ask}")
+    def begin(
+        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
+    ) -> None:
+        making = self.decide((ask,), caller)
+        if self.held is not None:
+            asyncio.ensure_future(making).add_done_callback(lambda done: then(done.result()[0]))
+            return
+        try:
+            making.send(None)
+        except StopIteration as done:
+            then(done.value[0])
+        except Exception as error:  # noqa: BLE001  it is handed on
+            then(error)
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
+    ) -> InFull:
         (decision,) = await self.decide((ask,), caller)
-        return self.full or (replace(decision, quotas=()), ())
+        return self.full or InFull(replace(decision, quotas=()), ())
+
+    def begin_in_full(
+        self, ask: PlainAsk, caller: Caller, then: object, within_s: float | None = None
+    ) -> None:
+        raise AssertionError(f"no ask was plain, but {ask}")
 
 
 @dataclass
@@ -153,7 +172,7 @@ async def serving(
             metrics=metrics,
         )
         protocol = (
-            partial(LaneProtocol, allowed=allowed, routes=app.hot)
+            partial(LaneProtocol, allowed=allowed, routes=app.hot, outbox=Outbox())
             if Ways.lane
             else partial(Protocol, allowed=allowed)
         )

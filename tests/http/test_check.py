@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.admission.port import InFull
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.quota import Quota
@@ -157,7 +158,7 @@ async def test_a_key_that_is_sent_must_be_valid_also_where_none_is_needed(node: 
 # What is answered
 
 
-def refused(outcome: Any, throttle_ms: int) -> tuple[Decision, tuple[Quota, ...]]:
+def refused(outcome: Any, throttle_ms: int) -> InFull:
     verdict = Verdict(
         "request_rate",
         "user=*",
@@ -172,7 +173,7 @@ def refused(outcome: Any, throttle_ms: int) -> tuple[Decision, tuple[Quota, ...]
     )
     by = LimitedBy("request_rate", "user=*", "user=alice")
     decision = Decision(outcome, throttle_ms, False, 1, "store", by, (verdict,))
-    return decision, (Quota("request_rate", 5, "sampled_rate", "delay"),)
+    return InFull(decision, (Quota("request_rate", 5, "sampled_rate", "delay"),))
 
 
 @pytest.mark.parametrize(

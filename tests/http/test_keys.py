@@ -233,6 +233,24 @@ async def test_methods_types_and_keys_twice(http: AsyncClient):
     ) == ["/name"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/keys", None),
+        ("POST", "/v1/keys", GATEWAY | {"name": "other"}),
+        ("POST", "/v1/keys/gateway:rotate", {}),
+        ("DELETE", "/v1/keys/gateway", None),
+    ],
+)
+async def test_query_parameters_are_refused_and_change_nothing(
+    http: AsyncClient, method: str, path: str, body: Any
+):
+    await http.post("/v1/keys", json=GATEWAY)
+    before = (await http.get("/v1/keys")).json()
+    assert named(await http.request(method, f"{path}?limit=5", json=body)) == ["/limit"]
+    assert (await http.get("/v1/keys")).json() == before
+
+
 async def test_only_admins_see_and_change_keys(http: AsyncClient):
     made = await http.post("/v1/keys", json={"name": "b", "scopes": ["decide", "account", "read", "write"]})
     http.headers["authorization"] = f"Bearer {made.json()['key']}"

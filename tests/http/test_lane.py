@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from random import Random
 from typing import Final
@@ -15,7 +16,8 @@ from app.admission.errors import OverloadedError
 from app.domain.binding import Binding
 from app.domain.grant import BINDABLE, Grant
 from app.http import lane
-from app.http.hot import HotRoute
+from app.http.hot import UNCOUNTED, HotRoute
+from app.http.intake import MAX_OF_CALLER
 from app.http.lane import MAX_HEAD, MAX_REMEMBERED, LaneProtocol
 from app.http.protocol import WAITING
 from app.http.wire import MAX_BODY
@@ -213,11 +215,12 @@ async def test_heads_that_vary_are_remembered_within_bounds():
         assert lane_of(connection)._cost <= MAX_REMEMBERED
         assert len(lane_of(connection)._heads) <= MAX_REMEMBERED // lane.MIN_COST
     large = message("POST", ONE, ["X-Large: " + "x" * MAX_HEAD], BODY)
+    many = message("POST", ONE, [f"a{n}: b" for n in range(200)], BODY)
     lane_of(connection)._forget()
-    for _ in range(3):
-        await connection.send(large)
+    for head in (large, many) * 2:
+        await connection.send(head)
     assert lane_of(connection)._heads == {}
-    assert len(connection.admission.asked) == 203
+    assert len(connection.admission.asked) == 204
     connection.end()
 
 
@@ -473,25 +476,70 @@ async def test_known_bodies_are_answered_the_same():
         connection = Connection(InMemory(lane=lane_, decider=real(store)))
         nobodys = message("POST", ONE, (), b'{"ip": "10.0.0.7", "usage": {"mutations": 1}}')
         recorded = message("POST", ONE, [KEY], RECORD)
-        for request_ in (ONE_ASK, nobodys, TWO_ASKS, A_CHECK, recorded, ONE_ASK + nobodys + ONE_ASK):
+        nobody = message("GET", CHECK, ["X-Quotagate-IP: 10.0.0.7"])
+        invalid = message("GET", f"{CHECK}?requests=x")
+        mixed = ONE_ASK + nobodys + ONE_ASK + A_CHECK + nobody
+        for request_ in (ONE_ASK, nobodys, TWO_ASKS, A_CHECK, nobody, invalid, recorded, mixed):
             await connection.send(*[request_] * 3)
         answers.append(bytes(connection.line.sent))
-        assert store.asked == 3 * (1 + 2 + 1 + 1 + 2)
+        assert store.asked == 3 * (1 + 2 + 1 + 1 + 3)
         connection.end()
     assert answers[0] == answers[1]
-    assert answers[0].count(b"HTTP/1.1 200") == 24
+    assert answers[0].count(b"HTTP/1.1 200") == 33
+    assert answers[0].count(b'ratelimit: "request_rate";r=99;t=10') == 6
+    assert answers[0].count(b"HTTP/1.1 400") == 3
 
 
-async def test_a_known_ask_in_flight_is_answered_in_order_and_keeps_its_bytes_counted(one: Real):
-    await one.connection.send(ONE_ASK, ONE_ASK)
+async def test_new_heads_and_bodies_are_answered_the_same():
+    answers = []
+    for lane_ in (True, False):
+        store = HeldStore()
+        connection = Connection(InMemory(lane=lane_, decider=real(store)))
+        for n in range(8):
+            asked = json.dumps({**ASK, "client_id": f"{n // 2}"}).encode()
+            retried = json.dumps({**ASK, "id": f"{n // 2}"}).encode()
+            field = f"X-Number: {n}"
+            one = message("POST", ONE, [field], asked)
+            check = message("GET", CHECK, [field, f"X-Quotagate-Principal: {n // 2}"])
+            other = message("POST", ONE, [field], retried)
+            recorded = message("POST", ONE, [field, KEY], RECORD)
+            invalid = message("POST", ONE, [field], b'{"usage": {}}')
+            large = message("POST", ONE, [field], asked + b" " * 100_000)
+            refused = message("POST", ONE, [field, WRONG], asked)
+            for request_ in (one, check, other, recorded, invalid, large, one + check + other, refused):
+                await connection.send(request_)
+        answers.append(bytes(connection.line.sent))
+        connection.end()
+    assert answers[0] == answers[1]
+    assert answers[0].count(b"HTTP/1.1 200") == 8 * 8
+    assert answers[0].count(b"HTTP/1.1 401") == answers[0].count(b"HTTP/1.1 422") == 8
+
+
+async def test_a_known_check_that_is_the_last_one_says_so(one: Real):
+    await one.connection.send(A_CHECK)
     one.store.held = []
-    answers = await one.connection.send(ONE_ASK, LIVE, ONE_ASK)
+    before = len(await one.connection.send(A_CHECK))
+    one.connection.protocol.shutdown()
+    one.store.held.pop()()
+    answer = (await one.connection.settle())[before:]
+    assert answer.count(b"HTTP/1.1 200") == answer.count(b"connection: close\r\n") == 1
+    assert one.connection.line.is_closing()
+
+
+@pytest.mark.parametrize("size", [len(BODY), UNCOUNTED + 1])
+async def test_a_known_ask_in_flight_is_answered_in_order_and_its_bytes_are_counted_if_many(
+    one: Real, size: int
+):
+    ask = message("POST", ONE, (), BODY.ljust(size))
+    await one.connection.send(ask, ask)
+    one.store.held = []
+    answers = await one.connection.send(ask, LIVE, ask)
     assert answers.count(b"HTTP/1.1 200") == 2
     hot = one.node.protocol(one.connection.state, one.connection.loop)
     assert isinstance(hot, LaneProtocol)
     route = hot._routes[ONE]
     assert isinstance(route, HotRoute)
-    assert route._intake.total == len(BODY)
+    assert route._intake.total == (size if size > UNCOUNTED else 0)
     one.store.held.pop()()
     await one.connection.settle()
     one.store.held.pop()()
@@ -537,6 +585,18 @@ async def test_a_known_ask_is_shed_as_any_other(one: Real, monkeypatch: pytest.M
     one.connection.end()
 
 
+async def test_a_known_check_that_fails_is_answered(one: Real, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    await one.connection.send(A_CHECK)
+    monkeypatch.setattr(one.admission, "begin_in_full", broken)
+    assert (await one.connection.send(A_CHECK)).count(b"HTTP/1.1 500") == 1
+    monkeypatch.undo()
+    assert (await one.connection.send(A_CHECK)).count(b"HTTP/1.1 200") == 2
+    one.connection.end()
+
+
 async def test_a_known_body_needs_the_scope_all_the_same(one: Real):
     one.node.ring = ring_of(account=Grant("account", frozenset({"account"})))
     await one.connection.send(ONE_ASK)
@@ -544,3 +604,63 @@ async def test_a_known_body_needs_the_scope_all_the_same(one: Real):
     assert (await one.connection.send(request_, request_)).count(b"HTTP/1.1 403") == 2
     assert one.store.asked == 1
     one.connection.end()
+
+
+# Answers leave together
+
+UNLIMITED: Final = message("POST", ONE, (), b'{"usage": {"connections": 1}}')
+"""An ask to which no quota applies, so that it is answered at once."""
+
+NEXT: Final[dict[str, Callable[[LaneProtocol], object]]] = {
+    "a request that must be parsed": lambda protocol: protocol.data_received(LIVE),
+    "another known one": lambda protocol: protocol.data_received(UNLIMITED),
+    "no HTTP": lambda protocol: protocol.data_received(b"\0\0"),
+    "the end of requests": lambda protocol: protocol.eof_received(),
+    "the end of the node": lambda protocol: protocol.shutdown(),
+    "a timeout": lambda protocol: protocol.timeout_keep_alive_handler(),
+    "a caller that does not read": lambda protocol: protocol.pause_writing(),
+}
+"""What can happen on a connection in the turn of the loop in which an answer was made."""
+
+
+@pytest.mark.parametrize("next_", NEXT.values(), ids=NEXT.keys())
+async def test_answer_that_waits_for_the_end_of_the_turn_goes_before_all_that_follows(
+    one: Real, next_: Callable[[LaneProtocol], object]
+):
+    connection = one.connection
+    before = len(await connection.send(UNLIMITED, UNLIMITED))
+    answer = bytes(connection.line.sent)[-before // 2 :]
+    lane = lane_of(connection)
+    lane.data_received(UNLIMITED)
+    assert len(connection.line.sent) == before
+    next_(lane)
+    assert (await connection.settle())[before:].startswith(answer)
+    connection.end()
+
+
+async def test_answer_is_lost_with_its_connection(one: Real):
+    connection = one.connection
+    before = await connection.send(UNLIMITED, UNLIMITED)
+    lane_of(connection).data_received(UNLIMITED)
+    connection.end()
+    assert await connection.settle() == before
+
+
+async def test_request_is_answered_once_even_if_its_route_calls_back_twice(one: Real):
+    connection = one.connection
+    before = await connection.send(UNLIMITED, UNLIMITED, UNLIMITED)
+    lane_of(connection)._finish_known(RuntimeError("again"))
+    assert await connection.settle() == before
+    connection.end()
+
+
+async def test_small_body_needs_room_although_it_is_not_counted(one: Real):
+    connection = one.connection
+    before = len(await connection.send(UNLIMITED, UNLIMITED))
+    route = lane_of(connection)._routes[ONE]
+    assert isinstance(route, HotRoute)
+    (turn,) = {known.sender.turn for known in lane_of(connection)._heads.values()}
+    route._intake.take(turn, MAX_OF_CALLER)
+    assert (await connection.send(UNLIMITED))[before:].startswith(b"HTTP/1.1 503")
+    route._intake.give_back(turn, MAX_OF_CALLER)
+    connection.end()

@@ -108,7 +108,15 @@ async def test_every_route_of_administration_demands_its_scope(document: dict[st
                 assert refused.status_code == 401
                 (scope,) = re.findall(r"a key with the scope (\w+):", refused.json()["detail"])
                 demanded[scope].add(f"{method} {path}")
-    assert demanded == NEEDED
+    assert demanded == NEEDED, "NEEDED in this file lists each route by its scope"
+
+
+@pytest.mark.parametrize("route", sorted(set().union(*NEEDED.values())))
+def test_every_route_of_administration_documents_422(document: dict[str, Any], route: str):
+    method, path = route.split(" ")
+    assert "422" in document["paths"][path][method]["responses"], (
+        "an unknown query parameter is refused with it"
+    )
 
 
 async def test_at_ms_is_documented_only_under_the_callers_clock(document: dict[str, Any]):

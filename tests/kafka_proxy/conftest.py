@@ -48,19 +48,19 @@ def start_proxy(cluster, quotagate, tmp_path_factory) -> Iterator[Callable[..., 
 
 
 @pytest.fixture(scope="session")
-def plain(start_proxy) -> Proxy:
+def plain(start_proxy: Callable[..., Proxy]) -> Proxy:
     """A proxy whose clients are anonymous."""
     return start_proxy()
 
 
 @pytest.fixture(scope="session")
-def other(start_proxy) -> Proxy:
+def other(start_proxy: Callable[..., Proxy]) -> Proxy:
     """A second proxy before the same cluster."""
     return start_proxy()
 
 
 @pytest.fixture(scope="session")
-def sasl(start_proxy) -> Proxy:
+def sasl(start_proxy: Callable[..., Proxy]) -> Proxy:
     """A proxy whose clients have to say who they are."""
     return start_proxy("SASL_PLAINTEXT")
 

@@ -7,15 +7,16 @@ from contextlib import ExitStack
 from kafka import KafkaProducer, TopicPartition
 from kafka.consumer import KafkaConsumer
 
+from tests.kafka.brokers import Cluster
 from tests.kafka_proxy import java_client, producing
 from tests.service import eventually
 
 
-def end_offset(cluster, topic):
+def end_offset(cluster: Cluster, topic: str) -> int:
     consumer = KafkaConsumer(**cluster.properties)
     try:
         partition = TopicPartition(topic, 0)
-        return consumer.end_offsets([partition])[partition]
+        return int(consumer.end_offsets([partition])[partition])
     finally:
         consumer.close()
 

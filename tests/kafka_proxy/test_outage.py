@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -20,17 +21,16 @@ CLIENTS = 20
 class Worker:
     """A client that sends one record after the other."""
 
-    def __init__(self, number, bootstrap, topic):
-
+    def __init__(self, number: int, bootstrap: str, topic: str) -> None:
         self._producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=f"worker-{number}", acks=1)
         self._topic = topic
         self._ended = threading.Event()
         self.sent = 0
-        self.error = None
+        self.error: KafkaError | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def _work(self):
+    def _work(self) -> None:
         try:
             while not self._ended.is_set():
                 self._producer.send(self._topic, b"x").get(120)
@@ -38,13 +38,13 @@ class Worker:
         except KafkaError as error:
             self.error = error
 
-    def close(self):
+    def close(self) -> None:
         self._ended.set()
         self._thread.join()
         self._producer.close(timeout=1)
 
 
-def connections(between):
+def connections(between: proxy.Proxy) -> set[int]:
     """The clients' ends of established connections to the brokers, as ports, according to the machine."""
     brokers = range(between.port + 1, between.port + 1 + proxy.NODES)
     found = set()
@@ -56,7 +56,7 @@ def connections(between):
 
 
 @contextmanager
-def working(bootstrap, topic):
+def working(bootstrap: str, topic: str) -> Iterator[list[Worker]]:
     with ExitStack() as stack:
         workers = [Worker(number, bootstrap, topic) for number in range(CLIENTS)]
         for worker in workers:
@@ -64,11 +64,11 @@ def working(bootstrap, topic):
         yield workers
 
 
-def all_go_on(workers):
+def all_go_on(workers: Sequence[Worker]) -> None:
     """Wait until every one of them has sent three more."""
     before = [worker.sent for worker in workers]
 
-    def went_on():
+    def went_on() -> bool:
         assert [worker.error for worker in workers if worker.error] == []
         return all(worker.sent >= count + 3 for worker, count in zip(workers, before, strict=True))
 

@@ -9,12 +9,13 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 
 from tests.kafka import tool
 from tests.kafka.brokers import PASSWORDS
-from tests.service import eventually
+from tests.kafka_proxy.proxy import Proxy
+from tests.service import Service, eventually
 
 WINDOW_MS = 20_000
 
 
-def properties(proxy, user, password, mechanism="PLAIN"):
+def properties(proxy: Proxy, user: str, password: str, mechanism: str = "PLAIN") -> dict[str, str]:
     return {
         "bootstrap_servers": proxy.bootstrap,
         "security_protocol": "SASL_PLAINTEXT",
@@ -37,13 +38,11 @@ def scram_user(cluster):
     return user, password
 
 
-def observed(quotagate, user):
+def observed(quotagate: Service, user: str) -> int:
     """The producer ids charged to a user."""
-    bucket = f"user={user}"
-    found = quotagate.http.get("/v1/buckets", params={"bucket": bucket, "quota": "producer_ids_rate"}).json()[
-        "buckets"
-    ]
-    return found[0]["charged_ids"] if found else 0
+    asked = {"bucket": f"user={user}", "quota": "producer_ids_rate"}
+    found = quotagate.http.get("/v1/buckets", params=asked).json()["buckets"]
+    return int(found[0]["charged_ids"] or 0) if found else 0
 
 
 def test_principals_of_plain_and_scram_are_apart(sasl, quotagate, topic, scram_user):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kafka import TopicPartition
+from kafka import KafkaAdminClient, TopicPartition
 
 from tests.kafka_proxy import producing
 from tests.report import say
@@ -14,7 +14,7 @@ WINDOW_MS = 20_000
 """Longer than a proxy may hold a request."""
 
 
-def known(admin, topic):
+def known(admin: KafkaAdminClient, topic: str) -> list[tuple[int, int]]:
     """The producers that the broker knows of a topic, as ids with their epochs."""
     partition = TopicPartition(topic, 0)
     states = admin.describe_producers([partition])[partition].active_producers

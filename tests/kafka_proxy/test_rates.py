@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import confluent_kafka
@@ -12,6 +13,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
 from tests.kafka import quotas
+from tests.kafka.brokers import Cluster
 from tests.kafka_proxy import java_client, producing
 from tests.report import say
 from tests.service import eventually
@@ -27,7 +29,7 @@ LIMIT = 100_000
 class Pusher:
     """A producer that sends as fast as it is let, and counts what was acknowledged."""
 
-    def __init__(self, bootstrap, client_id, topic, partition):
+    def __init__(self, bootstrap: str, client_id: str, topic: str, partition: int) -> None:
         self._producer = KafkaProducer(
             bootstrap_servers=bootstrap,
             client_id=client_id,
@@ -41,35 +43,35 @@ class Pusher:
         self._where = (topic, partition)
         self._ended = threading.Event()
         self.bytes = 0
-        self.errors = []
+        self.errors: list[Exception] = []
         self._thread = threading.Thread(target=self._push, daemon=True)
         self._thread.start()
 
-    def _push(self):
+    def _push(self) -> None:
         topic, partition = self._where
         while not self._ended.is_set():
             future = self._producer.send(topic, RECORD, partition=partition)
             future.add_callback(self._acknowledged)
             future.add_errback(self.errors.append)
 
-    def _acknowledged(self, _metadata):
+    def _acknowledged(self, _metadata: object) -> None:
         self.bytes += len(RECORD)
 
-    def close(self):
+    def close(self) -> None:
         self._ended.set()
         self._producer.close(timeout=1)
         self._thread.join()
 
 
 @contextmanager
-def pushing(*pushers):
+def pushing(*pushers: Pusher) -> Iterator[None]:
     with ExitStack() as stack:
         for pusher in pushers:
             stack.callback(pusher.close)
         yield
 
 
-def rate(pushers):
+def rate(pushers: Sequence[Pusher]) -> list[float]:
     """Bytes a second of all of them, over the time of the measurement, once they have settled."""
     # Both are times of the measurement itself, not waits for something to happen.
     time.sleep(SETTLE_S)
@@ -144,7 +146,7 @@ def test_factor_0_holds_producers_and_not_consumers(client, cluster, plain, quot
         producers.until_sent("early", 7)
 
 
-def fill(cluster, topic, count):
+def fill(cluster: Cluster, topic: str, count: int) -> None:
     producer = KafkaProducer(**cluster.properties)
     for _ in range(count):
         producer.send(topic, RECORD)

@@ -10,6 +10,8 @@ from tests.report import say
 from tests.service import running
 
 SECONDS: Final = 6.0
+OVERLOADING: Final = 512
+"""Batches at a time. However fast the node, their bodies are more than may wait of one caller."""
 PURSE: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": 10**12, "enforcement": "deny"}
 """No token comes back within a day, so missing tokens were charged."""
 
@@ -23,7 +25,7 @@ def test_overload_is_shed_openly_and_charges_nothing():
                 address=node.address,
                 ask='{"principal":"p","usage":{"requests":1}}',
                 batch=1_000,
-                connections=128,
+                connections=OVERLOADING,
                 seconds=SECONDS,
             ),
             Load(

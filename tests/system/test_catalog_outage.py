@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from tests.polls import AT_MOST, follows_within_a_second
 from tests.postgres import Postgres, started
 from tests.report import say
 from tests.service import ADMIN_KEY, Service, running
+from tests.waiting import until
 
 CALLERS: Final = 20
 BURST: Final = 200
@@ -61,7 +62,7 @@ class Callers:
         """Begin a phase, and wait until enough asks show that exactly the burst is admitted."""
         self.phase = phase
         answers = self.answers[phase]
-        await becomes(lambda: sum(answers.values()) >= 2 * BURST)
+        await until(lambda: sum(answers.values()) >= 2 * BURST, every_s=BETWEEN_S)
         assert answers[200, "admit", "store"] == BURST
         assert answers.keys() == {(200, "admit", "store"), (200, "throttle", "store")}
 
@@ -72,13 +73,6 @@ class Callers:
                 status, body = await own.ask({"principal": phase, "usage": {"mutations": 1}})
                 self.answers[phase][status, body.get("decision", "none"), body.get("source", "none")] += 1
                 await asyncio.sleep(BETWEEN_S)
-
-
-async def becomes(true: Callable[[], object]) -> None:
-    """Wait until a condition is true."""
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - the truth is elsewhere
-            await asyncio.sleep(BETWEEN_S)
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import structlog
 
+from app.decision_log.batch import size_as_rows
 from app.decision_log.stream import StreamEntry, StreamReader
 from app.storage_location import InvalidLocationError
 from app.store.port import StoreError
@@ -39,7 +40,8 @@ class Limits(NamedTuple):
     """The collected batches are written as soon as one of these is reached.
 
     Attributes:
-        packed: bytes, as in the stream; while they are written, they take about ten times as much memory.
+        packed: bytes, as if each row in the stream had its own ask; while they are written, they take about
+            ten times as much memory.
     """
 
     rows: int = 50_000
@@ -144,8 +146,9 @@ class Drain:
         for entry in found:
             self._held.append(entry)
             self._rows += max(entry.rows, 1)
-            self._packed += len(entry.packed)
-            self._largest = max(self._largest, len(entry.packed))
+            size = size_as_rows(entry.packed)
+            self._packed += size
+            self._largest = max(self._largest, size)
 
     def _begin(self) -> None:
         self._flush = Flush(self._held, f"{self._held[0].id.decode()}-{secrets.token_hex(4)}")

@@ -12,8 +12,18 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from app.decision_log.batch import CHARGED, REFRESHED, VERSION, Batch, LoggedQuota, LoggedVerdict, Row
+from app.decision_log.batch import (
+    CHARGED,
+    OLDEST,
+    REFRESHED,
+    VERSION,
+    Batch,
+    LoggedQuota,
+    LoggedVerdict,
+    Row,
+)
 from app.domain.quota import PRODUCER_IDS_RATE
+from workers.decision_log.admissions import InconsistentError, with_rows
 from workers.decision_log.schema import CHANGE, LIMITED_BY, SCHEMA, SIBLING, VERDICT
 
 _DECODER: Final = msgspec.msgpack.Decoder(Batch)
@@ -27,7 +37,7 @@ class UnreadableError(ValueError):
 
 
 def decode(packed: bytes) -> Batch:
-    """Decode a batch as a node sent it.
+    """Decode a batch as a node sent it, and make the rows of its admissions.
 
     Raises:
         UnreadableError: it is not a batch, or a batch of another version.
@@ -40,10 +50,14 @@ def decode(packed: bytes) -> Batch:
         raise UnreadableError(why) from error
     except UnicodeDecodeError as error:
         raise UnreadableError(f"a text in it is not UTF-8: {error.reason}") from error
-    if batch.version != VERSION:
-        age = "newer" if batch.version > VERSION else "older"
-        raise UnreadableError(f"its version is {batch.version}, {age} than {VERSION}")
-    return batch
+    if batch.version > VERSION:
+        raise UnreadableError(f"its version is {batch.version}, newer than {VERSION}")
+    if batch.version < OLDEST:
+        raise UnreadableError(f"its version is {batch.version}, older than {OLDEST}")
+    try:
+        return with_rows(batch)
+    except InconsistentError as error:
+        raise UnreadableError(str(error)) from error
 
 
 def table(batches: Sequence[Batch]) -> pa.Table:

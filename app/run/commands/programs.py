@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
+from app.node.command_lines import program
 from app.node.errors import CommandError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def become(module: str, arguments: Sequence[str], settings: Mapping[str, str] | 
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = program(module, *arguments)
     os.execve(sys.executable, command, {**os.environ, **(settings or {})})  # noqa: S606  our own program
 
 

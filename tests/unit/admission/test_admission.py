@@ -11,9 +11,10 @@ import pytest
 
 from app.admission.admission import Admission
 from app.admission.metrics import Metrics
-from app.admission.slices import Slices
+from app.admission.slices import STRIDE, Slices
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
+from app.domain.caller import ANYONE
 from app.domain.ladder import MatchingRules
 from app.store.port import Answer, ChargeResult, Plan, Store, StoreError
 from tests.unit.admission.fakes import EVERYONE, RATE, PromptStore
@@ -98,6 +99,13 @@ async def test_time_of_a_decision_is_measured_from_the_ask(store: ThrottlingStor
     [(seconds, asks)] = metrics.took
     assert 0 <= seconds <= perf_counter() - began
     assert asks == 2
+
+
+def test_asks_with_many_ids_take_more_of_a_step(store: ThrottlingStore, metrics: RecordedMetrics):
+    deciding = admission(store, metrics, Snapshot(), Slices())
+    asks = [Ask({}, tuple(range(ids))) for ids in (1_000, 10, 10, 190, 1)]
+    assert len(list(deciding._planned(asks, ANYONE))) == 2
+    assert len(list(deciding._planned([ASK] * 3 * STRIDE, ANYONE))) == 3
 
 
 @pytest.mark.parametrize(("asks", "turns"), [(1, 1), (400, 10)])

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from app.admission.caller_clock import CallerClock, CallerTime
+from app.admission.plain import PlainAsk
+from app.admission.port import Decider, InFull, Remaining
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
-from app.domain.quota import Quota
 
 ADMITTED = Decision("admit", 0, True, 0, "local", None)
 
 
-class AdmitsAll:
+class AdmitsAll(Decider):
     """An admission that admits every ask."""
 
-    async def decide(self, asks: Sequence[Ask], caller: Caller = ANYONE) -> list[Decision]:
+    def plain(self, ask: Ask) -> PlainAsk | None:
+        return None
+
+    @property
+    def edition(self) -> object:
+        raise AssertionError
+
+    async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
         return [ADMITTED for _ in asks]
+
+    def begin(
+        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
+    ) -> None:
+        raise AssertionError(ask)
+
+    def begin_in_full(
+        self,
+        ask: PlainAsk,
+        caller: Caller,
+        then: Callable[[Remaining | InFull | Exception], None],
+        within_s: float | None = None,
+    ) -> None:
+        raise AssertionError(ask)
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> tuple[Decision, tuple[Quota, ...]]:
-        return ADMITTED, ()
+    ) -> InFull:
+        return InFull(ADMITTED, ())
 
 
 async def test_time_is_0_before_the_first_ask_and_then_the_newest_one():

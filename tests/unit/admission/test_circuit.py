@@ -15,6 +15,7 @@ from app.admission.metrics import Metrics
 from app.store.encoding import answers_of
 from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, StoreError
 from tests.packed import packed
+from tests.waiting import until
 
 PLAN = Plan("admit", ())
 
@@ -250,9 +251,7 @@ async def test_circuit_starts_while_the_store_is_away(monkeypatch: pytest.Monkey
     await late.start()
     assert metrics.states == [(True, [])]
     store.error = None
-    async with asyncio.timeout(60):
-        while late.error is not None:  # noqa: ASYNC110  the circuit has no event for it
-            await asyncio.sleep(0.001)
+    await until(lambda: late.error is None, every_s=0.001)
     await late.stop()
     assert metrics.states[-1] == (False, [])
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, Final, get_type_hints
 
 import pytest
 from msgspec import msgpack
 
 from app.admission import decision_log as module
 from app.admission.decision_log import DecisionLog
+from app.admission.log_rows import DecisionEntry, Packing, size_of
 from app.admission.plan import Match, matches_of
 from app.decision_log.batch import CHARGED, REFRESHED, SEEN, Batch, LoggedLimit, Row, Sibling, batch_id
 from app.decision_log.status import LogStatus
@@ -308,6 +310,25 @@ async def test_waiting_rows_are_bounded_in_bytes_and_the_rest_is_counted(monkeyp
     await log._send()
     assert log.dropped == 2
     assert [row.kind for row in stream.rows] == ["dropped", *["decision"] * 11]
+
+
+TEXTS = [name for name, type_ in get_type_hints(Ask).items() if type_ == Final[str | None] and name != "ip"]
+"""The texts of an ask, except the address, which is short."""
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_size_of_a_waiting_row_counts_each_text_of_the_ask_that_the_row_has(name: str):
+    def waiting(text: str) -> DecisionEntry:
+        given: dict[str, Any] = {name: text}
+        decision = Decision("admit", 0, True, 0, "local", None)
+        return DecisionEntry("decision", 0, replace(ASK, **given), (), None, decision, (), None)
+
+    text = "t" * 500
+    packing = Packing(SECRET, plain_ids=False)
+    packing.add(waiting(text))
+    if text.encode() in packing.batch("n", 1, 0):
+        growth = size_of(waiting(text)) - size_of(waiting(""))
+        assert growth >= len(text), f"size_of in app/admission/log_rows.py leaves out {name}"
 
 
 async def test_late_answer_is_a_row_of_its_own_or_only_ids_when_admissions_are_not_logged():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from app.domain.caller import Caller
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Quota
 from app.store.port import NONE_KNOWN, Came, Charge, PackedAnswer, Plan, StoreError
+from tests.waiting import until
 
 QUOTA = Quota("producer_ids_rate", 5, "producer_ids", "deny")
 
@@ -84,11 +85,6 @@ def gatherer(
     made = Gatherer(store, budget_s=budget_s, timeout_s=timeout_s, **more)
     made._patience.now = lambda at: Moment(at, 0.0)  # type: ignore[method-assign]
     return made
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  there is no event for it
-        await asyncio.sleep(0)
 
 
 async def test_asks_that_wait_during_a_call_share_the_next_one() -> None:
@@ -193,7 +189,7 @@ async def test_asks_during_an_overdue_call_are_answered_and_never_sent() -> None
     assert (answers, failure and failure.reason) == ([], "budget")
     gathering._patience.budget_s = AMPLE_S
     store.gates[0].set_result(None)
-    await until(lambda: not gathering.is_late)
+    await until(lambda: not gathering.is_late, every_s=0)
     again = asyncio.create_task(gathering.decide([plan("d")]))
     await store.until_called(2)
     store.gates[1].set_result(None)
@@ -227,7 +223,7 @@ async def test_unread_reply_is_no_silence() -> None:
     store.is_silent = False
     gathering = gatherer(store, budget_s=0.0001, timeout_s=0.0002)
     deciding = asyncio.create_task(gathering.decide([plan("a")]))
-    await until(lambda: store.looks > 3)
+    await until(lambda: store.looks > 3, every_s=0)
     assert not gathering.is_late
     store.gates[0].set_result(None)
     assert await deciding == ([PackedAnswer(b"a")], None)
@@ -238,7 +234,7 @@ async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
     gathering = gatherer(store, budget_s=0.01, timeout_s=0.02)
     gathering._patience.now = lambda at: Moment(at, at)  # type: ignore[method-assign]
     deciding = asyncio.create_task(gathering.decide([plan("a")]))
-    await until(lambda: store.looks > 3)  # ten milliseconds apart
+    await until(lambda: store.looks > 3, every_s=0)  # ten milliseconds apart
     assert not gathering.is_late
     assert not deciding.done()
     store.called_at -= BUSY_PATIENCE_S
@@ -256,7 +252,7 @@ async def paused_during_a_call() -> tuple[
     deciding = asyncio.create_task(gathering.decide([plan("a")]))
     await store.until_called(1)
     time.sleep(0.2)  # noqa: ASYNC251  neither the loop nor the store runs
-    await until(lambda: store.looks == 1)
+    await until(lambda: store.looks == 1, every_s=0)
     return store, gathering, deciding
 
 
@@ -293,7 +289,7 @@ async def test_call_is_given_up_when_the_store_stays_silent() -> None:
     gathering = gatherer(store, budget_s=0.001, timeout_s=0.002)
     _, failure = await gathering.decide([plan("a")])
     assert failure is not None
-    await until(store.gates[0].done)
+    await until(store.gates[0].done, every_s=0)
     with pytest.raises(StoreError, match="it does not reply") as given_up:
         store.gates[0].result()
     assert given_up.value.reason == "timeout"
@@ -318,7 +314,7 @@ async def test_request_that_nobody_waits_for_any_more_is_not_sent() -> None:
 
 
 def group(name: str, done: DoneCallback) -> Group:
-    return Group([plan(name)], done, since=asyncio.get_running_loop().time())
+    return Group.of([plan(name)], done, since=time.monotonic())
 
 
 async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
@@ -329,15 +325,15 @@ async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
     def fails(_: Group, __: Exception | None) -> None:
         raise ZeroDivisionError
 
-    def late(_: int, __: PackedAnswer) -> None:
+    def late(_: Group, __: int, ___: PackedAnswer) -> None:
         raise ZeroDivisionError
 
-    unwanted = Group([plan("b")], fails, late)
+    unwanted = Group.of([plan("b")], fails, late)
     unwanted.is_done = True
     gathering.submit(group("a", fails))
     gathering.submit(group("c", lambda _, error: finished.append(error)))
     await store.until_called(1)
-    gathering._take(unwanted, 0, [PackedAnswer(b"")])
+    unwanted.take(0, [PackedAnswer(b"")])
     store.gates[0].set_result(None)
     await gathering.close()
     assert finished == [None]

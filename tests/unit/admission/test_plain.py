@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import gc
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from app.admission.errors import CallerGoneError
 from app.admission.hold import UNTHROTTLED, FactorSource
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Metrics
-from app.admission.plain import ADMITTED, PlainAsk, PlainAsks
+from app.admission.plain import ADMITTED, ADMITTED_ALONE, PlainAsk, PlainAsks, PlainQuotas, PlannedAsk
 from app.admission.plan import Matches
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
@@ -25,7 +27,8 @@ from app.domain.decision import Decision
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
-from app.store.port import Answer, Came, ChargeResult, Fault, PackedPlan, StoreError
+from app.store.encoding import encode_plans
+from app.store.port import Answer, Came, ChargeResult, Fault, Mark, PackedAnswer, PackedPlan, StoreError
 from tests.packed import packed
 
 EVERYONE = Entity.of(user=ANY)
@@ -57,6 +60,7 @@ OF_ALL = {
     "unreadable": Answer((), error=StoreError("response", "WRONGTYPE")),
 }
 SHORT = {"admitted", "ids seen"}
+"""The answers that are read no further than that they admit; so are charged ids if admissions are logged."""
 
 
 class Store:
@@ -92,16 +96,30 @@ class Recorded(Logs):
     def __init__(self, *, takes_admissions: bool = False) -> None:
         self.takes_admissions = takes_admissions
         self.heard: list[tuple[object, ...]] = []
+        self.admissions: list[tuple[Ask, PackedAnswer | None]] = []
 
     def decided(self, *heard: object) -> None:
         self.heard.append(heard)
+
+    def admitted(self, planned: PlannedAsk, plain: PlainQuotas, packed: PackedAnswer | None) -> None:
+        assert planned.plain is plain
+        self.admissions.append((planned.ask, packed))
 
     def late(self, *heard: object) -> None:
         self.heard.append(heard)
 
 
+async def birth() -> Mark:
+    """The marks of a store that never lost anything."""
+    return Mark(1_000, b"birth", 0)
+
+
 def admission(
-    store: Store, logs: Logs = UNLOGGED, factor: FactorSource = UNTHROTTLED, snapshot: Snapshot = SNAPSHOT
+    store: Store,
+    logs: Logs = UNLOGGED,
+    factor: FactorSource = UNTHROTTLED,
+    snapshot: Snapshot = SNAPSHOT,
+    mark: Callable[[], Awaitable[Mark]] | None = None,
 ) -> Admission:
     made = Admission(
         store,
@@ -113,7 +131,9 @@ def admission(
         metrics=Metrics(clock=lambda: 0.0),
         factor=factor,
         logs=logs,
+        mark=mark,
     )
+    made.local._now_s = lambda: 1.0
     made.circuit._working_since = -1e9
     return made
 
@@ -127,7 +147,7 @@ def ready(of: Admission, ask: Ask) -> PlainAsk:
 def counted(of: Admission) -> object:
     """What was counted, without times."""
     counts = of._metrics._counts
-    names = ("decisions", "shadows", "fallbacks", "unmatched", "corrections", "forgiven")
+    names = ("decisions", "shadows", "fallbacks", "unmatched", "corrections", "forgiven", "local_ids")
     return [getattr(counts, name) for name in names], counts.gauges
 
 
@@ -143,10 +163,98 @@ async def test_both_ways_decide_count_and_log_the_same(
     got = await short.decide([ready(short, ask)])
     expected = await readable.decide([ask])
     assert got == expected
-    assert (got[0] is ADMITTED[3]) is (answer in SHORT and not takes_admissions and not detail)
+    is_short = answer in SHORT or (takes_admissions and answer == "ids charged")
+    assert (got[0] is ADMITTED[3]) is (is_short and not detail)
     assert counted(short) == counted(readable)
-    # The log may leave a plain admission out, unless it takes them.
-    assert logs[0].heard == (logs[1].heard if answer not in SHORT or takes_admissions else [])
+    assert logs[0].heard == ([] if is_short else logs[1].heard)
+    logged = [(ask, packed(OF_ALL[answer]))] if is_short and takes_admissions else []
+    assert logs[0].admissions == logged  # of which tests/decision_log/test_admissions.py compares the rows
+    assert logs[1].admissions == []
+
+
+OF_OTHERS = {
+    "admitted": Answer((ADMIT, ADMIT)),
+    "throttled": Answer((ADMIT, but(ADMIT, outcome="throttle", throttle_ms=9))),
+    "unreadable": Answer((), error=StoreError("response", "WRONGTYPE")),
+}
+ONLY_IDS = Ask({}, (1, "a"), principal="alice")
+
+
+def arguments(store: Store) -> list[tuple[list[bytes], list[bytes]]]:
+    """The keys and arguments of all that was sent."""
+    return [encode_plans([plan]) for plan in store.sent]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("answer", OF_OTHERS)
+@pytest.mark.parametrize("takes_admissions", [False, True])
+@pytest.mark.parametrize("error", [None, StoreError("timeout")])
+async def test_both_ways_learn_ids_and_answer_for_them(
+    answer: str, takes_admissions: bool, error: StoreError | None
+) -> None:
+    """The whole ask is sent first, then its other quotas, and without others nothing."""
+    logs = [Recorded(takes_admissions=takes_admissions) for _ in range(2)]
+    stores = [Store(Answer((but(SEEN, open_ms=5_000), ADMIT, ADMIT), at_ms=1_000)) for _ in range(2)]
+    short, readable = (admission(store, log, mark=birth) for store, log in zip(stores, logs, strict=True))
+    for node in (short, readable):
+        await node.local._look()
+    plain = {repr(ask): ready(short, ask) for ask in (ALL, ONLY_IDS)}
+    for ask in (ALL, ALL, ONLY_IDS, ALL):
+        assert await short.decide([plain[repr(ask)]]) == await readable.decide([ask])
+        for store in stores:
+            store.answer, store.error = packed(OF_OTHERS[answer]), error
+    assert (await short.decide([plain[repr(ONLY_IDS)]]))[0] is ADMITTED_ALONE or takes_admissions
+    await readable.decide([ONLY_IDS])
+    assert arguments(stores[0]) == arguments(stores[1])
+    assert len(stores[0].sent) == (2 if error else 3)
+    assert counted(short) == counted(readable)
+    assert vars(short.local._known) == vars(readable.local._known)
+    # The log may leave plain admissions out, unless it takes them.
+    said = [
+        heard for heard in logs[1].heard if takes_admissions or heard[3] not in (*ADMITTED, ADMITTED_ALONE)
+    ]
+    # The first is a plain admission; an answer of this node alone goes the readable way if it is logged.
+    assert [ask for ask, _ in logs[0].admissions] == [ALL] * takes_admissions
+    assert logs[0].heard == said[len(logs[0].admissions) :]
+
+
+async def test_late_answer_of_an_ask_whose_ids_are_known_is_logged_in_full() -> None:
+    logs = Recorded()
+    store = Store(Answer((but(SEEN, open_ms=5_000), ADMIT, ADMIT), at_ms=1_000))
+    node = admission(store, logs, mark=birth)
+    await node.local._look()
+    plain = ready(node, ALL)
+    await node.decide([plain])
+    node._log_late((node._planned_one(plain, ANYONE),), 0, packed(OF_OTHERS["admitted"]))
+    ((ask, matches, answer, decision, verdicts),) = logs.heard
+    assert (ask, answer, decision) == (ALL, OF_OTHERS["admitted"], ADMITTED[3])
+    assert isinstance(verdicts, tuple)
+    assert isinstance(matches, tuple)
+    assert [verdict.observed for verdict in verdicts] == [None, 0.25, 0.25]
+    assert len(matches) == 3
+
+
+async def test_ids_are_learned_with_detail_but_not_answered_alone() -> None:
+    store = Store(Answer((but(SEEN, open_ms=5_000),), at_ms=1_000))
+    node = admission(store, mark=birth)
+    await node.local._look()
+    detailed = ready(node, replace(ONLY_IDS, detail=True))
+    for _ in range(2):
+        (decision,) = await node.decide([detailed])
+        assert decision.source == "store"
+    assert node.local._known.ids == 2
+    (decision,) = await node.decide([ready(node, ONLY_IDS)])
+    assert decision is ADMITTED_ALONE
+    assert len(store.sent) == 2
+
+
+async def test_shadow_quota_of_ids_counts_wherever_it_is_decided() -> None:
+    snapshot = Snapshot().apply(1, [("producer_ids_rate", EVERYONE, replace(IDS, shadow=True))])
+    store = Store(Answer((but(SEEN, open_ms=5_000),), at_ms=1_000))
+    node = admission(store, mark=birth, snapshot=snapshot)
+    await node.local._look()
+    sources = [(await node.decide([ONLY_IDS]))[0].source for _ in range(2)]
+    assert sources == ["store", "local"]
+    assert node._metrics._counts.shadows == {("admit", "producer_ids_rate"): 2}
 
 
 @pytest.mark.parametrize("ask", [ASK, ALL, Ask({"fetch_bytes": 1}, principal="alice")])
@@ -246,12 +354,36 @@ async def test_changed_quotas_make_plain_asks_invalid_and_are_in_force_all_the_s
     node = admission(store)
     node._snapshot = lambda: snapshots[0]
     plain = ready(node, ASK)
-    assert node.is_valid(plain)
+    assert plain.quotas.edition is node.edition
     del snapshots[0]
-    assert not node.is_valid(plain)
+    assert plain.quotas.edition is not node.edition
     await node.decide([plain])
     (plan,) = store.sent
     assert plan.charges[0].applied.quota.limit == 7  # type: ignore[attr-defined]
+
+
+async def test_plain_asks_do_not_keep_quotas_that_are_no_longer_in_force() -> None:
+    node = admission(Store(Answer((ADMIT,))))
+    snapshots = [SNAPSHOT]
+    node._snapshot = lambda: snapshots[-1]
+    kept = [ready(node, ASK)]
+    former = weakref.ref(node._matches_in_force())
+    snapshots[:] = [SNAPSHOT.apply(2, [("request_rate", EVERYONE, replace(RATE, limit=7))])]
+    kept.append(ready(node, ASK))
+    assert [plain.quotas.edition is node.edition for plain in kept] == [False, True]
+    gc.collect()
+    assert former() is None
+
+
+async def test_unexpected_error_of_an_answer_reaches_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = admission(Store(Answer((ADMIT,))))
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(node._metrics, "count_admission", fail)
+    with pytest.raises(ZeroDivisionError):
+        await node.decide([ready(node, ASK)])
 
 
 async def test_single_ask_can_be_decided_by_callback() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from app.admission.queue import Group, Queue
 from app.store.port import Plan
 
 
 def group(name: str) -> Group:
-    future = asyncio.get_running_loop().create_future()
-    return Group([Plan("admit", (), context=name.encode())], future, on_behalf_of=name)
+    plans = [Plan("admit", (), context=name.encode())]
+    return Group.of(plans, lambda _group, _failure: None, on_behalf_of=name)
 
 
 async def test_ids_weigh_as_much_as_asks_among_the_principals_of_a_caller():

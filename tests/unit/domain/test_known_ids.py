@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from app.domain.known_ids import (
     BUCKET_BYTES,
     ID_BYTES,
+    PAUSED_MS,
     REFUSAL_BYTES,
     REFUSED_MS,
+    RENEWED_WITHIN_MS,
+    KnownBucket,
     KnownIds,
     Renewal,
     StoreTime,
+    size_of,
 )
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Layers, Quota
@@ -49,10 +53,10 @@ def refuse(known: KnownIds, throttle_ms: int = 36_000, at: int = BEGAN) -> None:
     known.learn_refusal(KEY, ALICE, "alice", 9, "throttle", throttle_ms, None, at)
 
 
-def renewals(known: KnownIds, most: int = 100) -> list[tuple[tuple[int | str, ...], int]]:
+def renewals(known: KnownIds, most: int = 100, at: int = BEGAN) -> list[tuple[tuple[int | str, ...], int]]:
     """All renewals that wait: their ids, and the reset that they name."""
     taken = []
-    while (found := known.next_renewal(most, lambda applied: applied)) is not None:
+    while (found := known.next_renewal(most, at, lambda applied: applied)) is not None:
         taken.append((found[1].ids, found[1].resets))
     return taken
 
@@ -61,8 +65,10 @@ def test_known_id_is_answered_until_its_layer_dies():
     known = knowing(1, "a")
     assert answers(known, 1)
     assert answers(known, "a", 1, -1)
-    assert answers(known, 1, at=BEGAN + TTL - 1)
-    assert not answers(known, 1, at=BEGAN + TTL)
+    assert answers(known, 1, at=BEGAN + TTL - RENEWED_WITHIN_MS)
+    assert not answers(known, 1, at=BEGAN + TTL - RENEWED_WITHIN_MS + 1)  # the use could not be renewed
+    assert known.passes(KEY, ALICE, [1], BEGAN + TTL - 1)
+    assert not known.passes(KEY, ALICE, [1], BEGAN + TTL)
 
 
 def test_unknown_id_or_none_at_all_is_left_to_the_store():
@@ -114,6 +120,12 @@ def test_another_limit_keeps_the_knowledge_and_ends_refusals():
     assert known.refusal(KEY, other, 9, BEGAN) is None
 
 
+def confirm(known: KnownIds, at: int = BEGAN) -> None:
+    """Let the store say that no bucket was reset, and renew what waits."""
+    while (found := known.next_renewal(100, at, lambda applied: applied)) is not None:
+        known.renewed(*found, known.edition, at, was_reset=False, is_written=True)
+
+
 def replace_quota(**changes: object) -> AppliedQuota:
     return AppliedQuota(replace(QUOTA, **changes), ALICE.entity, ALICE.bucket, ALICE.owner)  # type: ignore[arg-type]
 
@@ -123,10 +135,10 @@ def replace_quota(**changes: object) -> AppliedQuota:
 
 def test_own_reset_forgets_and_teaches_nothing_from_before():
     known = knowing(1)
-    turn = known.turn
+    edition = known.edition
     known.reset([KEY])
     assert not answers(known, 1)
-    assert known.turn != turn
+    assert known.edition != edition
 
 
 def test_reset_elsewhere_has_the_bucket_confirmed():
@@ -134,10 +146,10 @@ def test_reset_elsewhere_has_the_bucket_confirmed():
     known.look(b"born", 7)
     assert not answers(known, 1)
     learn(known, 2)  # what is learned before it is confirmed is not kept
-    key, renewal = known.next_renewal(100, lambda applied: applied) or (b"", None)
+    key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert (key, renewal) == (KEY, Renewal(ALICE, "alice", 0, ()))
     assert renewal is not None
-    known.renewed(key, renewal, known.turn, was_reset=False)
+    known.renewed(key, renewal, known.edition, BEGAN, was_reset=False, is_written=True)
     assert answers(known, 1)
     assert not answers(known, 2)
 
@@ -146,29 +158,120 @@ def test_bucket_that_was_reset_elsewhere_is_forgotten():
     known = knowing(1)
     known.look(b"born", 7)
     assert not answers(known, 1)
-    key, renewal = known.next_renewal(100, lambda applied: applied) or (b"", None)
+    key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
-    known.renewed(key, renewal, known.turn, was_reset=True)
+    known.renewed(key, renewal, known.edition, BEGAN, was_reset=True, is_written=True)
     assert not answers(known, 1)
     assert renewals(known) == []
 
 
 def test_loss_keeps_the_answers_and_renews_everything():
     known = knowing(1, 2, 3)
-    turn = known.turn
+    edition = known.edition
     known.look(b"born again", 0)
-    assert known.turn != turn
+    assert known.edition != edition
     assert answers(known, 1, 2)
     assert sorted(len(ids) for ids, _ in renewals(known, 2)) == [1, 2]
+
+
+def test_loss_renews_nothing_that_is_dead():
+    known = knowing(1)
+    learn(known, 2, closes_ms=CLOSES + INTERVAL)
+    known.look(b"other", 0)
+    assert renewals(known, at=BEGAN + TTL) == [((2,), 0)]
+    known.look(b"another", 0)
+    assert renewals(known, at=BEGAN + 11 * 86_400_000) == []
+
+
+def test_layer_that_dies_while_it_is_restored_is_not_written():
+    known = knowing(1, 2, 3)
+    known.look(b"other", 0)
+    assert known.next_renewal(1, BEGAN, lambda applied: applied) is not None
+    assert renewals(known, at=BEGAN + TTL) == []
+
+
+def test_loss_restores_no_bucket_that_may_have_been_reset():
+    known = knowing(1, 2, 3)
+    answers(known, 1, at=CLOSES)  # its renewal waits, too
+    known.look(b"born", 7)
+    known.look(b"other", 7)
+    assert renewals(known) == []
+    assert not answers(known, 1)
+
+
+def test_reset_before_a_loss_was_noticed_has_buckets_confirmed():
+    known = knowing(1)
+    known.look(b"other", 5)
+    assert not answers(known, 1)
+    confirm(known)
+    assert answers(known, 1)
+
+
+def test_reset_after_a_loss_has_buckets_confirmed():
+    known = knowing(1)
+    known.look(b"other", 0)
+    assert answers(known, 1)
+    known.look(b"other", 5)
+    assert not answers(known, 1)
+
+
+def test_reset_before_a_loss_is_no_reset_after_it():
+    known = KnownIds()
+    known.look(b"born", 7)
+    learn(known, 1)
+    known.look(b"other", 0)
+    assert answers(known, 1)
+
+
+def test_use_whose_layer_died_is_not_renewed():
+    known = knowing(1)
+    answers(known, 1, at=CLOSES)
+    assert renewals(known, at=BEGAN + TTL) == []
+    assert (known.waiting, known.has_renewals) == (0, False)
+
+
+def test_renewal_that_fails_after_the_node_forgot_something_is_dropped():
+    known = knowing(1)
+    answers(known, 1, at=CLOSES)
+    edition = known.edition
+    key, renewal = known.next_renewal(1, CLOSES, lambda applied: applied) or (b"", None)
+    assert renewal is not None
+    known.reset([KEY])
+    known.put_back(key, renewal, edition, BEGAN)
+    assert not known.has_renewals
+
+
+def test_bucket_is_confirmed_although_nobody_asks_for_what_it_holds():
+    known = knowing(1)
+    known.look(b"born", 7)
+    learn(known, 2)
+    assert known.has_renewals
+    confirm(known)
+    learn(known, 2)
+    assert answers(known, 1, 2)
+
+
+def test_bucket_in_which_nothing_is_alive_needs_no_confirmation():
+    known = knowing(1)
+    known.look(b"born", 7)
+    learn(known, 2, closes_ms=CLOSES + TTL)
+    assert answers(known, 2, at=BEGAN + TTL)
+
+
+def test_bucket_that_may_have_been_reset_does_not_pass_while_the_store_is_away():
+    known = knowing(1)
+    assert known.passes(KEY, ALICE, [1], BEGAN)
+    known.look(b"born", 7)
+    assert not known.passes(KEY, ALICE, [1], BEGAN)
 
 
 def test_restored_bucket_is_like_any_other():
     known = knowing(1)
     known.look(b"born again", 5)
-    key, renewal = known.next_renewal(100, lambda applied: applied) or (b"", None)
+    key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
     assert renewal.resets == 0  # a number of after the loss is newer than all that is known
-    known.renewed(key, renewal, known.turn, was_reset=False)
+    known.renewed(key, renewal, known.edition, BEGAN, was_reset=False, is_written=True)
     assert answers(known, 1)
     known.look(b"born again", 6)
     assert not answers(known, 1)
@@ -184,11 +287,11 @@ def test_birth_that_is_not_known_is_no_loss():
 def test_renewal_of_a_quota_that_changed_is_dropped():
     known = knowing(1)
     answers(known, 1, at=CLOSES)
-    assert known.next_renewal(100, lambda _: None) is None
+    assert known.next_renewal(100, BEGAN, lambda _: None) is None
     answers(known, 1, at=CLOSES)
-    assert known.next_renewal(100, lambda _: replace_quota(window_ms=1)) is None
+    assert known.next_renewal(100, BEGAN, lambda _: replace_quota(window_ms=1)) is None
     answers(known, 1, at=CLOSES)
-    _, renewal = known.next_renewal(100, lambda _: replace_quota(limit=9)) or (b"", None)
+    _, renewal = known.next_renewal(100, BEGAN, lambda _: replace_quota(limit=9)) or (b"", None)
     assert renewal is not None
     assert renewal.applied.quota.limit == 9
 
@@ -196,11 +299,43 @@ def test_renewal_of_a_quota_that_changed_is_dropped():
 def test_failed_renewal_waits_again():
     known = knowing(1, 2)
     answers(known, 1, 2, at=CLOSES)
-    key, renewal = known.next_renewal(1, lambda applied: applied) or (b"", None)
+    key, renewal = known.next_renewal(1, BEGAN, lambda applied: applied) or (b"", None)
     assert renewal is not None
-    known.put_back(key, renewal)
+    known.put_back(key, renewal, known.edition, BEGAN)
     assert known.waiting == 2
     assert sorted(renewals(known)[0][0]) == [1, 2]
+
+
+def test_bucket_that_the_store_has_no_room_for_is_not_renewed_for_a_second():
+    known = knowing(1, 2)
+    answers(known, 1, at=CLOSES)
+    key, renewal = known.next_renewal(1, CLOSES, lambda applied: applied) or (b"", None)
+    assert renewal is not None
+    known.renewed(key, renewal, known.edition, CLOSES, was_reset=False, is_written=False)
+    assert answers(known, 1, 2, at=CLOSES + PAUSED_MS - 1)
+    assert renewals(known) == []
+    assert answers(known, 1, at=CLOSES + PAUSED_MS)
+    assert renewals(known) == [((1,), 0)]
+
+
+def test_store_is_asked_for_what_waits_too_long():
+    known = knowing(1, 2)
+    assert answers(known, 1, at=CLOSES)
+    assert answers(known, 1, 2, at=CLOSES + INTERVAL)
+    assert not answers(known, 1, at=CLOSES + INTERVAL + 1)
+    assert answers(known, 2, at=CLOSES + INTERVAL + 1)
+
+
+def test_store_is_asked_when_too_much_waits():
+    known = KnownIds(240 * ID_BYTES)
+    known.look(b"born", 0)
+    for key in (b"one", b"other", b"third"):
+        known.learn(key, ALICE, "alice", range(40), CLOSES, BEGAN)
+    assert known.answers(b"one", ALICE, range(40), CLOSES)
+    assert known.answers(b"other", ALICE, range(10), CLOSES)
+    assert known.answers(b"one", ALICE, [1], CLOSES)
+    assert not known.answers(b"other", ALICE, [20], CLOSES)
+    assert not known.answers(b"third", ALICE, [1], CLOSES)
 
 
 # Refusals
@@ -262,29 +397,106 @@ def test_memory_is_bounded(steps: list[tuple[int, int, bool]]):
         else:
             ids = range(first, first + 40)
             known.learn(key, ALICE, "alice", ids, CLOSES + 100 * at, BEGAN + 100 * at)
-        assert known.bytes <= most + BUCKET_BYTES + REFUSAL_BYTES
-        assert known.bytes == sum(bucket.bytes for bucket in known._buckets.values())
+            known.answers(key, ALICE, ids, CLOSES + 100 * at)
+        assert known.bytes <= most + BUCKET_BYTES + REFUSAL_BYTES + 40 * ID_BYTES
+        waiting = sum(its.bytes for its in known._waiting.values())
+        assert known.bytes == sum(bucket.bytes for bucket in known._buckets.values()) + waiting
+        assert known.waiting == sum(its.known for its in known._waiting.values())
         assert known.ids == sum(bucket.known for bucket in known._buckets.values())
+        for bucket in known._buckets.values():
+            assert_counted(bucket, most // 4)
 
 
-@pytest.mark.parametrize("kind", ["numbers", "texts", "buckets", "refusals"])
-def test_estimates_are_not_too_small(kind: str):
+def assert_counted(bucket: KnownBucket, most: int) -> None:
+    """The running totals of a bucket are what adding up gives."""
+    held = {
+        layer.number: [size_of(e) for e, n in bucket.ids.items() if n == layer.number]
+        for layer in bucket.layers
+    }
+    assert {layer.number: (layer.known, layer.bytes) for layer in bucket.layers} == {
+        number: (len(sizes), sum(sizes)) for number, sizes in held.items()
+    }
+    assert sum(map(len, held.values())) == len(bucket.ids)
+    assert bucket.refused_bytes == sum(REFUSAL_BYTES + size_of(each) for each in bucket.refusals)
+    ids_bytes = sum(map(sum, held.values()))
+    assert 0 < bucket.bytes - ids_bytes - bucket.refused_bytes - BUCKET_BYTES < 500
+    assert not ids_bytes or bucket.bytes - bucket.refused_bytes <= most
+    assert bucket.dies_ms == min((layer.dies_ms for layer in bucket.layers), default=0)
+
+
+def full(ids: int) -> KnownIds:
+    """A node that knows as many ids of alice as there is room for, all of the open layer."""
+    known = KnownIds(4 * (BUCKET_BYTES + 400 + ids * ID_BYTES))
+    known.look(b"born", 0)
+    for n in range(2 * ids):
+        learn(known, n)
+    assert ids <= known.ids <= ids + 2
+    assert answers(known, 0, ids - 1)
+    assert not answers(known, 2 * ids - 1)
+    return known
+
+
+def test_id_that_is_used_again_needs_no_more_room():
+    known = full(20)
+    before = known.ids, known.bytes
+    learn(known, *range(20), closes_ms=CLOSES + INTERVAL)
+    assert (known.ids, known.bytes) == before
+    assert answers(known, *range(20), at=BEGAN + TTL)
+
+
+def test_new_id_takes_the_room_of_the_oldest_layer():
+    known = full(20)
+    learn(known, 1, closes_ms=CLOSES + INTERVAL)
+    learn(known, 100, closes_ms=CLOSES + INTERVAL)
+    assert answers(known, 1, 100, at=CLOSES)
+    assert not answers(known, 2, at=CLOSES)
+    assert known.ids == 2
+
+
+def test_ids_that_moved_from_layer_to_layer_take_no_more_memory():
     many = 5_000
     tracemalloc.start()
     known = KnownIds(10**9)
+    for layer in range(4):
+        for n in range(many):
+            learn(known, 2**40 + n, closes_ms=CLOSES + layer * INTERVAL)
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert known.ids == many
+    assert used < known.bytes
+
+
+HOSTILE = "hostile texts", "hostile letters", "hostile buckets", "hostile refusals", "hostile waits"
+KINDS = "numbers", "texts", "buckets", "refusals", "waits", *HOSTILE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_estimates_are_not_too_small(kind: str):
+    many, is_hostile, what = 5_000, kind in HOSTILE, kind.rsplit(maxsplit=1)[-1]
+    tracemalloc.start()
+    known = KnownIds(10**9)
     for n in range(many):
-        each: int | str = 2**40 + n if kind == "numbers" else f"transaction-{n}"
-        if kind == "refusals":
+        each: int | str = f"transaction-{n:0>500}" if is_hostile else f"transaction-{n}"
+        if what == "letters":
+            each = "\N{GOTHIC LETTER AHSA}" * 500 + f"{n}"
+        if what == "refusals":
             known.learn_refusal(b"%d" % (n // 250), ALICE, "alice", each, "throttle", 500 + n, None, n)
+        elif what == "buckets":
+            name = f"{n:0>512}" if is_hostile else f"{n}"
+            applied = AppliedQuota(QUOTA, "user=*", f"user={name}", f"user={name}")
+            known.learn(f"bucket-{name}".encode(), applied, name, [n], CLOSES, BEGAN)
         else:
-            known.learn(b"bucket-%d" % n if kind == "buckets" else KEY, ALICE, "alice", [each], CLOSES, BEGAN)
+            known.learn(KEY, ALICE, "alice", [2**40 + n if kind == "numbers" else each], CLOSES, BEGAN)
+        if what == "waits":
+            assert known.answers(KEY, ALICE, ["".join(str(each))], CLOSES)
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert used < known.bytes < 4 * used, f"{used / many:.0f} bytes, estimated {known.bytes / many:.0f}"
 
 
 def test_bucket_used_least_lately_is_forgotten():
-    known, names = KnownIds(8 * (BUCKET_BYTES + ID_BYTES)), [b"%d" % n for n in range(8)]
+    names = [b"%d" % n for n in range(8)]
+    known = KnownIds(8 * (BUCKET_BYTES + ID_BYTES + 350))
     for key in names:
         known.learn(key, ALICE, "alice", [1], CLOSES, BEGAN)
     known.answers(names[0], ALICE, [1], BEGAN)
@@ -300,13 +512,15 @@ def test_bucket_used_least_lately_is_forgotten():
     st.lists(st.tuples(st.integers(0, 5_000), st.floats(0, 40), st.floats(0, 40)), min_size=1, max_size=30),
     st.floats(0, 1e9),
 )
-def test_estimated_time_is_never_behind_the_store(calls: list[tuple[int, float, float]], ahead: float):
+def test_store_is_between_the_earliest_and_the_latest_time(
+    calls: list[tuple[int, float, float]], ahead: float
+):
     time, at = StoreTime(), 0.0
     for pause, there, back in calls:
         at += pause
         time.read(int(at + there + ahead), at, at + there + back)
         at += there + back
-        assert (time.at_ms(at) or 0) >= int(at + ahead)
+        assert (time.at_ms(at) or 0) >= int(at + ahead) >= (time.earliest_ms(at) or 0)
 
 
 def test_estimated_time_follows_a_clock_that_goes_ahead():
@@ -317,3 +531,21 @@ def test_estimated_time_follows_a_clock_that_goes_ahead():
     assert time.at_ms(102) == 9_003
     time.read(9_150, 250, 250.5)
     assert time.at_ms(252) == 9_153
+
+
+def test_clock_that_is_set_back_is_noticed():
+    time = StoreTime()
+    assert time.read(9_000, 0, 2) == 0
+    assert time.read(9_100, 100, 110) == 0
+    assert time.read(1_200, 200, 202) == 9_000 - 2 - (1_200 + 1 - 200)
+    assert (time.earliest_ms(202), time.at_ms(202)) == (1_200, 1_203)
+
+
+def test_everything_is_forgotten_at_once():
+    known = knowing(1)
+    answers(known, 1, at=CLOSES)
+    edition = known.edition
+    known.forget_all()
+    assert not answers(known, 1)
+    assert (known.ids, known.bytes, known.waiting, known.has_renewals) == (0, 0, 0, False)
+    assert known.edition != edition

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.domain.ask import Ask
-from app.domain.entity import ANY, COMBINATIONS, Entity
+from app.domain.entity import ANY, COMBINATIONS, TYPES, Entity
 from app.domain.ladder import AppliedQuota, MatchingRules, applied_quotas, explained_quotas
-from app.domain.quota import KEYS, Quota, Scope
+from app.domain.quota import KEYS, Quota, QuotaKey, Scope
 
 USER, CLIENT = "alice", "etl"
 LEVELS = (
@@ -171,6 +171,39 @@ def test_scope_broker_gives_each_broker_its_own_bucket(key: str, entity: Entity,
 def test_bucket_owner_is_its_user_or_itself(entity: Entity, ask: Ask, owner: str):
     (one,) = found("request_rate", [entity], ask)
     assert one.owner == owner
+
+
+NAMED = {"user": USER, "client-id": CLIENT, "ip": "10.0.0.7", "broker": "1", "listener": "L"}
+
+
+def entities_that_apply(key: str, types: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The entities of these types, by name and by default, and those that apply to an ask that names them."""
+    names = {type_: NAMED[type_] for type_ in types}
+    user, client, ip, broker, listener = map(names.get, TYPES)
+    ask = Ask({KEYS[key].usage: 1}, (1,), user, client, ip, broker, listener)
+    entities = [Entity(tuple(names.items()))]
+    if types != ("broker", "listener"):  # a pair of these has no default
+        entities.append(Entity(tuple((type_, ANY) for type_ in types)))
+    applied = [one.entity for entity in entities for one in found(key, [entity], ask)]
+    return [str(entity) for entity in entities], applied
+
+
+@pytest.mark.parametrize(
+    ("key", "types"), [(key.name, types) for key in KEYS.values() for types in key.entities]
+)
+def test_quota_applies_wherever_it_can_be_set(key: str, types: tuple[str, ...]):
+    entities, applied = entities_that_apply(key, types)
+    assert applied == entities
+
+
+@pytest.mark.parametrize("types", sorted(COMBINATIONS))
+def test_quota_of_a_new_key_applies_wherever_it_can_be_set(
+    monkeypatch: pytest.MonkeyPatch, types: tuple[str, ...]
+):
+    new = QuotaKey("new_rate", "requests", (types,), "deny", "sampled_rate", False, 5)
+    monkeypatch.setitem(KEYS, "new_rate", new)
+    entities, applied = entities_that_apply("new_rate", types)
+    assert applied == entities
 
 
 def test_applied_quotas_are_in_tie_breaking_order():

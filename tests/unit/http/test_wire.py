@@ -13,7 +13,7 @@ from app.domain.ask import MODES, Ask
 from app.domain.decision import OUTCOMES, Decision, LimitedBy, Verdict
 from app.domain.quota_value import pointer
 from app.http.problems import MAX_ERRORS, ProblemError
-from app.http.wire import decode_ask, decode_batch, encode_decision, encode_decisions
+from app.http.wire import decode_ask, decode_batch, encode_decision, encode_decisions, split_batch
 from tests.steps import done
 
 ONE = '"usage": {"requests": 1}'
@@ -326,6 +326,15 @@ def test_a_batch_is_an_object_of_asks():
 
 def test_batch_names_a_bounded_number_of_errors():
     assert len(batch_refusal(*['{"usage": {}}'] * 1000).errors) == MAX_ERRORS
+
+
+def test_batch_with_a_part_that_is_not_utf_8_is_not_split():
+    body = b'{"asks": [{"principal": "\xff"}], "asks": [{"usage": {"requests": 1}}]}'
+    assert split_batch(body) is None
+    assert split_batch(body.replace(b"\xff", "\u00ff".encode())) == [b'{"usage": {"requests": 1}}']
+    with pytest.raises(ProblemError) as raised:
+        done(decode_batch(body, "store"))
+    assert raised.value.status == 400
 
 
 @given(st.binary() | st.text().map(str.encode))

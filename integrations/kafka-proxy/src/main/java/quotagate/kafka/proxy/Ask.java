@@ -1,6 +1,7 @@
 // What one request of a client wants to spend, as Quotagate reads it.
 package quotagate.kafka.proxy;
 
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
@@ -72,8 +73,10 @@ record Ask(String json, int bytes, int ids) {
 
   private static byte[] digest(String name) {
     try {
-      // UTF-16, in which also lone surrogates differ.
-      return MessageDigest.getInstance("SHA-256").digest(name.getBytes(StandardCharsets.UTF_16BE));
+      // Its characters as they are: an encoding would make all lone surrogates the same.
+      ByteBuffer characters = ByteBuffer.allocate(Character.BYTES * name.length());
+      characters.asCharBuffer().put(name);
+      return MessageDigest.getInstance("SHA-256").digest(characters.array());
     } catch (NoSuchAlgorithmException e) {
       throw new IllegalStateException(e);
     }
