@@ -29,7 +29,8 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def quotagate() -> Iterator[Service]:
-    with service.running() as node:
+    # While the throttle factor is 0, producers wait until the disks are looked at again.
+    with service.running(environment={"QUOTAGATE_VOLUME_CHECK_INTERVAL": "PT3S"}) as node:
         yield node
 
 

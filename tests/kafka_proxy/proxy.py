@@ -8,7 +8,7 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -36,8 +36,11 @@ JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-U
 class Proxy(Program):
     """One proxy before a cluster; `bootstrap` is where clients connect."""
 
-    def __init__(self, folder: Path, upstream: str, config: dict[str, object] | None) -> None:
+    def __init__(
+        self, folder: Path, upstream: str, config: dict[str, object] | None, jvm: Sequence[str]
+    ) -> None:
         self._upstream = upstream
+        self._jvm = jvm
         self._config = config
         self._file = folder / "proxy.yaml"
         self._log = folder / "proxy.log"
@@ -55,7 +58,7 @@ class Proxy(Program):
             self._running = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())),
-                    *(str(maven.JAVA), *JVM, "-jar", str(jar()), str(self._file)),
+                    *(str(maven.JAVA), *self._jvm, "-jar", str(jar()), str(self._file)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -89,9 +92,11 @@ class Proxy(Program):
 
 
 @contextmanager
-def running(folder: Path, upstream: str, config: dict[str, object] | None) -> Iterator[Proxy]:
+def running(
+    folder: Path, upstream: str, config: dict[str, object] | None, *, jvm: Sequence[str] = JVM
+) -> Iterator[Proxy]:
     """A proxy before a cluster with this configuration of the filter; None: without the filter."""
-    proxy = Proxy(folder, upstream, config)
+    proxy = Proxy(folder, upstream, config, jvm)
     try:
         proxy.start()
         yield proxy

@@ -7,35 +7,32 @@ from contextlib import ExitStack
 from kafka import KafkaProducer, TopicPartition
 from kafka.consumer import KafkaConsumer
 
-from tests.kafka.brokers import Cluster
 from tests.kafka_proxy import java_client, producing
 from tests.service import eventually
 
 
-def end_offset(cluster: Cluster, topic: str) -> int:
-    consumer = KafkaConsumer(**cluster.properties)
-    try:
-        partition = TopicPartition(topic, 0)
-        return int(consumer.end_offsets([partition])[partition])
-    finally:
-        consumer.close()
+def end_offset(consumer: KafkaConsumer, topic: str) -> int:
+    partition = TopicPartition(topic, 0)
+    return int(consumer.end_offsets([partition])[partition])
 
 
 def test_records_without_acknowledgement_are_held(cluster, plain, quotagate, topic):
     with ExitStack() as stack:
         producer = KafkaProducer(bootstrap_servers=plain.bootstrap, acks=0, enable_idempotence=False)
         stack.callback(producer.close, timeout=1)
+        consumer = KafkaConsumer(**cluster.properties)
+        stack.callback(consumer.close)
         producer.send(topic, b"first").get(60)
-        eventually(lambda: end_offset(cluster, topic) == 1)
+        eventually(lambda: end_offset(consumer, topic) == 1)
 
         assert quotagate.http.post("/v1/volumes:drill", json={"factor": 0, "for_ms": 600_000}).is_success
         stack.callback(quotagate.http.delete, "/v1/volumes:drill")
         eventually(lambda: quotagate.ask(principal="x", usage={"produce_bytes": 1})["decision"] == "throttle")
         producer.send(topic, b"held").get(60)  # which says nothing: it only left the client
-        # The proxy asks again and again for 15 s; as soon as it may, the record goes through.
-        assert end_offset(cluster, topic) == 1
+        # The proxy asks again each second, for 15 s; as soon as it may, the record goes through.
+        assert end_offset(consumer, topic) == 1
         assert quotagate.http.delete("/v1/volumes:drill").is_success
-        eventually(lambda: end_offset(cluster, topic) == 2)
+        eventually(lambda: end_offset(consumer, topic) == 2)
 
 
 def test_transaction_is_held_and_commits(plain, quotagate, topic, tmp_path):

@@ -77,11 +77,11 @@ def all_go_on(workers: Sequence[Worker]) -> None:
 
 @pytest.mark.parametrize("policy", ["admit", "throttle"])
 def test_clients_outlive_quotagate(policy, cluster, topic, tmp_path):
-    with ExitStack() as stack:
-        store = stack.enter_context(stores.running("valkey"))
+    # Clients end before what they wait for.
+    with ExitStack() as nodes, ExitStack() as stack:
+        store = nodes.enter_context(stores.running("valkey"))
         catalog = f"sqlite:///{tmp_path / 'catalog.db'}"
-        first = service.running(store_url=store, database_url=catalog)
-        node = stack.enter_context(first)
+        node = nodes.enter_context(service.running(store_url=store, database_url=catalog))
         node.put("user=ANONYMOUS", producer_byte_rate=10_000_000)
         config = {**proxy.settings_for(tmp_path, node), "onFailure": policy, "timeoutMs": 1_000}
         between = stack.enter_context(proxy.running(tmp_path, cluster.bootstrap, config))
@@ -95,8 +95,7 @@ def test_clients_outlive_quotagate(policy, cluster, topic, tmp_path):
         eventually(lambda: "the policy answers" in between.logged())
         if policy == "admit":
             all_go_on(workers)
-        again = service.running(store_url=store, database_url=catalog, address=address)
-        stack.enter_context(again)
+        nodes.enter_context(service.running(store_url=store, database_url=catalog, address=address))
         eventually(lambda: "Quotagate answers again" in between.logged())
         all_go_on(workers)
         assert before <= connections(between), "a connection was lost"

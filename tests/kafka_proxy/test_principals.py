@@ -13,6 +13,7 @@ from tests.kafka_proxy.proxy import Proxy
 from tests.service import Service, eventually
 
 WINDOW_MS = 20_000
+IMPATIENT = {"request_timeout_ms": 5_000, "bootstrap_timeout_ms": 5_000}
 
 
 def properties(proxy: Proxy, user: str, password: str, mechanism: str = "PLAIN") -> dict[str, str]:
@@ -66,7 +67,7 @@ def test_principals_of_plain_and_scram_are_apart(sasl, quotagate, topic, scram_u
 def test_wrong_password_gives_no_name(sasl, quotagate, topic):
     quotagate.put("user=*", request_rate={"limit": 1000})
     with pytest.raises(KafkaError):
-        KafkaConsumer(**properties(sasl, "carol", "wrong"), request_timeout_ms=5_000).topics()
+        KafkaConsumer(**properties(sasl, "carol", "wrong"), **IMPATIENT).topics()
     found = quotagate.http.get("/v1/buckets", params={"bucket": "user=carol", "quota": "request_rate"})
     assert all(not bucket["observed"] for bucket in found.json()["buckets"])
 
@@ -94,6 +95,4 @@ def test_mechanism_whose_name_cannot_be_learnt_is_refused(sasl):
 def test_broker_does_not_have_to_offer_it(plain, sasl):
     """A client of a proxy without SASL is anonymous, and one of a proxy with SASL has to say who it is."""
     with pytest.raises((KafkaError, KafkaTimeoutError)):
-        KafkaConsumer(
-            bootstrap_servers=sasl.bootstrap, request_timeout_ms=5_000, bootstrap_timeout_ms=5_000
-        ).topics()
+        KafkaConsumer(bootstrap_servers=sasl.bootstrap, **IMPATIENT).topics()

@@ -48,6 +48,10 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   // What a client had sent before it learnt of its throttle time is seen a moment later, and is not
   // held.
   private static final long QUEUED_MS = 250;
+
+  // How often a held request that cannot be told is asked for again: a wait may end early, as when
+  // a disk has room again.
+  private static final long ASK_AGAIN_MS = 1_000;
   private static final short METADATA_VERSION = 12; // the first with topic ids without names
   private static final short FIRST_TOLD_PRODUCE =
       6; // KIP-219: from then on clients pause by themselves
@@ -251,13 +255,16 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
     }
 
     private CompletionStage<RequestFilterResult> decided(Decision decision) {
+      if (decision.verdict() == Decision.Verdict.THROTTLE && !canBeTold() && nowMs() < until) {
+        long hold = Math.min(Math.min(decision.throttleMs(), ASK_AGAIN_MS), until - nowMs());
+        return later(Math.max(1, hold))
+            .thenComposeAsync(ignored -> ask(), executor)
+            .thenComposeAsync(this::decided, executor);
+      }
       pause(kind, decision);
       return switch (decision.verdict()) {
         case ADMIT, DELAY -> forward(decision);
         case THROTTLE -> {
-          if (!canBeTold()) {
-            yield begin();
-          }
           queuedUntil.put(kind, nowMs() + QUEUED_MS);
           yield answer(throttled(decision.throttleMs()));
         }

@@ -8,11 +8,14 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -31,6 +34,9 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  *       new; then {@code sent NAME} or {@code error NAME CLASS MESSAGE} for each record
  *   <li>{@code transaction NAME TOPIC BYTES COUNT}: likewise in a transaction; then {@code
  *       committed NAME}
+ *   <li>{@code push NAME TOPIC BYTES RATE SECONDS}: records at even intervals, or without a pause
+ *       if the rate is 0; then {@code pushed NAME COUNT PER_SECOND P50 P99 MAX}, the last three in
+ *       ms from when a record was due to when it was acknowledged
  *   <li>{@code metric NAME METRIC}: {@code metric NAME VALUE}
  *   <li>{@code producers TOPIC}: {@code producers ID:EPOCH ...}, as the broker knows them
  *   <li>{@code fetch TOPIC COUNT}: {@code fetched COUNT THROTTLE} when as many records have come
@@ -74,6 +80,7 @@ public final class JavaClient {
         producer.commitTransaction();
         say("committed " + words[1]);
       }
+      case "push" -> push(words);
       case "metric" ->
           producers
               .get(words[1])
@@ -125,6 +132,44 @@ public final class JavaClient {
                       ? "sent " + words[1]
                       : "error " + words[1] + " " + described(failure)));
     }
+  }
+
+  private void push(String[] words) {
+    KafkaProducer<byte[], byte[]> producer = producer(words[1], false);
+    var value = new byte[Integer.parseInt(words[3])];
+    double rate = Double.parseDouble(words[4]);
+    long lasts = (long) (Double.parseDouble(words[5]) * 1e9);
+    List<Long> waits = Collections.synchronizedList(new ArrayList<>());
+    long began = System.nanoTime();
+    for (long number = 0; System.nanoTime() - began < lasts; number++) {
+      // A record that could not leave when it was due has waited since then.
+      long due = rate == 0 ? System.nanoTime() : began + (long) (number * 1e9 / rate);
+      if (due - began >= lasts) {
+        break;
+      }
+      while (System.nanoTime() < due) {
+        LockSupport.parkNanos(due - System.nanoTime());
+      }
+      producer.send(
+          new ProducerRecord<>(words[2], value),
+          (metadata, failure) -> {
+            if (failure == null) {
+              waits.add(System.nanoTime() - due);
+            } else {
+              say("error " + words[1] + " " + described(failure));
+            }
+          });
+    }
+    producer.flush();
+    double seconds = (System.nanoTime() - began) / 1e9;
+    List<Long> sorted = waits.stream().sorted().toList();
+    int last = sorted.size() - 1;
+    var found = new StringBuilder("pushed " + words[1] + " " + sorted.size());
+    found.append(' ').append(sorted.size() / seconds);
+    for (int at : List.of(last / 2, (int) (last * 0.99), last)) {
+      found.append(' ').append(sorted.get(at) / 1e6);
+    }
+    say(found.toString());
   }
 
   private void describe(String topic) throws ExecutionException, InterruptedException {
