@@ -73,10 +73,10 @@ class JavaClient(Program):
         return lines
 
     def until(self, beginning: str, within_s: float = WITHIN_S) -> str:
-        """Hear it until it says something that begins so, and return that."""
+        """Hear it until it says something that begins so, and return that; an error ends the test."""
         give_up = time.monotonic() + within_s
         while not (line := self.heard(max(0.01, give_up - time.monotonic()))).startswith(beginning):
-            pass
+            assert not line.startswith("error"), f"{line}\n{self.logged()}"
         return line
 
     def end(self) -> None:

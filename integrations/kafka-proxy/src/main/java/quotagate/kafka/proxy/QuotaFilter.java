@@ -45,8 +45,8 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
    */
   static final long LONGEST_HOLD_MS = 15_000;
 
-  // What a client had sent before it learnt of its throttle time is seen a moment later, and is not
-  // held.
+  // What a producer had sent before it learnt of its throttle time is seen a moment later, and is
+  // not held. Others have one request under way.
   private static final long QUEUED_MS = 250;
 
   // How often a held request that cannot be told is asked for again: a wait may end early, as when
@@ -75,7 +75,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   private final Map<Integer, Expected> expected = new HashMap<>();
   private final Map<Kind, Long> pausedUntil = new EnumMap<>(Kind.class);
   private Software software = Software.UNKNOWN;
-  private final Map<Kind, Long> queuedUntil = new EnumMap<>(Kind.class);
+  private long queuedUntil = Long.MIN_VALUE;
   private short metadataVersion = METADATA_VERSION;
 
   QuotaFilter(Askers askers, FilterDispatchExecutor executor) {
@@ -238,13 +238,13 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       if (left == 0) {
         return ask().thenComposeAsync(this::decided, executor);
       }
-      boolean queued = canBeTold() && now < queuedUntil.getOrDefault(kind, now);
+      boolean queued = kind == Kind.PRODUCE && canBeTold() && now < queuedUntil;
       long hold = queued ? 0 : Math.min(left, until - now);
       if (hold > 0) {
         return later(hold).thenComposeAsync(ignored -> begin(), executor);
       }
       if (!queued) {
-        queuedUntil.put(kind, now + QUEUED_MS);
+        expectQueued();
       }
       return overdue(left);
     }
@@ -265,11 +265,17 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       return switch (decision.verdict()) {
         case ADMIT, DELAY -> forward(decision);
         case THROTTLE -> {
-          queuedUntil.put(kind, nowMs() + QUEUED_MS);
+          expectQueued();
           yield answer(throttled(decision.throttleMs()));
         }
         case REJECT -> answer(rejected());
       };
+    }
+
+    private void expectQueued() {
+      if (kind == Kind.PRODUCE) {
+        queuedUntil = nowMs() + QUEUED_MS;
+      }
     }
 
     final CompletionStage<RequestFilterResult> answer(@Nullable ApiMessage response) {
