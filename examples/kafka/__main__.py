@@ -45,7 +45,7 @@ class Sender(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.counts: Counter[str] = Counter()
         self.held_since: float | None = None
-        self._bootstrap = bootstrap
+        self._brokers = bootstrap
         self._loops = loops
         self._ended = threading.Event()
         self._producer: Any = None
@@ -55,7 +55,7 @@ class Sender(threading.Thread):
         while not self._ended.is_set():
             if self._producer is None or self._loops:
                 self.end_producer()
-                self._producer = KafkaProducer(bootstrap_servers=self._bootstrap, client_id=self.name)
+                self._producer = KafkaProducer(bootstrap_servers=self._brokers, client_id=self.name)
                 self.counts["producers"] += 1
             began = self.held_since = time.monotonic()
             futures = [self._producer.send(TOPIC, b"an order") for _ in range(BATCH)]

@@ -49,8 +49,8 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   // not held. Others have one request under way.
   private static final long QUEUED_MS = 250;
 
-  // How often a held request that cannot be told is asked for again: a wait may end early, as when
-  // a disk has room again.
+  // How often a held request is asked for again whose client hears of no throttle time: a wait may
+  // end early, as when a disk has room again.
   private static final long ASK_AGAIN_MS = 1_000;
   private static final short METADATA_VERSION = 12; // the first with topic ids without names
   private static final short FIRST_TOLD_PRODUCE =
