@@ -7,6 +7,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 UV_VERSION := 0.13.8
 UV := .tools/bin/uv
+HELM_VERSION := 3.22.0
 BIN := .venv/bin
 # T=path[::test] narrows `test`, `test-all`, `prove` and `bench`.
 T ?=
@@ -44,7 +45,7 @@ else
 endif
 
 .PHONY: test-all
-test-all: .venv/.full .venv/.spark .tools/debian/.done ## everything that CI runs: check, then all tests (T=path narrows, without check)
+test-all: .venv/.full .venv/.spark .tools/debian/.done .tools/helm-$(HELM_VERSION) ## everything that CI runs: check, then all tests (T=path narrows, without check)
 ifeq ($(T),)
 	@$(MAKE) check
 	$(BIN)/pytest tests/load
@@ -149,3 +150,12 @@ clean: ## remove environments and caches; state in .quotagate stays
 # Where this cannot be had, the tests that need it skip with the reason, and fail under CI=true.
 .tools/debian/.done: tests/tools.sh | .tools/uv-$(UV_VERSION)
 	@tests/tools.sh || echo "going on without Debian's programs" >&2
+
+# Built from source as a Go module, which takes two minutes the first time. Like Helm's own build, it sets the version of
+# Kubernetes that charts are rendered for. Without Go, the tests that need it skip, and fail under CI=true.
+.tools/helm-$(HELM_VERSION): | .tools/uv-$(UV_VERSION)
+	@command -v go >/dev/null && echo "building helm" && \
+		GOFLAGS= GOBIN="$(CURDIR)/.tools/go" CGO_ENABLED=0 go install -trimpath \
+			-ldflags "-X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=37" \
+			helm.sh/helm/v3/cmd/helm@v$(HELM_VERSION) \
+		&& touch $@ || echo "going on without helm" >&2

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.http import lane
 from app.http.protocol import Protocol
-from app.run import cli, serve
+from app.run import cli
 
 
 def without_lane(*arguments: Any, routes: object, outbox: object, **keywords: Any) -> Protocol:
@@ -15,5 +16,5 @@ def without_lane(*arguments: Any, routes: object, outbox: object, **keywords: An
 
 
 if __name__ == "__main__":
-    serve.LaneProtocol = without_lane  # type: ignore[assignment, attr-defined]
+    lane.LaneProtocol = without_lane  # type: ignore[assignment,misc]
     cli.main()

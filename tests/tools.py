@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 DEBIAN = Path(__file__).parents[1] / ".tools" / "debian"
+GO = Path(__file__).parents[1] / ".tools" / "go"
+"""Programs that `make test-all` builds."""
 
-# Libraries are found by file; programs by name, in .tools/debian/bin and on PATH.
+# Libraries are found by file; programs by name, in .tools/debian/bin, in .tools/go and on PATH.
 LIBRARIES = {"libfaketime": "libfaketimeMT.so.1"}
 
 
@@ -26,7 +28,8 @@ def need(tool: str, source: str = "tests/tools.sh fetches it where there is apt-
 
 
 def _program(name: str) -> Path | None:
-    places = (str(DEBIAN / "bin"), os.environ.get("PATH", ""), "/usr/sbin")  # where Debian keeps nginx
+    debians_nginx = "/usr/sbin"
+    places = (str(DEBIAN / "bin"), str(GO), os.environ.get("PATH", ""), debians_nginx)
     found = shutil.which(name, path=os.pathsep.join(places))
     return Path(found) if found else None
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from msgspec import structs
@@ -31,7 +31,7 @@ from app.admission.plan import (
 from app.admission.port import InFull, Remaining
 from app.admission.queue import ACCOUNTING, WEIGHT, Group
 from app.admission.refresh import Refresher
-from app.admission.slices import STRIDE, Slices, Work, weight_of
+from app.admission.slices import ASK_WEIGHT, STRIDE, Slices, Work, weight_of
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import SEEN
 from app.domain.ask import Ask
@@ -48,12 +48,15 @@ NOT_WRITTEN: Final = b"\0"
 """The outcome of an id that was neither charged nor refreshed."""
 
 
+T = TypeVar("T")
+
+
 class SingleAsk(Group, eq=False, kw_only=True):
     """A request of one ask, which is answered by a call of ``then``, or of ``admitted`` if that is given."""
 
     planned: PlannedAsk
-    then: Callable[[Decision | Exception], None]
-    admitted: Callable[[Remaining], None] | None
+    then: Callable[[Any], None]
+    admitted: Callable[[Remaining], object] | None
 
 
 class Admission:
@@ -114,6 +117,7 @@ class Admission:
         self._secret = secret
         self._sequential = sequential
         self._metrics = metrics
+        self._observe = metrics.observe_decision
         self._quotas: Quotas = {}
         self._matches = Matches(self._quotas, rules)
         self._plain = PlainAsks(self._matches, b"")
@@ -160,42 +164,46 @@ class Admission:
 
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
-    ) -> None:
+    ) -> object:
         """Decide one ask, and call ``then`` once with the decision, an ``AdmissionError`` or another error.
 
         It may be called before this returns.
 
+        Returns:
+            the ``edition`` that decides.
+
         Raises:
             OutOfBoundsError, OverloadedError: as for ``decide``.
         """
-        self._begin(self._planned_one(ask, caller), caller, then)
+        matches = self._matches_in_force()
+        self._begin(self._planned_one(ask, caller, matches), caller, then)
+        return matches.edition
 
     def begin_in_full(
         self,
         ask: Ask | PlainAsk,
         caller: Caller,
-        then: Callable[[Remaining | InFull | Exception], None],
+        admitted: Callable[[Remaining], T],
+        then: Callable[[T | InFull | Exception], None],
         within_s: float | None = None,
-    ) -> None:
+    ) -> object:
         """Decide one ask that wants detail and has no id, and call ``then`` once, as ``begin`` does.
 
-        It gets what remains of each quota if the ask is plain, every quota admits, and there is no more to
-        say; else the whole decision, or the ``AdmissionError``.
-
         Args:
+            admitted: makes what ``then`` gets if the ask is plain, every quota admits, and there is no more
+                to say. Otherwise it gets the whole decision, or an error.
             within_s: as for ``decide_in_full``.
+
+        Returns:
+            as ``begin``.
 
         Raises:
             OutOfBoundsError, OverloadedError: as for ``decide``.
         """
-        planned = self._planned_one(ask, caller)
-        self._begin(
-            planned,
-            caller,
-            lambda result: then(result if isinstance(result, Exception) else in_full(planned, result)),
-            within_s,
-            then,
-        )
+        matches = self._matches_in_force()
+        planned = self._planned_one(ask, caller, matches)
+        self._begin(planned, caller, then, within_s, admitted)
+        return matches.edition
 
     async def _decide_one(
         self, planned: PlannedAsk, caller: Caller, within_s: float | None = None
@@ -217,14 +225,16 @@ class Admission:
         self,
         planned: PlannedAsk,
         caller: Caller,
-        then: Callable[[Decision | Exception], None],
+        then: Callable[[Any], None],
         within_s: float | None = None,
-        admitted: Callable[[Remaining], None] | None = None,
+        admitted: Callable[[Remaining], object] | None = None,
     ) -> SingleAsk | None:
         """Decide a planned ask; return the request that waits for the store, if one does.
 
         Args:
-            admitted: called instead of ``then`` if the ask goes the short way, and all of its quotas admit.
+            then: called with the ``Decision``, or with an error.
+            admitted: for who wants an ``InFull`` in place of the decision. If the ask goes the short way, and
+                all of its quotas admit, ``then`` gets what this returns.
         """
         plan, failure = planned.plan, self.circuit.error
         since = caller.came_at or monotonic()
@@ -261,33 +271,49 @@ class Admission:
         answers: Sequence[PackedAnswer],
         failure: StoreError | None,
         since: float,
-        then: Callable[[Decision | Exception], None],
-        admitted: Callable[[Remaining], None] | None,
+        then: Callable[[Any], None],
+        admitted: Callable[[Remaining], object] | None,
     ) -> None:
-        """Decide one ask by its answer, if one came, and call back."""
+        """Decide one ask by its answer, if one came, and call back as ``_begin`` says."""
         try:
-            packed = answers[0] if answers else None
-            values = self._admitted(planned, packed)
+            packed, plain = answers[0] if answers else None, planned.plain
+            if plain is None or plain.places or self._takes_admissions:
+                values = self._admitted(planned, packed)
+            else:  # nothing limits it, or its ids are known: what ``_admitted`` would do, without a call
+                values = ()
+                self._metrics.count_admission((), values, plain.alone)
             if values is None:
                 decision = self._decision(planned, packed, failure)
             elif admitted is None:
-                decision = admission_of(planned, values)
-            self._metrics.observe_decision(monotonic() - since)
+                assert plain is not None
+                decision = admission_of(planned, values) if planned.ask.detail else plain.decision
+            self._observe(monotonic() - since, 1)
         except Exception as error:  # noqa: BLE001  the caller gets it: nobody else waits for this answer
             then(error)
             return
-        if values is not None and admitted is not None:
-            admitted(remaining_of(values))
-        else:
+        if admitted is None:
             then(decision)
+        elif values is None:
+            then(in_full(planned, decision))
+        else:
+            then(admitted(remaining_of(values, len(planned.matches))))
 
     def _planned(self, asks: Sequence[Ask | PlainAsk], caller: Caller) -> Work[list[PlannedAsk]]:
         matches, weight = self._matches_in_force(), 0
         planned: list[PlannedAsk] = []
         for place, ask in enumerate(asks):
-            each = self._planned_one(ask, caller, matches, place)
-            planned.append(each)
-            weight += weight_of(len(each.ask.producer_ids or ()))
+            if (
+                isinstance(ask, PlainAsk)
+                and ask.is_simple
+                and ask.quotas.edition is matches.edition
+                and not caller.bound_to
+            ):
+                planned.append(ask.planned)
+                weight += 1
+            else:
+                each = self._planned_one(ask, caller, matches, place)
+                planned.append(each)
+                weight += weight_of(len(each.ask.producer_ids or ()))
             if weight >= STRIDE:
                 weight = 0
                 yield
@@ -299,15 +325,14 @@ class Admission:
         if matches is None:
             matches = self._matches_in_force()
         if isinstance(ask, PlainAsk):
-            plain, quotas = ask, ask.quotas
-            ask = plain.planned.ask
-            if (
-                quotas.edition is matches.edition
-                and not caller.bound_to
-                and (PRODUCE not in ask.usage or self._factor.on(ask) == 1)
-            ):
-                learns = quotas.learns is not None and self.local.remembers
-                return self._planned_with_ids(plain) if learns else plain.planned
+            plain, planned = ask, ask.planned
+            ask = planned.ask
+            if plain.quotas.edition is matches.edition and not caller.bound_to:
+                if plain.is_simple:
+                    return planned
+                if PRODUCE not in ask.usage or self._factor.on(ask) == 1:
+                    learns = plain.quotas.learns is not None and self.local.remembers
+                    return self._planned_with_ids(plain) if learns else planned
         its, is_held = self._match(ask, matches)
         if caller.bound_to:
             its = restricted_matches(ask, its, caller.bound_to, place)
@@ -338,6 +363,8 @@ class Admission:
             known_ms = self.local.known_at(answered.match, ask.producer_ids or ())
             if known_ms is not None:
                 others = answered.others()
+                if others.answered is not None and not self._takes_admissions:
+                    return others.answered
                 alone = LocalVerdict(others.verdict, known_ms)
                 return PlannedAsk(ask, its, False, others.plan, others.quotas, alone)
             refusal = self.local.refusal(ask, its)
@@ -378,13 +405,18 @@ class Admission:
         """Make the decisions from the answers, as far as they came."""
         arrived = iter(answers)
         decisions: list[Decision] = []
+        weight = 0
         for each in planned:
             packed = None if each.plan is None else next(arrived, None)
             values = self._admitted(each, packed)
-            decisions.append(
-                self._decision(each, packed, failure) if values is None else admission_of(each, values)
-            )
-            if not len(decisions) % STRIDE:
+            if values is None:
+                decisions.append(self._decision(each, packed, failure))
+                weight += ASK_WEIGHT
+            else:
+                decisions.append(admission_of(each, values))
+                weight += 1
+            if weight >= STRIDE:
+                weight = 0
                 yield
         return decisions
 
@@ -439,7 +471,7 @@ class Admission:
         else:
             values = admitted_values(packed.packed, plain.forgiving)
             if values is not None and plain.learns is not None:
-                open_ms = int(values[1 + OPEN_MS])
+                open_ms = int(values[OPEN_MS])
                 self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.edition)
         if values is not None:
             self._metrics.count_admission(plain.places, values, plain.alone)

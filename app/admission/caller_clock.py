@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from app.admission.plain import PlainAsk
 from app.admission.port import Decider, InFull, Remaining
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
+
+T = TypeVar("T")
 
 
 class CallerTime:
@@ -72,9 +75,9 @@ class CallerClock:
 
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
-    ) -> None:
+    ) -> object:
         """Decide an ask, and call ``then`` once; no route calls this for an ask with a time."""
-        self._admission.begin(ask, caller, then)
+        return self._admission.begin(ask, caller, then)
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
@@ -89,8 +92,9 @@ class CallerClock:
         self,
         ask: PlainAsk,
         caller: Caller,
-        then: Callable[[Remaining | InFull | Exception], None],
+        admitted: Callable[[Remaining], T],
+        then: Callable[[T | InFull | Exception], None],
         within_s: float | None = None,
-    ) -> None:
+    ) -> object:
         """Decide a plain ask that wants detail, and call ``then`` once, as ``begin`` does."""
-        self._admission.begin_in_full(ask, caller, then, within_s)
+        return self._admission.begin_in_full(ask, caller, admitted, then, within_s)

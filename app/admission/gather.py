@@ -208,12 +208,14 @@ class Gatherer:
             return self._next_by_turns(now)
         parts: list[Part] = []
         for group in groups:
-            if not self._is_dropped(group, now):
-                start, end = group.sent, len(group.plans)
-                if start == 0:
-                    self._queued(now - group.since, end)
-                parts.append((group, start, end))
-                group.sent = end
+            start, end, waited_s = group.sent, len(group.plans), now - group.since
+            is_certain = start == 0 and not group.is_done and waited_s <= group.within_s
+            if not (is_certain and not group.caller.is_gone()) and self._is_dropped(group, now):
+                continue
+            if start == 0:
+                self._queued(waited_s, end)
+            parts.append((group, start, end))
+            group.sent = end
         self._stretch = 1.0
         return parts
 

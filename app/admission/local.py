@@ -73,6 +73,9 @@ class LocalAnswers:
         away: whether the store is known to be away; then nothing is sent.
         known: what the node knows.
         now_s: the monotonic clock.
+
+    Attributes:
+        remembers: whether this node remembers anything.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class LocalAnswers:
     ) -> None:
         self._gatherer = gatherer
         self._mark = mark
+        self.remembers: Final = mark is not None
         self._quotas = quotas
         self._secret = secret
         self._away = away
@@ -105,11 +109,6 @@ class LocalAnswers:
     def edition(self) -> int:
         """Changes whenever the node forgets something; see ``learn``."""
         return self._known.edition
-
-    @property
-    def remembers(self) -> bool:
-        """Whether this node remembers anything."""
-        return self._mark is not None
 
     @property
     def waits(self) -> bool:
@@ -139,7 +138,7 @@ class LocalAnswers:
 
         The ask must be one that it may answer alone: the use of the ids is noted, and counted as answered.
         """
-        now_ms, known = self._now_ms(), self._known
+        now_ms, known = self._time.at_ms(self._now_s() * 1000), self._known
         if now_ms is None:
             return None
         applied = match.applied

@@ -30,7 +30,7 @@ from app.domain.binding import parts_of
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, AppliedQuota
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
-from app.store.encoding import FILL, OBSERVED, REMAINING, REMEMBERED, VALUES
+from app.store.encoding import FILL, REMEMBERED
 from app.store.port import Memory
 
 HALF_LIFE_S: Final = 30.0
@@ -61,6 +61,10 @@ class Fill(NamedTuple):
     fill: float
 
 
+Observe = Callable[[float, int], None]
+"""Counts a time in seconds, and of how many asks it is."""
+
+
 class Metrics:
     """Counts decisions, and renders the counts for Prometheus.
 
@@ -73,6 +77,10 @@ class Metrics:
         volumes: returns the status of the throttle factor and the volumes.
         logged: the decision log.
         store_memory: returns the memory use of the store.
+
+    Attributes:
+        observe_decision: counts the seconds that some asks, decided together, took.
+        observe_queue: counts the seconds that some asks waited in this node for a call.
     """
 
     def __init__(
@@ -87,6 +95,8 @@ class Metrics:
     ) -> None:
         self._store_memory = store_memory
         self._counts = Counts()
+        self.observe_decision: Observe = self._counts.decision_seconds.observe
+        self.observe_queue: Observe = self._counts.queue_seconds.observe
         self._catalog_away = catalog_away
         self._waiting = waiting
         self._volumes = volumes
@@ -166,18 +176,18 @@ class Metrics:
             self._halve(now)
         if alone is not None:
             touch(counts.rates, alone.labels, now, None)
-        at = 1
+        at = 0
         for quota, labels in places:
             algorithm = quota.algorithm
             if algorithm == "token_bucket":
-                touch(counts.tokens, labels, now, values[at + REMAINING])
+                touch(counts.tokens, labels, now, values[at + 1])
             else:
-                touch(counts.rates, labels, now, values[at + OBSERVED])
+                touch(counts.rates, labels, now, values[at])
                 if algorithm == "producer_ids":
                     bucket = labels[1:]
-                    touch(counts.remembered, bucket, now, values[at + REMEMBERED])
-                    touch(counts.fills, bucket, now, values[at + FILL])
-            at += VALUES
+                    touch(counts.remembered, bucket, now, values[REMEMBERED])
+                    touch(counts.fills, bucket, now, values[FILL])
+            at += 2
 
     def _accepted(self, ask: Ask, verdict: Verdict, now: float, throttled: float) -> None:
         broker, listener = _broker_and_listener(verdict.bucket)
@@ -185,10 +195,6 @@ class Metrics:
         if throttled:
             cause = "listener" if listener else "broker"
             touch(self._counts.held, (ask.listener or "", cause), now, None, throttled)
-
-    def observe_decision(self, seconds: float, asks: int = 1) -> None:
-        """Count how long these asks, decided together, took."""
-        self._counts.decision_seconds.observe(seconds, asks)
 
     def count_shadows(self, verdicts: Sequence[Verdict]) -> None:
         """Count what shadow quotas would have decided."""
@@ -217,10 +223,6 @@ class Metrics:
     def set_known_ids(self, ids: int) -> None:
         """Note how many producer ids this node knows."""
         self._counts.known_ids = ids
-
-    def observe_queue(self, seconds: float, asks: int = 1) -> None:
-        """Count how long these asks waited in this node until they were sent to the store."""
-        self._counts.queue_seconds.observe(seconds, asks)
 
     def count_shed(self, cause: str) -> None:
         """Count a request or connection that was shed."""

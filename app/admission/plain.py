@@ -17,6 +17,7 @@ from msgspec.structs import force_setattr
 
 from app.admission.forms import Forms, new_tuple
 from app.admission.generations import Generations
+from app.admission.hold import PRODUCE
 from app.admission.plan import (
     LocalVerdict,
     Match,
@@ -33,7 +34,7 @@ from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, Quota
 from app.domain.usage import enforcement_of, spreads_of, usage_field
-from app.store.encoding import COUNT, NUMBER, OBSERVED, REMAINING, VALUES, VALUES_OF, Values, pieces_of
+from app.store.encoding import COUNT, NUMBER, VALUES_OF, Values, pieces_of
 from app.store.port import PackedPlan, Plan
 
 OWN_BYTES: Final = 1_000
@@ -143,11 +144,13 @@ class OtherQuotas(NamedTuple):
     Attributes:
         verdict: on the ids, which this node gives alone.
         plan, quotas: the other quotas; without any there is nothing to send.
+        answered: without other quotas, the ask as it is planned at any time; its time means nothing.
     """
 
     verdict: Verdict
     plan: PackedPlan | None
     quotas: PlainQuotas
+    answered: PlannedAsk | None
 
 
 class AnsweredIds(Struct):
@@ -195,11 +198,14 @@ class PlainAsk(Struct, frozen=True, gc=False):
     """A plain ask, ready to be sent.
 
     Attributes:
+        is_simple: whether ``planned`` is right at any time: neither the throttle factor nor the ids that a
+            node knows make a difference.
         answered: the ask at a node that knows its ids; None if a node must not answer for them.
     """
 
     planned: PlannedAsk
     quotas: PlainQuotas
+    is_simple: bool
     answered: AnsweredIds | None = None
 
     @property
@@ -223,9 +229,9 @@ def is_plain(ask: Ask) -> bool:
     return ask.mode == "admit" and ask.id is None and not (ask.recheck or ask.cluster_action)
 
 
-def remaining_of(values: Values) -> Values:
+def remaining_of(values: Values, quotas: int) -> Values:
     """Return what remains of each quota, by the values of an answer in which all of them admit."""
-    return values[1 + REMAINING :: VALUES]
+    return values[1 : 2 * quotas : 2]
 
 
 def admission_of(planned: PlannedAsk, values: Values) -> Decision:
@@ -239,8 +245,8 @@ def admission_of(planned: PlannedAsk, values: Values) -> Decision:
             *named(match.applied, enforcement_of(ask, match.applied.quota)),
             "admit",
             0,
-            values[1 + VALUES * place + OBSERVED],
-            values[1 + VALUES * place + REMAINING],
+            values[2 * place],
+            values[2 * place + 1],
         )
         for place, match in enumerate(planned.matches)
     )
@@ -343,9 +349,9 @@ def _plain_ask(
     quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision, shared, None, learns)
     planned = PlannedAsk(ask, matches, False, packed, quotas)
     if learns is None or not may_answer_alone(ask):
-        return PlainAsk(planned, quotas)
+        return PlainAsk(planned, quotas, learns is None and PRODUCE not in ask.usage)
     return PlainAsk(
-        planned, quotas, AnsweredIds(learns, partial(_other_quotas, ask, matches, quotas, secret))
+        planned, quotas, False, AnsweredIds(learns, partial(_other_quotas, ask, matches, quotas, secret))
     )
 
 
@@ -355,7 +361,12 @@ def _other_quotas(ask: Ask, matches: tuple[Match, ...], quotas: PlainQuotas, sec
     others = _packed(ask, matches[1:], shared.others, secret)
     decision = ADMITTED_ALONE if others is None else shared.decision
     its = PlainQuotas(quotas.edition, shared.forgiving[1:], places[1:], decision, shared, places[0])
-    return OtherQuotas(local_verdict(ask, matches[0]), others, its)
+    verdict = local_verdict(ask, matches[0])
+    if others is not None:
+        return OtherQuotas(verdict, others, its, None)
+    return OtherQuotas(
+        verdict, None, its, PlannedAsk(ask, matches, False, None, its, LocalVerdict(verdict, 0))
+    )
 
 
 def _packed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from app.admission.plain import PlainAsk
 from app.domain.ask import Ask
@@ -11,6 +11,7 @@ from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.quota import Quota
 
+T = TypeVar("T")
 Remaining = tuple[float, ...]
 """What remains of each quota of an ask that all of them admit."""
 
@@ -42,10 +43,13 @@ class Decider(Protocol):
 
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
-    ) -> None:
+    ) -> object:
         """Decide an ask, and call ``then`` once, perhaps before this returns.
 
         It gets the decision, or the ``OverloadedError`` or ``CallerGoneError``.
+
+        Returns:
+            the ``edition`` that decides. A plain ask of another one is decided all the same, in more time.
 
         Raises:
             OverloadedError: instead of the call.
@@ -65,13 +69,19 @@ class Decider(Protocol):
         self,
         ask: PlainAsk,
         caller: Caller,
-        then: Callable[[Remaining | InFull | Exception], None],
+        admitted: Callable[[Remaining], T],
+        then: Callable[[T | InFull | Exception], None],
         within_s: float | None = None,
-    ) -> None:
+    ) -> object:
         """Decide a plain ask that wants detail, and call ``then`` once, perhaps before this returns.
 
-        It gets what remains of each quota if every quota admits and there is no more to say, else the whole
-        decision, or the ``OverloadedError`` or ``CallerGoneError``.
+        Args:
+            admitted: makes what ``then`` gets if every quota admits and there is no more to say. Otherwise it
+                gets the whole decision, or the ``OverloadedError`` or ``CallerGoneError``.
+            within_s: as for ``decide_in_full``.
+
+        Returns:
+            as ``begin``.
 
         Raises:
             OverloadedError: instead of the call.

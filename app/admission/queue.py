@@ -95,7 +95,7 @@ class Group(Struct, eq=False):
         if self.is_done:  # answered without the store
             self.report_late(start, answers)
             return
-        self.answers += answers
+        self.answers = self.answers + answers if self.answers else answers
         if len(self.answers) == len(self.plans):
             self.finish(None)
 

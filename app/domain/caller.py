@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from app.domain.binding import Binding
 
 
-# Final instead of frozen: it is made for every ask (docs/decisions/0051)
-@dataclass(slots=True, unsafe_hash=True)
-class Caller:
+class Caller(NamedTuple):
     """The sender of a request.
 
     Attributes:
@@ -22,11 +19,11 @@ class Caller:
         is_gone: whether it has disconnected.
     """
 
-    key: Final[str | None] = None
-    turn: Final[str] = ""
-    bound_to: Final[tuple[Binding, ...]] = ()
-    came_at: Final[float] = 0.0
-    is_gone: Final[Callable[[], bool]] = lambda: False
+    key: str | None = None
+    turn: str = ""
+    bound_to: tuple[Binding, ...] = ()
+    came_at: float = 0.0
+    is_gone: Callable[[], bool] = lambda: False
 
 
 ANYONE: Final = Caller()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
 
 from app.domain.ask import Ask
@@ -26,6 +26,7 @@ class Grant:
         bound_to: the entities that the caller may ask for; empty means any.
         principal: the one in the caller's certificate, used for asks that name none.
         until_ms: when the grant ends, by the node's clock.
+        is_unrestricted: whether the caller may ask for any entity, and its asks are taken as they are.
     """
 
     name: str | None
@@ -33,11 +34,10 @@ class Grant:
     bound_to: tuple[Binding, ...] = ()
     until_ms: int | None = None
     principal: str | None = None
+    is_unrestricted: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def is_unrestricted(self) -> bool:
-        """Whether the caller may ask for any entity, and its asks are taken as they are."""
-        return not self.bound_to and self.principal is None
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_unrestricted", not self.bound_to and self.principal is None)
 
     def certified(self, name: str) -> Grant:
         """This grant for a caller whose certificate has this name; ``""`` means that it has none.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 CELLS: Final = 504
@@ -93,18 +94,26 @@ class Shape:
     def places(self, spread: bytes) -> tuple[int, tuple[int, ...]]:
         """The block of an id and its cells in it, from its 32 spread bytes.
 
-        The first word picks the block. Each other word, as a fraction of 2^32, gives three digits in base
-        504, which are equally likely and independent. (9-bit pieces mod 504 would hit eight cells twice as
-        often.)
+        The first word picks the block, the others the cells.
         """
-        first, *words = struct.unpack("<8I", spread)
-        cells = []
-        for word in words:
-            fraction = word
-            for _ in range(3):
-                cell, fraction = divmod(fraction * CELLS, 1 << 32)
-                cells.append(cell)
-        return first * self.blocks >> 32, tuple(cells[: self.hashes])
+        (first,) = struct.unpack_from("<I", spread)
+        return first * self.blocks >> 32, _cells(spread)[: self.hashes]
+
+
+@lru_cache(maxsize=4096)  # the oracle looks for the same ids in each segment, and in ask after ask
+def _cells(spread: bytes) -> tuple[int, ...]:
+    """The cells of an id in its block, as many as the most hashes need.
+
+    Each word but the first, as a fraction of 2^32, gives three digits in base 504, which are equally likely
+    and independent. (9-bit pieces mod 504 would hit eight cells twice as often.)
+    """
+    cells = []
+    for word in struct.unpack_from("<7I", spread, 4):
+        fraction = word
+        for _ in range(3):
+            cell, fraction = divmod(fraction * CELLS, 1 << 32)
+            cells.append(cell)
+    return tuple(cells)
 
 
 def first_segment(limit: float, max_ids: int) -> int:

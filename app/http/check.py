@@ -18,17 +18,20 @@ from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.quota import Quota
 from app.http.access import Access, Sender
-from app.http.check_question import Callers, Headers, Sources, read_query
+from app.http.check_question import Callers, CheckQuery, Headers, Sources, read_query
 from app.http.hot import (
     SENDER,
+    Answer,
     Fields,
     HttpAnswer,
     IsGone,
     PlainRoute,
     ReadyAnswer,
+    Result,
     Then,
     caller_of,
     is_gone_of,
+    length_line,
     lines_of,
 )
 from app.http.problems import FieldError, ProblemError, retry_ms
@@ -42,13 +45,14 @@ WITHIN_S: Final = 0.3
 MAX_REMEMBERED: Final = 1_024
 """The longest query that is cached, in bytes; a gateway sends the same few."""
 
-_read_remembered: Final = lru_cache(256)(read_query)  # at most a quarter of a megabyte of queries
-
 
 MAX_KNOWN: Final = 1_024
 """The longest check that is kept, in bytes of its query and of the headers that name its caller."""
 KNOWN_BYTES: Final = 16 * 1024 * 1024
 """The memory for checks that came before, and what was made of them."""
+
+QUESTION: Final = "quotagate.question"
+"""The key in a scope of the ``Question`` of a check, once it was looked for."""
 
 Question = tuple[bytes, tuple[tuple[bytes, bytes], ...]]
 """What a check says: its query, and the headers that name its caller."""
@@ -73,6 +77,10 @@ class KnownCheck(NamedTuple):
     deny_status: int
     lines: bytes
     body: bytes
+
+    def admission(self, remaining: Remaining) -> ReadyAnswer:
+        """Return the answer if every quota admits."""
+        return ReadyAnswer(self.lines % tuple([left(each) for each in remaining]), self.body)
 
 
 class Check:
@@ -121,47 +129,44 @@ class Check:
             return self._shed_answer(error, asked.deny_status)
         return answer_to(decision, quotas, asked.deny_status)
 
+    def question(self, query: bytes, headers: Headers) -> Question:
+        """Return what a check says: equal ones are equal asks."""
+        return query, self._callers.fields_of(headers)
+
     def begin(
         self,
-        query: bytes,
-        headers: Headers,
+        question: Question,
         caller: Caller,
-        then: Callable[[HttpAnswer | ReadyAnswer | Exception], None],
+        then: Callable[[ReadyAnswer | InFull | Exception], None],
     ) -> bool:
         """Decide a check that is valid and plain; return False for any other one, and do nothing then.
 
-        ``then`` is called once, perhaps before this returns, with what ``answer`` would return or raise.
+        ``then`` is called once, perhaps before this returns. ``finish`` makes of what it gets what ``answer``
+        would return or raise.
+
+        Raises:
+            OverloadedError: instead of the call.
         """
-        known = self._plain(query, headers)
+        if self._now_ms is not None:
+            return False  # no time comes again
+        known = self._known.get(question) or self._plain(question)
         if known is None:
             return False
-
-        def answer(result: Remaining | InFull | Exception) -> None:
-            if isinstance(result, InFull):
-                then(answer_to(result.decision, result.quotas, known.deny_status))
-            elif isinstance(result, OverloadedError):
-                then(self._shed_answer(result, known.deny_status))
-            elif isinstance(result, Exception):
-                then(result)
-            else:
-                then(ReadyAnswer(known.lines % tuple([left(each) for each in result]), known.body))
-
-        try:
-            self._admission.begin_in_full(known.ask, caller, answer, WITHIN_S)
-        except OverloadedError as error:
-            answer(error)
+        edition = self._admission.begin_in_full(known.ask, caller, known.admission, then, WITHIN_S)
+        if edition is not known.ask.quotas.edition:
+            self._known.remove(question)
         return True
 
-    def _plain(self, query: bytes, headers: Headers) -> KnownCheck | None:
-        """Return what was made of a check, perhaps now; None if it is not plain, or anything is wrong."""
-        if self._now_ms is not None:
-            return None  # no time comes again
-        question = query, self._callers.fields_of(headers)
-        known = self._known.get(question)
-        if known is not None:
-            if known.ask.quotas.edition is self._admission.edition:
-                return known
-            self._known.remove(question)
+    def finish(self, result: InFull | OverloadedError, question: Question) -> HttpAnswer:
+        """Return the answer to a question that was decided by a call."""
+        deny_status = _read(question[0], timed=False).deny_status
+        if isinstance(result, InFull):
+            return answer_to(result.decision, result.quotas, deny_status)
+        return self._shed_answer(result, deny_status)
+
+    def _plain(self, question: Question) -> KnownCheck | None:
+        """Return what is made of a check, and remember it; None if it is not plain, or anything is wrong."""
+        query, headers = question
         try:
             asked = self._read(query, headers)
         except ProblemError:
@@ -170,7 +175,7 @@ class Check:
         if ask is None:
             return None
         known = known_check(ask, asked.deny_status)
-        size = len(query) + sum([len(name) + len(value) for name, value in question[1]])
+        size = len(query) + sum([len(name) + len(value) for name, value in headers])
         if size <= MAX_KNOWN:
             self._known.add(question, known, 2 * size + ask.size + len(known.lines))
         return known
@@ -186,8 +191,7 @@ class Check:
         Raises:
             ProblemError: 400 that names each invalid parameter and header.
         """
-        read = _read_remembered if len(query) <= MAX_REMEMBERED else read_query
-        what = read(query, timed=self._now_ms is not None)
+        what = _read(query, timed=self._now_ms is not None)
         errors = list(what.errors)
         who = self._callers.of(headers, errors)
         if errors:
@@ -251,12 +255,30 @@ class CheckRoute(PlainRoute):
         if not sender.grant.is_unrestricted:
             return False
 
-        caller = caller_of(sender, is_gone)
+        question = scope.get(QUESTION)
+        if question is None:
+            question = scope[QUESTION] = self._check.question(scope["query_string"], scope["headers"])
         try:
-            return self._check.begin(scope["query_string"], scope["headers"], caller, then)
-        except Exception as error:  # noqa: BLE001  it is logged, and is an answer
+            return self._check.begin(question, caller_of(sender, is_gone), then)
+        except Exception as error:  # noqa: BLE001  it is logged, or is an answer
             then(error)
             return True
+
+    def finish(self, result: Result, scope: Scope) -> Answer | None:
+        """Return the answer to a check for which ``begin`` called back; None if its caller has gone."""
+        if isinstance(result, ReadyAnswer):
+            return result
+        if isinstance(result, InFull | OverloadedError):
+            return self._check.finish(result, scope[QUESTION])
+        return super().finish(result, scope)
+
+
+_read_remembered: Final = lru_cache(256)(read_query)  # at most a quarter of a megabyte of queries
+
+
+def _read(query: bytes, *, timed: bool) -> CheckQuery:
+    """Return what a query says, perhaps as it was read before."""
+    return (_read_remembered if len(query) <= MAX_REMEMBERED else read_query)(query, timed=timed)
 
 
 def known_check(ask: PlainAsk, deny_status: int) -> KnownCheck:
@@ -264,8 +286,9 @@ def known_check(ask: PlainAsk, deny_status: int) -> KnownCheck:
     matches = ask.planned.matches
     limits = admitted_rate_limits((match.applied.quota, match.applied.entity) for match in matches)
     admitted = ADMITTED[len(matches)]
-    lines = lines_of(_fields(admitted.throttle_ms, limits))
-    return KnownCheck(ask, deny_status, lines, encode_decision(admitted))
+    body = encode_decision(admitted)
+    lines = lines_of(_fields(admitted.throttle_ms, limits)) + length_line(body)
+    return KnownCheck(ask, deny_status, lines, body)
 
 
 def answer_to(decision: Decision, quotas: Sequence[Quota], deny_status: int) -> HttpAnswer:

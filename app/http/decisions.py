@@ -42,6 +42,8 @@ class DecisionRoutes:
         self._admission = admission
         self._access = access
         self._clock = clock
+        self._is_timed = clock == "caller"
+        """Whether asks have times, which are noted after a decision."""
         self._slices = slices
         self._known = KnownBodies()
 
@@ -71,18 +73,19 @@ class DecisionRoutes:
         Raises:
             ProblemError, OverloadedError: instead of the call.
         """
-        if not grant.is_unrestricted or self._clock == "caller":  # whose times are noted after a decision
+        if not grant.is_unrestricted or self._is_timed:
             return False
-        ask: Ask | PlainAsk | None
-        known = self._known.get(body, self._admission.edition)
-        if known is not None:
-            self._access.demand(grant, "decide")
-            ask = known.ask
-        else:
+        known = self._known.get_any(body)
+        if known is None:
             ask = self._slices.at_once(caller.turn, lambda: self._read_valid(body, grant))
             if ask is None:
                 return False
-        self._admission.begin(ask, caller, then)
+            self._admission.begin(ask, caller, then)
+            return True
+        if "decide" not in grant.scopes:
+            self._access.demand(grant, "decide")
+        if self._admission.begin(known.ask, caller, then) is not known.ask.quotas.edition:
+            self._known.remove(body)
         return True
 
     async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
@@ -126,21 +129,24 @@ class DecisionRoutes:
         """Return the asks of a batch, those that are known unread; None if anything is wrong."""
         asks: list[Ask | PlainAsk] = []
         ids = weight = 0
-        are_plain, edition = "decide" in grant.scopes, self._admission.edition
+        are_plain, edition, get_known = "decide" in grant.scopes, self._admission.edition, self._known.get_any
         for part in split_batch(body) or ():
-            known = self._known.get(part, edition)
-            if known is not None:
-                ask: Ask | PlainAsk = known.ask
-                its = known.ids
+            known = get_known(part)
+            if known is not None and known.ask.quotas.edition is edition:
+                asks.append(known.ask)
+                ids += known.ids
+                weight += 1
             else:
+                if known is not None:
+                    self._known.remove(part)
                 sent = read_ask(part, self._clock)
                 if sent is None:
                     return None
-                ask, its = self._remembered(part, sent), sent.ids
+                ask = self._remembered(part, sent)
                 are_plain = are_plain and isinstance(ask, PlainAsk)
-            asks.append(ask)
-            ids += its
-            weight += weight_of(its)
+                asks.append(ask)
+                ids += sent.ids
+                weight += weight_of(sent.ids)
             if weight >= STRIDE:
                 weight = 0
                 yield

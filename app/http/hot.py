@@ -18,6 +18,8 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from app.admission.errors import CallerGoneError, OverloadedError
+from app.admission.forms import new_tuple
+from app.admission.port import InFull
 from app.domain.caller import Caller
 from app.domain.decision import Decision
 from app.domain.grant import Grant
@@ -53,6 +55,7 @@ class ReadyAnswer(Struct):
     """A 200 whose own fields are lines already, as the connection sends them.
 
     Attributes:
+        lines: with that of the length of the body.
         sent: all of the answer with the server's fields, once a connection has sent it.
         fields: those fields; they are others each second.
     """
@@ -64,7 +67,7 @@ class ReadyAnswer(Struct):
 
 
 Answer = HttpAnswer | ReadyAnswer
-Result = Decision | Answer | Exception
+Result = Decision | InFull | Answer | Exception
 """What becomes an answer by ``PlainRoute.finish``."""
 Then = Callable[[Result], None]
 Begin = Callable[[bytes, Grant, Caller, Then], bool]
@@ -73,8 +76,14 @@ Begin = Callable[[bytes, Grant, Caller, Then], bool]
 JSON: Final[Fields] = ((b"content-type", b"application/json"),)
 JSON_LINES: Final = b"content-type: application/json\r\n"
 
-_READY: Final = {of: ReadyAnswer(JSON_LINES, body) for of, body in READY.items()}
-"""The answers to plain asks that are admitted."""
+
+def length_line(body: bytes) -> bytes:
+    """Return the line of the field with the length of a body."""
+    return b"content-length: %d\r\n" % len(body)
+
+
+READY_ANSWERS: Final = {of: ReadyAnswer(JSON_LINES + length_line(body), body) for of, body in READY.items()}
+"""The answers to plain asks that are admitted, by the ``id`` of the decision."""
 
 
 class PlainRoute(abc.ABC):
@@ -153,7 +162,10 @@ class PlainRoute(abc.ABC):
         """Return the answer to a request for which ``begin`` called back; None if its caller has gone."""
         if isinstance(result, Decision):
             return ready_answer(result)
-        return self._of_error(result, scope) if isinstance(result, Exception) else result
+        if isinstance(result, Exception):
+            return self._of_error(result, scope)
+        assert not isinstance(result, InFull), "only a check wants it"
+        return result
 
     async def _caught(self, answered: Awaitable[HttpAnswer | None], scope: Scope) -> HttpAnswer | None:
         try:
@@ -248,8 +260,11 @@ class HotRoute(PlainRoute):
         if self._begin is None or len(body) > UNCOUNTED:
             return False
         try:
-            self._intake.require_room(sender.turn, len(body))
-            return self._begin(body, sender.grant, caller_of(sender, is_gone), then)
+            if self._intake.total:  # else there is room for a small body
+                self._intake.require_room(sender.turn, len(body))
+            grant = sender.grant
+            caller = new_tuple(Caller, (grant.name, sender.turn, grant.bound_to, monotonic(), is_gone))
+            return self._begin(body, grant, caller, then)
         except Exception as error:  # noqa: BLE001  it is an answer; an unexpected one is logged
             then(error)
             return True
@@ -294,7 +309,11 @@ def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
 
 def ready_answer(decision: Decision) -> ReadyAnswer:
     """Return a decision as an answer; that of a plain admission is one object for all of them."""
-    return _READY.get(id(decision)) or ReadyAnswer(JSON_LINES, encode_decision(decision))
+    ready = READY_ANSWERS.get(id(decision))
+    if ready is None:
+        body = encode_decision(decision)
+        ready = ReadyAnswer(JSON_LINES + length_line(body), body)
+    return ready
 
 
 def sized(answer: HttpAnswer) -> Fields:

@@ -31,6 +31,8 @@ class KnownBodies:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._kept: Generations[bytes, KnownBody] = Generations(most_bytes)
         self._seen = Sightings()
+        self.get_any: Final = self._kept.get
+        """Returns what was made of a body, even if it is no longer valid; None of one that is not known."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -46,6 +48,10 @@ class KnownBodies:
             return known
         self._kept.remove(body)
         return None
+
+    def remove(self, body: bytes) -> None:
+        """Forget a body that was just found."""
+        self._kept.remove(body)
 
     def add(self, body: bytes, ask: PlainAsk, ids: int) -> None:
         """Remember a body that is not known, if it came before."""

@@ -34,6 +34,7 @@ from app.http.access import Sender
 from app.http.hot import (
     JSON,
     JSON_LINES,
+    READY_ANSWERS,
     SENDER,
     Answer,
     Fields,
@@ -41,6 +42,7 @@ from app.http.hot import (
     ReadyAnswer,
     Result,
     is_gone_of,
+    length_line,
     lines_of,
 )
 from app.http.outbox import Outbox
@@ -67,12 +69,13 @@ class KnownHead(NamedTuple):
     """A head that was read once, by the parser.
 
     Attributes:
-        size: how long its body is, in bytes.
+        size: how long it is with its body, in bytes.
     """
 
+    head: bytes
+    size: int
     route: PlainRoute
     scope: Scope
-    size: int
     sender: Sender
 
 
@@ -117,15 +120,25 @@ class LaneProtocol(Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer a whole request with a known head; else parse what arrived."""
-        end = data.find(_HEAD_END, 0, MAX_HEAD) + len(_HEAD_END)
-        head = data[:end]
-        known = self._heads.get(head)
-        is_between = (
-            self._is_undisturbed and self._known_cycle.response_complete
-        ) or self._is_between_requests()
-        if known is not None and known.size == len(data) - end and is_between:
+        known = self._asked
+        is_between = self._is_undisturbed and self._known_cycle.response_complete
+        if is_between and known is not None and data.startswith(known.head):  # like the request before
+            head = known.head
+        else:
+            head = data[: data.find(_HEAD_END, 0, MAX_HEAD) + len(_HEAD_END)]
+            known = self._heads.get(head)
+            is_between = is_between or self._is_between_requests()
+        if known is not None and known.size == len(data) and is_between:
             if known.route.access.renew(known.sender):
-                self._answer_known(known, data[end:])
+                self._is_timed = False  # the answer takes as long as it takes
+                self._is_undisturbed = True
+                self._asked = known
+                self.cycle = self._answering = self._known_cycle
+                self._known_cycle.response_complete = False
+                body, (_, _, route, scope, sender) = data[len(head) :], known
+                if not route.begin(scope, body, sender, self._is_gone, self._finish_known):
+                    answer = route.reply_whole(scope, body, sender, self._is_gone)
+                    Answering(answer, self._known_cycle, self).go_on()
                 return
             self._forget()
         begun = self._begun
@@ -137,7 +150,7 @@ class LaneProtocol(Protocol):
             cycle = self._starting
             self._start()
             if is_between and self._begun == begun + 1:
-                self._remember(head, len(data) - end, cycle)
+                self._remember(head, len(data) - len(head), cycle)
 
     def shutdown(self) -> None:
         """Close when the answer has been sent."""
@@ -194,30 +207,21 @@ class LaneProtocol(Protocol):
             self._forget()
         self._cost += cost
         kept = {name: scope[name] for name in ("path", "query_string", "headers")}
-        self._heads[head] = KnownHead(self._routes[scope["path"]], kept, size, sender)
+        self._heads[head] = KnownHead(head, len(head) + size, self._routes[scope["path"]], kept, sender)
 
     def _forget(self) -> None:
         self._heads.clear()
         self._cost = 0
 
-    def _answer_known(self, known: KnownHead, body: bytes) -> None:
-        """Answer a request, by a call of its route if that suffices."""
-        self._is_timed = False  # the answer takes as long as it takes
-        self._is_undisturbed = True
-        self._asked = known
-        self.cycle = self._answering = cycle = self._known_cycle
-        cycle.response_complete = False
-        route, scope, _, sender = known
-        if not route.begin(scope, body, sender, self._is_gone, self._finish_known):
-            Answering(route.reply_whole(scope, body, sender, self._is_gone), cycle, self).go_on()
-
     def _finish_known(self, result: Result) -> None:
         """Send the answer to the newest request with a known head, as ``_finish_begun`` does."""
         cycle, asked = self._known_cycle, self._asked
-        answer = None if asked is None else asked.route.finish(result, asked.scope)
+        answer: Answer | None = READY_ANSWERS.get(id(result))
+        if answer is None and asked is not None:
+            answer = asked.route.finish(result, asked.scope)
         if answer is None or cycle.disconnected or cycle.response_complete:
             return
-        if not (self._is_undisturbed and cycle.keep_alive) or self._is_ending():
+        if not (self._is_undisturbed and cycle.keep_alive) or self._final_response is not None:
             self._send(cycle, answer)
             return
         # What ``finish`` would do, if nothing waits on the connection.
@@ -312,7 +316,7 @@ class LaneProtocol(Protocol):
         if not isinstance(answer, ReadyAnswer):
             status, headers, body = answer
             lines = JSON_LINES if headers is JSON else lines_of(headers)
-            return self._joined(status, lines, body, keep_alive=keep_alive)
+            return self._joined(status, lines + length_line(body), body, keep_alive=keep_alive)
         if not keep_alive:
             return self._joined(200, answer.lines, answer.body, keep_alive=False)
         fields = self.server_state.default_headers
@@ -325,9 +329,8 @@ class LaneProtocol(Protocol):
         fields = self.server_state.default_headers
         if fields is not self._default_headers:  # they are others each second
             self._default_headers, self._default_lines = fields, lines_of(fields)
-        end = b"\r\n\r\n" if keep_alive else b"\r\nconnection: close\r\n\r\n"
-        parts = (STATUS_LINE[status], self._default_lines, lines, len(body), end, body)
-        return b"%b%b%bcontent-length: %d%b%b" % parts
+        end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
+        return b"".join((STATUS_LINE[status], self._default_lines, lines, end, body))
 
 
 class Answering:

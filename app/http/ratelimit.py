@@ -46,6 +46,8 @@ def admitted_rate_limits(applied: Iterable[tuple[Quota, str]]) -> list[tuple[byt
 
 def left(remaining: float) -> int:
     """Return how many whole units are left."""
+    if 0 <= remaining <= MAX_WHOLE and remaining - (units := int(remaining)) < _NEARLY_WHOLE:
+        return units  # nearly always
     return _whole(max(remaining, 0))
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from app.admission.plain import ADMITTED, ADMITTED_ALONE
-from app.admission.slices import STRIDE
+from app.admission.slices import ASK_WEIGHT, STRIDE
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.digest import as_id
@@ -138,9 +138,13 @@ def encode_decision(decision: Decision) -> bytes:
 def encode_decisions(decisions: Iterable[Decision]) -> Generator[None, None, bytes]:
     """Encode the decisions of a batch, some per step."""
     written = []
+    weight = 0
     for decision in decisions:
-        written.append(encode_decision(decision))
-        if not len(written) % STRIDE:
+        ready = READY.get(id(decision))
+        written.append(ready or encode_decision(decision))
+        weight += 1 if ready else ASK_WEIGHT
+        if weight >= STRIDE:
+            weight = 0
             yield
     return b'{"decisions":[' + b",".join(written) + b"]}"
 

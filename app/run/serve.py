@@ -13,21 +13,19 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-import uvicorn
 from pydantic import SecretStr
 
-from app.http.connections import Connections
-from app.http.lane import LaneProtocol
-from app.http.outbox import Outbox
-from app.http.protocol import Protocol
 from app.node import home, open_files
 from app.node.children import Child, stop_event
 from app.node.command_lines import quotagate
 from app.node.errors import ListenError, SettingsError, StartError
 from app.node.settings import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from app.http.connections import Connections
 
 BACKLOG: Final = 2048
 ACCEPTS_PER_TURN: Final = 16
@@ -91,7 +89,6 @@ def serve(
             print_key(settings, key)
     listener = socket.socket(fileno=fd) if fd is not None else listen(settings)
     with listener:
-        _limit_unread(listener)
         if settings.processes > 1:
             asyncio.run(_several(settings.processes, listener, options))
         else:
@@ -104,8 +101,14 @@ def print_key(settings: Settings, key: str) -> None:
 
 
 def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> None:
-    from app.run import wiring  # the parent of several processes does not need the whole app
+    # `up`, and the parent of several processes, need nothing of the API itself.
+    import uvicorn
 
+    from app.http.lane import LaneProtocol
+    from app.http.outbox import Outbox
+    from app.run import wiring
+
+    _limit_unread(listener)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     connections = _connections(settings)
     app = wiring.build(settings, counts, lambda: server.should_exit, connections)
@@ -131,6 +134,8 @@ def _duplicate(listener: socket.socket) -> socket.socket:
 
 def _connections(settings: Settings) -> Connections:
     """The limits that are set, or smaller ones if the limit of open files needs it, in the same ratio."""
+    from app.http.connections import Connections
+
     most, per_address = settings.max_connections, settings.max_connections_per_address
     room = open_files.room_for(most)
     if room < most:
@@ -151,6 +156,8 @@ def _limit_unread(listener: socket.socket) -> None:
     Connections inherit this from the listener, and keep it after we close them. Bytes that are still in this
     process are limited by the protocol.
     """
+    from app.http.protocol import Protocol
+
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     if listener.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
         unread_ms = round(Protocol.UNREAD_S * 1000)

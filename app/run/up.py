@@ -10,8 +10,8 @@ import socket
 import ssl
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import httpx
 import structlog
 
 from app.node import home
@@ -21,6 +21,9 @@ from app.node.errors import StartError
 from app.node.settings import PREFIX, Settings
 from app.run.embedded import READY_WITHIN_S, embedded_store, until
 from app.run.serve import FINISH_WITHIN_S, listen, print_key
+
+if TYPE_CHECKING:
+    import httpx
 
 log = structlog.get_logger("quotagate.up")
 
@@ -94,6 +97,8 @@ async def _run(
         stack.push_async_callback(workers.stop)
         await workers.start()
         workers.keep()
+        import httpx  # while the API starts
+
         late = f"the API was not ready within {READY_WITHIN_S:.0f} s; see the log"
         async with httpx.AsyncClient(verify=_tls(settings), trust_env=False, timeout=2) as client:
             await until(partial(_is_ready, client, settings), api, 0.05, late)
@@ -114,6 +119,8 @@ def _tls(settings: Settings) -> ssl.SSLContext | bool:
 
 
 async def _is_ready(client: httpx.AsyncClient, settings: Settings) -> bool:
+    import httpx
+
     try:
         return (await client.get(f"{settings.base_url}/health/ready")).is_success
     except httpx.ReadError:

@@ -29,16 +29,24 @@ _RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
 
 NUMBER: Final = struct.Struct("<d")
+NUMBERS: Final = struct.Struct("<dd")
 COUNT: Final = struct.Struct("<H")
 _TIME_AT: Final = 2
 _IDS_AT: Final = 2
 _USAGE_AT: Final = 12
 """Where the caller's time lies in the bytes of an ask; the number of ids and the usage in a charge's."""
 
-OBSERVED, REMAINING, OPEN_MS, REMEMBERED, FILL = 3, 4, 5, 6, 7
 Values = tuple[float, ...]
+"""The numbers of an admission: what is observed and what remains of each quota, in order; if the first one
+counts ids, then ``OPEN_MS``, ``REMEMBERED`` and ``FILL``, which are behind all of these."""
+OPEN_MS, REMEMBERED, FILL = -3, -2, -1
+_BRIEF_OF: Final = [struct.Struct("<x" + "dd" * quotas) for quotas in range(len(KEYS) + 3)]
+"""How a brief answer is read, by the number of quotas; two keys may match twice."""
+
+OBSERVED, REMAINING = 3, 4
 VALUES: Final = 8
-"""What ``admitted_values`` reads of each quota: outcome, reason, clock and layers, and the numbers above."""
+"""What is read of each quota of a full answer: outcome, reason, clock and layers, then what is observed and
+what remains, and three numbers of ids or of forgiven debt."""
 VALUES_OF: Final = [struct.Struct("<B" + "BBB8xddddd" * quotas) for quotas in range(len(KEYS) + 3)]
 """How these are read, by the number of quotas; two keys may match twice.
 
@@ -55,9 +63,11 @@ _MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh", 
 _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 16, 32, 64
 
 
-def encode_call(*, caller_clock: bool, sequential: bool, logged: bool, max_ids: int) -> bytes:
+def encode_call(
+    *, caller_clock: bool, sequential: bool, logged: bool, max_ids: int, brief: bool = False
+) -> bytes:
     """The argument for what all asks of a call have in common."""
-    return _CALL.pack(caller_clock, sequential + 2 * logged, max_ids)
+    return _CALL.pack(caller_clock, sequential + 2 * logged + 4 * brief, max_ids)
 
 
 def read_reply(reply: Sequence[Any], *, logged: bool) -> list[PackedAnswer]:
@@ -95,6 +105,10 @@ def decode_answer(answer: PackedAnswer) -> Answer:
     packed, at_ms, order = answer.packed, answer.at_ms, answer.order
     if packed[0] == 0:
         return Answer(_decode_results(packed[1:]), None, None, at_ms, order, answer.id_outcomes)
+    if packed[0] == 3:
+        admitted = NUMBERS.iter_unpack(packed[1:])
+        results = tuple([ChargeResult("admit", 0, None, 0, of, left, None, 0, 0.0) for of, left in admitted])
+        return Answer(results, None, None, at_ms, order, answer.id_outcomes)
     if packed[0] == 2:
         return Answer((), error=StoreError("response", packed[1:].decode(errors="replace")))
     (length,) = _CONTEXT.unpack_from(packed, 1)
@@ -129,18 +143,18 @@ def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Values | None:
     Args:
         forgiving: for each quota of the ask, whether it is a token bucket, whose debt can be forgiven.
 
-    Returns:
-        eight for each quota, ``VALUES`` says which, after the first.
     """
     if packed[0]:
-        return None
+        return _BRIEF_OF[len(forgiving)].unpack(packed) if packed[0] == 3 else None
     values: Values = VALUES_OF[len(forgiving)].unpack(packed)
-    at = 1
+    at, admitted = 1, list[float]()
     for forgives in forgiving:
-        if values[at] or values[at + 1] or values[at + 2] % _LAYER or (forgives and values[at + FILL]):
+        after = at + VALUES
+        if values[at] or values[at + 1] or values[at + 2] % _LAYER or (forgives and values[after + FILL]):
             return None
-        at += VALUES
-    return values
+        admitted += values[at + OBSERVED : at + REMAINING + 1]
+        at = after
+    return (*admitted, *values[1 + VALUES + OPEN_MS : 1 + VALUES])
 
 
 def _encode_charge(plan: Plan, charge: Charge) -> bytes:

@@ -87,6 +87,7 @@ class RedisStore:
         caller_clock: use the asks' ``at_ms`` as the time, not the store's clock.
         sequential: add delays up as KIP-124 does.
         logged: for the decision log, number the calls and return what became of ids.
+        brief: get the answers to plain admissions as two numbers of each quota.
         max_ids: the most ids remembered for one principal.
         timeout_s: how long a removal may take; a decision takes until its caller gives up (``give_up``).
         script: another text in place of the script, for the tests that plant faults in it.
@@ -99,6 +100,7 @@ class RedisStore:
         caller_clock: bool = False,
         sequential: bool = False,
         logged: bool = False,
+        brief: bool = False,
         max_ids: int = 1_000_000,
         timeout_s: float = 5.0,
         script: str = SCRIPT,
@@ -116,7 +118,7 @@ class RedisStore:
         self.lost: Callable[[StoreError], None] = lambda _error: None
         self._library = Library.of(script, beyond_maxmemory=True)
         self._call = encode_call(
-            caller_clock=caller_clock, sequential=sequential, logged=logged, max_ids=max_ids
+            caller_clock=caller_clock, sequential=sequential, logged=logged, max_ids=max_ids, brief=brief
         )
         self._logged = logged
         self.now_ms = 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
 
@@ -33,6 +34,12 @@ AMOUNTS: Final = (1, 1, 1, 2, 3, 0, 5, 12, 60)
 FRACTIONS: Final = (0.5, 2.25, 0.1, 7.3)
 
 
+@functools.lru_cache(maxsize=None, typed=True)
+def one_of(*values: Any) -> st.SearchStrategy[Any]:
+    """One of these values. Made once: Hypothesis looks through each strategy that it has not seen."""
+    return st.sampled_from(values)
+
+
 def entities_of(key: str) -> list[Entity]:
     """The entities for which the machine sets quotas of a key."""
     row = KEYS[key]
@@ -43,27 +50,28 @@ def entities_of(key: str) -> list[Entity]:
     return list(dict.fromkeys(found))
 
 
+@functools.cache
 @st.composite
 def quotas(draw: st.DrawFn, key: str, max_ids: int) -> Quota:
     """A random quota of a key."""
     row = KEYS[key]
-    shadow = draw(st.sampled_from((False,) * 7 + (True,)))
-    scope: Scope = draw(st.sampled_from(("cluster", "cluster", "broker")))
-    without: OnStoreFailure = draw(st.sampled_from(("admit", "admit", "throttle")))
+    shadow = draw(one_of(*(False,) * 7, True))
+    scope: Scope = draw(one_of("cluster", "cluster", "broker"))
+    without: OnStoreFailure = draw(one_of("admit", "admit", "throttle"))
     if row.algorithm == "producer_ids":
-        limit: float = min(draw(st.sampled_from((1, 3, 8, 20, 8, 20, 60, 0))), max_ids // 2)
-        window = draw(st.sampled_from((1_000, 4_000, 1_000, 4_000, 2_073_600_000)))
+        limit: float = min(draw(one_of(1, 3, 8, 20, 8, 20, 60, 0)), max_ids // 2)
+        window = draw(one_of(1_000, 4_000, 1_000, 4_000, 2_073_600_000))
         ids = Quota(
             key, limit, "producer_ids", "deny", shadow, scope, window_ms=window, layers=draw(layers(window))
         )
         return replace(ids, on_store_failure=without)
-    algorithm = draw(st.sampled_from((row.algorithm, row.algorithm, "sampled_rate", "token_bucket")))
-    limit = draw(st.sampled_from((2, 5, 1, 20, 9, 0) if row.integer_limit else (2, 5, 0.7, 20, 9, 0)))
-    samples, sample_ms = draw(st.sampled_from(((3, 200), (11, 100), (2, 500), (1, 300))))
-    burst = draw(st.sampled_from((samples * sample_ms / 1000 * limit, 7.5)))
-    debt_s = draw(st.sampled_from((2.0, 0.3, 60.0)))
+    algorithm = draw(one_of(row.algorithm, row.algorithm, "sampled_rate", "token_bucket"))
+    limit = draw(one_of(2, 5, 1 if row.integer_limit else 0.7, 20, 9, 0))
+    samples, sample_ms = draw(one_of((3, 200), (11, 100), (2, 500), (1, 300)))
+    burst = draw(one_of(samples * sample_ms / 1000 * limit, 7.5))
+    debt_s = draw(one_of(2.0, 0.3, 60.0))
     max_debt = limit * debt_s if limit else math.inf
-    enforcement: Enforcement = draw(st.sampled_from(("deny", "delay", row.enforcement)))
+    enforcement: Enforcement = draw(one_of("deny", "delay", row.enforcement))
     rate = Quota(
         key,
         limit,
@@ -79,41 +87,42 @@ def quotas(draw: st.DrawFn, key: str, max_ids: int) -> Quota:
     return replace(rate, on_store_failure=without)
 
 
+@functools.cache
 def layers(window_ms: int) -> st.SearchStrategy[Layers]:
     """Any layer policy."""
     named = [Layers.named(policy, window_ms) for policy in LAYER_POLICIES]
-    return st.sampled_from([*named, Layers(150, 600), Layers(400, 500)])
+    return one_of(*named, Layers(150, 600), Layers(400, 500))
 
 
 @st.composite
 def asks(draw: st.DrawFn) -> Ask:
     """An ask for one usage, rarely two; it names a few ids, or very many in mode record."""
-    mode: Mode = draw(st.sampled_from(("admit", "admit", "admit", "admit", "record", "peek", "refund")))
-    key = draw(st.sampled_from(list(KEYS)))
+    mode: Mode = draw(one_of("admit", "admit", "admit", "admit", "record", "peek", "refund"))
+    key = draw(one_of(*KEYS))
     fields = {KEYS[key].usage}
     if draw(st.integers(0, 4)) == 0:
-        fields.add(KEYS[draw(st.sampled_from(list(KEYS)))].usage)
+        fields.add(KEYS[draw(one_of(*KEYS))].usage)
     usage: dict[str, float] = {}
     ids: tuple[int | str, ...] | None = None
     for field in sorted(fields):
         if field == "producer_ids":
             first = draw(st.integers(0, len(IDS) - 1))
-            many = draw(st.sampled_from((1, 1, 2, 5, 9, 30) if mode == "admit" else (1, 3, 40, 60)))
+            many = draw(one_of(*((1, 1, 2, 5, 9, 30) if mode == "admit" else (1, 3, 40, 60))))
             ids = None if mode == "refund" else tuple((IDS[first:] + IDS)[:many])
         else:
             whole = field in COUNTS
-            usage[field] = draw(st.sampled_from(AMOUNTS if whole else AMOUNTS + FRACTIONS))
+            usage[field] = draw(one_of(*AMOUNTS, *(() if whole else FRACTIONS)))
     return Ask(
         usage=usage or {"requests": 1} if ids is None else usage,
         producer_ids=ids,
-        principal=draw(st.sampled_from(("a", "b"))),
-        client_id=draw(st.sampled_from(("c", None, ""))),
-        ip=draw(st.sampled_from(("10.0.0.1", "2001:db8::1", "2001:db8::2"))),
-        broker=draw(st.sampled_from(("1", "2", None))),
-        listener=draw(st.sampled_from(("L", "REPLICATION"))),
+        principal=draw(one_of("a", "b")),
+        client_id=draw(one_of("c", None, "")),
+        ip=draw(one_of("10.0.0.1", "2001:db8::1", "2001:db8::2")),
+        broker=draw(one_of("1", "2", None)),
+        listener=draw(one_of("L", "REPLICATION")),
         mode=mode,
-        deny=draw(st.sampled_from((False, False, True))),
-        recheck=draw(st.sampled_from((False, False, True))),
+        deny=draw(one_of(False, False, True)),
+        recheck=draw(one_of(False, False, True)),
         detail=True,
         cluster_action=draw(st.integers(0, 19)) == 0,
     )

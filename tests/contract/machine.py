@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -147,11 +147,15 @@ class Machine(RuleBasedStateMachine):
         self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential, when_full=verdict_when_full)
         script = looking_each_time(self.script)
         options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": script}
-        self.store = RedisStore(self.url, caller_clock=True, **options)
-        self.timed = RedisStore(self.url, **options)
-        for store in (self.store, self.timed):
+        self.stores = {
+            (timed, brief): RedisStore(self.url, caller_clock=not timed, brief=brief, **options)
+            for timed in (False, True)
+            for brief in (False, True)
+        }
+        for store in self.stores.values():
             self.loop.run_until_complete(store.connect())
-        self.loop.run_until_complete(self.timed.examine())  # a full store takes no library
+        self.store = self.stores[False, False]
+        self.loop.run_until_complete(self.stores[True, False].examine())  # a full store takes no library
         self.short_quotas: dict[str, dict[Entity, Quota]] | None = None
         self.quotas: dict[str, dict[Entity, Quota]] = {}
         for key in KEYS:
@@ -162,8 +166,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self._fill(full=False)
         if hasattr(self, "store"):
-            self.loop.run_until_complete(self.store.close())
-            self.loop.run_until_complete(self.timed.close())
+            for store in self.stores.values():
+                self.loop.run_until_complete(store.close())
         self.redis.close()
 
     @rule(ask=asks(), with_id=st.integers(0, 2), caller=st.sampled_from(CALLERS))
@@ -409,8 +413,7 @@ class Machine(RuleBasedStateMachine):
             if expected:
                 at = max(self.now, bucket.newest_ms or 0)
                 self._compare_open(ask, plan.charges[0], answer.results[0], bucket.state, at)
-            if self.redis.pttl(match.key) == -1:
-                raise Difference(f"no expiry on {match.key!r}")
+            self._compare_expiry([match.key])
 
     @rule(data=st.data(), key=st.sampled_from(list(KEYS)))
     def change_quota(self, data: Any, key: str) -> None:
@@ -450,8 +453,8 @@ class Machine(RuleBasedStateMachine):
         wanted = [plan for plan in plans if plan is not None]
         if not wanted:
             return
-        store = self.timed if timed else self.store
-        before = self._server_time()
+        store = self.stores[timed, self.met["steps"] % 2 == 0]
+        before = self._server_time() if timed else 0
         short = [self._short(ask, caller, plan) for ask, plan in zip(asks, plans, strict=True)]
         sent: list[Plan | PackedPlan] = [
             its.planned.plan if its and its.planned.plan else plan
@@ -473,9 +476,17 @@ class Machine(RuleBasedStateMachine):
             decision = self._compare(ask, caller, plan, answer, now)
             if its is not None and plan is not None and packed is not None and answer is not None:
                 self._compare_short(ask, its, plan, packed, decision)
-        for charge in itertools.chain.from_iterable(plan.charges for plan in wanted):
-            if self.redis.pttl(charge.key) == -1:
-                raise Difference(f"no expiry on {charge.key!r}")
+        self._compare_expiry(charge.key for plan in wanted for charge in plan.charges)
+
+    def _compare_expiry(self, keys: Iterable[bytes]) -> None:
+        """Everything that is written ends by itself. One round trip asks for all keys."""
+        touched = list(dict.fromkeys(keys))
+        with self.redis.pipeline(transaction=False) as asked:
+            for key in touched:
+                asked.pttl(key)
+            for key, left_ms in zip(touched, asked.execute(), strict=True):
+                if left_ms == -1:
+                    raise Difference(f"no expiry on {key!r}")
 
     def _plan(self, ask: Ask, caller: Caller, place: int) -> Plan | None:
         matches = restricted_matches(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, place)

@@ -18,6 +18,7 @@ import psycopg
 import pytest
 import uvloop
 from alembic import command
+from alembic.script import ScriptDirectory
 from sqlalchemy import select, text, update
 
 from app.catalog import schema, sql
@@ -576,6 +577,12 @@ def test_migrations_go_up_down_and_up_and_match_the_tables(empty: str):
         command.upgrade(schema.config(connection), "head")
     with schema.connect(empty) as connection:
         command.check(schema.config(connection))
+
+
+def test_names_of_migrations_tell_their_order():
+    """A node looks at the names alone when it starts, without Alembic."""
+    steps = list(ScriptDirectory.from_config(schema.config()).walk_revisions())
+    assert schema.revisions() == [step.revision for step in reversed(steps)]
 
 
 async def test_missing_schema_is_refused_with_what_to_do(empty: str):

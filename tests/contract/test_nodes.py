@@ -82,7 +82,7 @@ FAULTS: dict[str, tuple[str, str]] = {
 SHORT_WAY_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     "ids learned under no edition": (admission, "plain.quotas, edition=self.local.edition)", "plain.quotas)"),
     "nothing learned": (admission, "if values is not None and plain.learns is not None:", "if False:"),
-    "another time for the layer's end": (admission, "int(values[1 + OPEN_MS])", "int(values[OPEN_MS])"),
+    "another time for the layer's end": (admission, "int(values[OPEN_MS])", "int(values[OPEN_MS + 1])"),
     "a refusal asked for again": (admission, "refusal = self.local.refusal(ask, its)", "refusal = None"),
     "known ids among unknown ones sent": (
         admission,

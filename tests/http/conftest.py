@@ -91,17 +91,18 @@ class Admission:
 
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
-    ) -> None:
+    ) -> object:
         making = self.decide((ask,), caller)
         if self.held is not None:
             asyncio.ensure_future(making).add_done_callback(lambda done: then(done.result()[0]))
-            return
+            return self.edition
         try:
             making.send(None)
         except StopIteration as done:
             then(done.value[0])
         except Exception as error:  # noqa: BLE001  it is handed on
             then(error)
+        return self.edition
 
     async def decide_in_full(
         self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
@@ -110,8 +111,8 @@ class Admission:
         return self.full or InFull(replace(decision, quotas=()), ())
 
     def begin_in_full(
-        self, ask: PlainAsk, caller: Caller, then: object, within_s: float | None = None
-    ) -> None:
+        self, ask: PlainAsk, caller: Caller, admitted: object, then: object, within_s: float | None = None
+    ) -> object:
         raise AssertionError(f"no ask was plain, but {ask}")
 
 

@@ -41,10 +41,18 @@ _STORE_PASSWORD: Final = "changeit"
 class Broker(Program):
     """One broker; the first one is the controller too."""
 
-    def __init__(self, number: int, folder: Path, log_dir: Path, ports: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        log_dir: Path,
+        ports: Mapping[str, int],
+        plugins: Sequence[Path],
+    ) -> None:
         self.number = number
         self.log_dir = log_dir
         self.ports = ports
+        self.plugins = plugins
         self.properties = folder / "broker.properties"
         self._log = folder / "log"
 
@@ -64,7 +72,7 @@ class Broker(Program):
             self._running = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())),
-                    *tool.command("kafka.Kafka", str(self.properties)),
+                    *tool.command("kafka.Kafka", str(self.properties), plugins=self.plugins),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -126,13 +134,17 @@ class Cluster:
 
 @contextmanager
 def running(
-    count: int = 2, *, properties: Mapping[str, object] | None = None, disk_bytes: int = DISK_BYTES
+    count: int = 2,
+    *,
+    properties: Mapping[str, object] | None = None,
+    disk_bytes: int = DISK_BYTES,
+    plugins: Sequence[Path] = (),
 ) -> Iterator[Cluster]:
-    """Run a cluster with this many brokers, perhaps with further properties."""
+    """Run a cluster with this many brokers, perhaps with further properties and jars of plugins."""
     disks.clear()
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-kafka-")))
-        ports = iter(_free_ports(1 + count * len(PROTOCOLS)))
+        ports = iter(free_ports(1 + count * len(PROTOCOLS)))
         controller = next(ports)
         authority = Authority(home)
         secured = _secured(home, authority)
@@ -142,7 +154,7 @@ def running(
             folder.mkdir()
             disk = stack.enter_context(disks.mounted(folder / "disk", disk_bytes))
             own_ports = {protocol: next(ports) for protocol in PROTOCOLS}
-            broker = Broker(number, folder, disk / "log", own_ports)
+            broker = Broker(number, folder, disk / "log", own_ports, plugins)
             stack.callback(broker.kill)  # before its disk goes
             written = {**_properties(broker, folder, controller), **secured, **(properties or {})}
             lines = [f"{name}={value}\n" for name, value in written.items()]
@@ -226,7 +238,7 @@ def _format(brokers: Mapping[int, Broker]) -> None:
         how = "--standalone" if broker.number == 1 else "--no-initial-controllers"
         # With "=", for one id in 64 begins with a dash, and would be taken for an option.
         arguments = ("format", how, f"--cluster-id={cluster_id}", "-c", str(broker.properties))
-        commands.append(tool.command("kafka.tools.StorageTool", *arguments))
+        commands.append(tool.command("kafka.tools.StorageTool", *arguments, plugins=broker.plugins))
 
     def run(command: Sequence[str]) -> None:
         ended = subprocess.run(
@@ -253,7 +265,7 @@ def _known(cluster: Cluster) -> set[int]:
     return known
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that a broker finds free again after it was killed: below those that outgoing connections get."""
     found: list[int] = []
     while len(found) < count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import tempfile
@@ -36,15 +37,18 @@ def run(program: str, *arguments: str, given: str = "") -> str:
     return done.stdout
 
 
-def command(program: str, *arguments: str, log_level: str = "info") -> Sequence[str]:
-    """The command line of a class of Kafka."""
+def command(
+    program: str, *arguments: str, log_level: str = "info", plugins: Sequence[Path] = ()
+) -> Sequence[str]:
+    """The command line of a class of Kafka, perhaps with jars of plugins."""
     logging = (
         f"-Dorg.slf4j.simpleLogger.defaultLogLevel={log_level}",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",
         "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
         "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",  # hundreds of lines each
     )
-    return [str(maven.JAVA), *JVM, *logging, "-cp", f"{jars()}/*", program, *arguments]
+    class_path = os.pathsep.join([f"{jars()}/*", *map(str, plugins)])
+    return [str(maven.JAVA), *JVM, *logging, "-cp", class_path, program, *arguments]
 
 
 @cache

@@ -21,9 +21,9 @@ from tests.service import eventually
 
 RECORD = b"x" * 5_000
 SETTLE_S = 15.0
-"""After this the free start of an empty bucket is spent."""
-MEASURE_S = 33.0
-"""Three windows: what passed at once at the start leaves its sample at once, so that it passes again."""
+"""So long they send no more than the limit: what passes at once from an empty bucket would come again with
+each window, and the figure would go by where in a window the measurement begins."""
+MEASURE_S = 30.0
 LIMIT = 100_000
 """Bytes a second: twenty records."""
 AHEAD = 16
@@ -31,9 +31,9 @@ AHEAD = 16
 
 
 class Pusher:
-    """A producer that sends as fast as it is let, and counts what was acknowledged."""
+    """A producer that sends at a pace and then as fast as it is let, and counts what was acknowledged."""
 
-    def __init__(self, bootstrap: str, client_id: str, topic: str, partition: int) -> None:
+    def __init__(self, bootstrap: str, client_id: str, topic: str, partition: int, pace: float) -> None:
         self._producer = KafkaProducer(
             bootstrap_servers=bootstrap,
             client_id=client_id,
@@ -44,6 +44,7 @@ class Pusher:
             delivery_timeout_ms=producing.PATIENT_MS,
         )
         self._where = (topic, partition)
+        self._pace = pace
         self._ended = threading.Event()
         self._room = threading.Semaphore(AHEAD)
         self.bytes = 0
@@ -53,7 +54,11 @@ class Pusher:
 
     def _push(self) -> None:
         topic, partition = self._where
+        began, count = time.monotonic(), 0
         while not self._ended.is_set():
+            if time.monotonic() < began + SETTLE_S:
+                self._ended.wait(began + count * len(RECORD) / self._pace - time.monotonic())
+            count += 1
             self._room.acquire()  # a client without a bound of its own would take all memory
             future = self._producer.send(topic, RECORD, partition=partition)
             future.add_callback(self._acknowledged)
@@ -101,10 +106,10 @@ def test_two_proxies_hold_one_byte_rate_where_two_brokers_let_twice_as_much(
     quotagate.put("client-id=through-proxies", producer_byte_rate=LIMIT)
     quotas.alter(admin, {(None, "past-proxies"): {"producer_byte_rate": LIMIT}})
     through = [
-        Pusher(proxy.bootstrap, "through-proxies", "pushed", partition)
+        Pusher(proxy.bootstrap, "through-proxies", "pushed", partition, LIMIT / 2)
         for partition, proxy in enumerate((plain, other))
     ]
-    past = [Pusher(cluster.bootstrap, "past-proxies", "pushed", partition) for partition in (0, 1)]
+    past = [Pusher(cluster.bootstrap, "past-proxies", "pushed", partition, LIMIT) for partition in (0, 1)]
     with pushing(*through, *past):
         found = rate([*through, *past])
     ours, kafkas = sum(found[:2]), sum(found[2:])

@@ -144,7 +144,7 @@ def test_flood_of_ids_changes_nothing(flood: int):
 
 
 def test_changed_limit_forgets_no_id():
-    """1,000 ids are all still seen and none is charged again, by both nodes, after the limit is raised tenfold and cut to a tenth."""
+    """1,000 ids are seen, and not charged again, after the limit is raised tenfold and cut to a tenth."""
     ids = list(range(1_000))
     with two_nodes() as nodes:
         nodes[0].put("user=long", producer_ids_rate=1_000)

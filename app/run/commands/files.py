@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from app.node.errors import NodeRequestError
-from app.run.commands import plans, quotas_file, quotas_schema, show
+from app.run.commands import plans, quotas_schema, show
 from app.run.commands.node import Node, connected
 from app.run.commands.options import Reason
 from app.run.commands.pages import catalog
@@ -51,6 +51,8 @@ def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: 
         raise typer.BadParameter("an export is yaml or json; `quotagate quotas list` shows a table")
     with connected(url, key, config) as node:
         etag, found = catalog(node)
+    from app.run.commands import quotas_file  # and YAML, which only files need
+
     quotas = quotas_file.ordered(found.items())
     if output == "json":
         show.document({"quotas": dict(quotas)}, output)
@@ -149,6 +151,8 @@ def lint(
     Examples:
       quotagate quotas lint -f quotas.yaml
     """
+    from app.run.commands import quotas_file  # and YAML, which only files need
+
     contents = quotas_file.read(_text(file))
     faults = [{"line": fault.line, "message": fault.message} for fault in contents.faults]
     if not show.document({"file": str(file), "faults": faults}, output):
@@ -181,6 +185,8 @@ def _text(file: Path) -> str:
 
 
 def _read(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    from app.run.commands import quotas_file  # and YAML, which only files need
+
     contents = quotas_file.read(_text(file))
     if contents.faults:
         lines = [f"{file}:{fault.line}: {fault.message}" for fault in contents.faults]

@@ -6,14 +6,15 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
-
-import httpx
 
 from app.node.errors import NodeRequestError
 from app.run.commands import target
 from app.run.commands.show import plain_lines
+
+if TYPE_CHECKING:
+    import httpx
 
 TIMEOUT_S: Final = 10.0
 
@@ -65,6 +66,8 @@ class Node:
             NodeRefusalError: the node refused the request.
             NodeRequestError: no answer, or not one of a node.
         """
+        import httpx  # `up`, `serve` and `migrate` start without it
+
         url = self._target.url + path
         if self._target.key and not self._target.key.isprintable():  # httpx would show it in its error
             raise NodeRequestError("the key has invalid characters")
@@ -111,6 +114,8 @@ def connected(url: str | None, key: str | None, config: Path | None) -> Iterator
     Proxies from the environment are ignored for a node on this machine: a proxy would look for it on the
     proxy's machine, and would see the key.
     """
+    import httpx  # `up`, `serve` and `migrate` start without it
+
     node = target.find(url, key, config)
     # httpx reads SSL_CERT_FILE only with trust_env, which is off for this machine, so the context is made
     # here.

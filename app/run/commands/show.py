@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from shutil import get_terminal_size
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-import yaml
-from rich.console import Console, JustifyMethod
-from rich.table import Table
-from rich.text import Text
+
+if TYPE_CHECKING:  # rich and YAML are imported where they show something: `up` and `serve` start without them
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table
 
 PIPE_COLUMNS: Final = 100_000
 """Lines in a pipe do not wrap, as programs read them."""
@@ -53,6 +53,8 @@ def document(answer: Any, output: Output) -> bool:
     if output == "json":
         typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
     elif output == "yaml":
+        import yaml
+
         typer.echo(yaml.safe_dump(answer, sort_keys=False, allow_unicode=True, width=100), nl=False)
     return output != "table"
 
@@ -74,6 +76,9 @@ def table(
         right: the columns that are right-aligned, such as numbers.
         styles: the styles of certain values at a terminal.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     cells = [[cell(value) for value in row] for row in rows]
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     whole = _whole(dict(zip(header, _widths(header, cells), strict=True)), {*right, *WHOLE})
@@ -100,6 +105,8 @@ def records(rows: Sequence[Mapping[str, Any]], right: Iterable[str] = ()) -> Non
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> None:
     """Print names and values, one pair per line."""
+    from rich.table import Table
+
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -179,10 +186,14 @@ def _print(grid: Table) -> None:
 
 def _console() -> Console:
     """The console for answers."""
+    from rich.console import Console
+
     columns = max(get_terminal_size().columns, MIN_COLUMNS) if sys.stdout.isatty() else PIPE_COLUMNS
     return Console(width=columns, markup=False, emoji=False, highlight=False)
 
 
 def progress() -> Console:
     """The console for progress: stderr."""
+    from rich.console import Console
+
     return Console(stderr=True, markup=False, emoji=False, highlight=False)

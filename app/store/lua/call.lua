@@ -13,7 +13,7 @@ KEYS     For each ask, in order:
 
 ARGV[1]  The call, struct <B B d>:
            B  1 if the callers' clocks decide, 0 if the store's does
-           B  1 to add delays up as KIP-124 does, plus 2 if the call is logged
+           B  1 to add delays up as KIP-124 does, plus 2 if the call is logged, plus 4 for brief answers
            d  the most ids remembered for one principal (count)
 ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
            B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew
@@ -41,6 +41,8 @@ Reply    { now, answer, answer, ... }
                    '\0' and a result for each quota
                    '\1' and the kept answer: I2 length of the context, the context, a result for each quota
                    '\2' and the reason why there is no answer: the bucket cannot be read
+                   '\3' and d observed, d remaining of each quota, in a call with brief answers: all admit, none counts
+                   ids, and there is no more to say
          A call that is logged goes on: the call's number, an integer (0 if it could write nothing), then for each answer
          what became of the ask's ids, one byte each: 0 not written, 1 charged, 2 refreshed.
          A result, struct <B B B d d d d d d>:
@@ -62,6 +64,8 @@ Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the
 ]]
 
 local CALL, ASK, QUOTA, RESULT = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
+local CONTEXT_AT = 11 -- where the length of the context is in an ask
+local FIRST_RESULT, BRIEF, FIRST_BRIEF = '<xBBBdddddd', '<dd', '<Bdd' -- the first with the byte before it
 local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW = 0, 1, 2, 3, 4, 5
 local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
 local CAPACITY, TOO_LARGE, STORE_FULL = 1, 2, 4
@@ -75,9 +79,10 @@ local DAY_MS = 86400000
 local floor, ceil, min, max, sqrt, huge = math.floor, math.ceil, math.min, math.max, math.sqrt, math.huge
 local band, bor, lshift = bit.band, bit.bor, bit.lshift
 local pack, unpack_ = struct.pack, struct.unpack
+local byte = string.byte
 local call = redis.call
 
-local KEYS, ARGV, caller_clock, max_ids, sequential, logged, clock, written, full
+local KEYS, ARGV, caller_clock, max_ids, sequential, logged, brief, clock, written, full
 local ask, mode, now -- the ask at hand, its mode and its time (ms)
 local looked_at, was_full = -huge, false
 
@@ -86,7 +91,7 @@ local function begin(keys, args)
   KEYS, ARGV, clock, written, full = keys, args, nil, 0, nil
   caller_clock, options, max_ids = unpack_(CALL, args[1])
   caller_clock = caller_clock == 1
-  sequential, logged = band(options, 1) > 0, band(options, 2) > 0
+  sequential, logged, brief = band(options, 1) > 0, band(options, 2) > 0, band(options, 4) > 0
 end
 
 local function store_now()

@@ -114,16 +114,32 @@ local function apply()
   return charged
 end
 
+-- The answer to an ask that was decided now. The first result is packed with the answer's first byte.
 local function answer_of()
   local answer
   for i = 1, quotas do
     local check = checks[i]
     local observed, remaining, ids, fill, layers = check.algorithm.report(check)
-    local result = pack(RESULT, check.outcome, check.reason, check.correction + 4 * (layers or 0), check.throttle_ms,
-      observed, remaining, check.largest, ids, fill)
-    answer = answer and answer .. result or result
+    local result = pack(i == 1 and FIRST_RESULT or RESULT, check.outcome, check.reason,
+      check.correction + 4 * (layers or 0), check.throttle_ms, observed, remaining, check.largest, ids, fill)
+    answer = i == 1 and result or answer .. result
   end
-  return answer or ''
+  return answer or '\0'
+end
+
+-- The brief answer to an ask; nil if a result has more to it.
+local function brief_answer()
+  local answer
+  for i = 1, quotas do
+    local check = checks[i]
+    if check.outcome ~= ADMIT or check.reason ~= 0 or check.correction ~= 0 or check.algorithm == PRODUCER_IDS then
+      return nil
+    end
+    local observed, remaining, _, forgiven = check.algorithm.report(check)
+    if forgiven ~= 0 then return nil end
+    answer = i == 1 and pack(FIRST_BRIEF, 3, observed, remaining) or answer .. pack(BRIEF, observed, remaining)
+  end
+  return answer
 end
 
 -- What became of the ids of an ask, one byte each. At most one quota of an ask counts ids.
@@ -163,13 +179,13 @@ local function decide()
   end
   if sequential then sum_delays() end
   local charged = apply()
-  local answer = answer_of()
+  local answer = brief and context == 0 and brief_answer() or answer_of()
   if logged then id_outcomes = id_outcomes_of() end
   if retry and charged and not is_full() then
-    kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. answer
+    kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. string.sub(answer, 2)
     set(retry, kept, caller_clock and ttl(RETRY_MS) or RETRY_MS)
   end
-  return '\0' .. answer
+  return answer
 end
 
 local answers, outcomes_by_ask, place, first_key
@@ -200,8 +216,9 @@ end
 local function needs()
   local keys, writes = logged and 1 or 0, false
   for i = 2, #ARGV do
-    local its_mode, its_quotas, _, context = unpack_(ASK, ARGV[i])
-    keys = keys + its_quotas + (context > 0 and 1 or 0)
+    local its_mode, its_quotas = byte(ARGV[i], 1, 2)
+    local low, high = byte(ARGV[i], CONTEXT_AT, CONTEXT_AT + 1)
+    keys = keys + its_quotas + (low + high > 0 and 1 or 0)
     writes = writes or its_mode ~= PEEK
   end
   return keys, writes

@@ -26,7 +26,6 @@ local USUAL_HEAD_END = '187' -- the last byte of a head with room for four segme
 local SPREAD = '<I4I4I4I4I4I4I4I4'
 local LARGE = 4194304
 local PIECE = 65536
-local byte = string.byte
 local spare_id = {} -- takes the words of the next id, until a list keeps it
 local producer_ids = {}
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.admission.admission import Admission
 from app.admission.metrics import Metrics
-from app.admission.slices import STRIDE, Slices
+from app.admission.slices import ASK_WEIGHT, STRIDE, Slices
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE
@@ -42,12 +42,10 @@ class RecordedMetrics(Metrics):
         super().__init__()
         self.fallbacks: list[str] = []
         self.took: list[tuple[float, int]] = []
+        self.observe_decision = lambda seconds, asks: self.took.append((seconds, asks))
 
     def count_fallback(self, reason: str) -> None:
         self.fallbacks.append(reason)
-
-    def observe_decision(self, seconds: float, asks: int = 1) -> None:
-        self.took.append((seconds, asks))
 
 
 @pytest.fixture
@@ -105,7 +103,7 @@ def test_asks_with_many_ids_take_more_of_a_step(store: ThrottlingStore, metrics:
     deciding = admission(store, metrics, Snapshot(), Slices())
     asks = [Ask({}, tuple(range(ids))) for ids in (1_000, 10, 10, 190, 1)]
     assert len(list(deciding._planned(asks, ANYONE))) == 2
-    assert len(list(deciding._planned([ASK] * 3 * STRIDE, ANYONE))) == 3
+    assert len(list(deciding._planned([ASK] * (3 * STRIDE // ASK_WEIGHT), ANYONE))) == 3
 
 
 @pytest.mark.parametrize(("asks", "turns"), [(1, 1), (400, 10)])

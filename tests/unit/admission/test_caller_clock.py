@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from app.admission.caller_clock import CallerClock, CallerTime
 from app.admission.plain import PlainAsk
@@ -11,6 +12,7 @@ from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 
+T = TypeVar("T")
 ADMITTED = Decision("admit", 0, True, 0, "local", None)
 
 
@@ -29,16 +31,17 @@ class AdmitsAll(Decider):
 
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
-    ) -> None:
+    ) -> object:
         raise AssertionError(ask)
 
     def begin_in_full(
         self,
         ask: PlainAsk,
         caller: Caller,
-        then: Callable[[Remaining | InFull | Exception], None],
+        admitted: Callable[[Remaining], T],
+        then: Callable[[T | InFull | Exception], None],
         within_s: float | None = None,
-    ) -> None:
+    ) -> object:
         raise AssertionError(ask)
 
     async def decide_in_full(

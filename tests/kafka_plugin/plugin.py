@@ -1,0 +1,50 @@
+"""The broker plugin as a jar, built by its own Makefile, and what a broker needs to load it."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+from pathlib import Path
+from typing import Final
+
+PROJECT: Final = Path(__file__).parents[2] / "integrations" / "kafka-broker-plugin"
+BUILD_WITHIN_S: Final = 900.0
+BROKERS: Final = 2
+"""How many brokers there are, by which the plugin divides limits."""
+EXCLUDED: Final = "carol"
+"""The principal to which no throttle factor applies."""
+
+
+def properties(url: str, key_file: Path) -> dict[str, object]:
+    """The properties of a broker that takes its quotas from Quotagate at this address."""
+    prefix = "client.quota.callback.quotagate"
+    return {
+        "client.quota.callback.class": "quotagate.kafka.plugin.Quotagate",
+        f"{prefix}.url": url,
+        f"{prefix}.key.file": key_file,
+        f"{prefix}.brokers": "auto",
+        f"{prefix}.excluded.principals": EXCLUDED,
+    }
+
+
+def jar() -> Path:
+    """The plugin, built where sources are newer than it."""
+    make()
+    return PROJECT / "target" / "quotagate-kafka-plugin.jar"
+
+
+def make(*targets: str) -> None:
+    """Run the project's own Makefile."""
+    locked = PROJECT / "target" / ".lock"
+    locked.parent.mkdir(exist_ok=True)
+    with locked.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests of another run may be building it
+        done = subprocess.run(
+            ["make", "--no-print-directory", "-C", PROJECT, *targets],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_WITHIN_S,
+            check=False,
+        )
+    assert done.returncode == 0, f"make {' '.join(targets)}: {done.stdout}{done.stderr}"
