@@ -65,7 +65,7 @@ def build() -> None:
     said(["make", "--no-print-directory", "-C", str(PROJECT)])
     if not (JARS / "pom.xml").is_file():
         goal = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={JARS}")
-        said([str(PROJECT / "mvn.sh"), "-q", "-B", "-f", str(HERE / "pom.xml"), *goal])
+        said([str(PROJECT.parent / "mvn.sh"), "-q", "-B", "-f", str(HERE / "pom.xml"), *goal])
         shutil.copy(HERE / "pom.xml", JARS)
 
 
@@ -136,7 +136,9 @@ def java() -> str:
 
 
 def said(command: list[str]) -> None:
-    """Run a program to its end."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    """Run a program to its end, where Maven finds what it needs."""
+    done = subprocess.run(
+        command, cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise DidNotStart(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
