@@ -17,11 +17,13 @@ OTHER_STORE: Final = "redis"
 
 FULL: Final = {
     "tests/bench": "measurements: `make bench`",
+    "tests/bounds/test_leases.py": "plays thousands of plans of adversaries",
     "tests/clients": "generates and compiles clients in four languages",
     "tests/connections": "runs proxies and storms of connections",
     "tests/console": "needs a browser",
     "tests/contract/test_filter_memory.py": "fills filters to their cap",
     "tests/contract/test_large_keys.py": "grows keys to many megabytes",
+    "tests/contract/test_leases.py": "plays plans of adversaries against a store",
     "tests/contract/test_load.py": "compares 10,000s of loads with the plain form",
     "tests/contract/test_machine.py": "20,000 steps on each store, and every planted fault",
     "tests/decision_log": "kills and stops the writer, fills its disk",

@@ -15,6 +15,7 @@ from app.admission.circuit import Circuit
 from app.admission.fallback import without_store
 from app.admission.gather import QUEUE_S, Gatherer
 from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, hold_decision, is_held
+from app.admission.leases import Leases, count_lapses
 from app.admission.local import LocalAnswers
 from app.admission.logs import UNLOGGED, Logs
 from app.admission.metrics import Fill, Metrics
@@ -76,6 +77,7 @@ class Admission:
     Attributes:
         circuit: knows whether the store is available.
         local: what this node answers alone.
+        leases: grants and settles leases.
     """
 
     def __init__(
@@ -106,6 +108,15 @@ class Admission:
             quotas=lambda: snapshot().quotas,
             secret=secret,
             away=lambda: self.circuit.error is not None,
+            metrics=metrics,
+            logs=logs,
+        )
+        self.leases = Leases(
+            self._gatherer,
+            self.circuit,
+            matches=self._matches_in_force,
+            factor=factor,
+            secret=secret,
             metrics=metrics,
             logs=logs,
         )
@@ -450,6 +461,8 @@ class Admission:
         if why is not None:
             self._metrics.count_fallback(why)
         count_answer(self._metrics, ask, its, plan, answer, decision, verdicts)
+        if plan is not None and answer is not None and answer.kept is None:
+            count_lapses(self._metrics, self._logs, ask, plan, answer)
         if alone is not None and plan is None:
             self._metrics.count_shadows(verdicts)
         logged = answer if answer is not None or alone is None else Answer((), at_ms=alone.at_ms)
@@ -469,7 +482,7 @@ class Admission:
         elif not self._takes_admissions and packed.id_outcomes.strip(NOT_WRITTEN):
             return None  # the ids alone are logged
         else:
-            values = admitted_values(packed.packed, plain.forgiving)
+            values = admitted_values(packed.packed, plain.of_units)
             if values is not None and plain.learns is not None:
                 open_ms = int(values[OPEN_MS])
                 self.local.learn_admission(planned.ask, plain.learns, open_ms, packed.at_ms, planned.edition)
@@ -497,6 +510,8 @@ class Admission:
             ask, alone, travels, plan = each.ask, each.alone, each.travels, self._readable(each)
             known = None if alone is None else alone.verdict
             decision, verdicts = decision_of(ask, plan, answer, sequential=self._sequential, alone=known)
+            if plan is not None:
+                count_lapses(self._metrics, self._logs, ask, plan, answer)
             if plan is not None and alone is None:
                 self.local.learn(travels or ask, each.matches, plan, answer, each.edition)
                 answer = answer if travels is None else _with_all_ids(answer, ask, travels)

@@ -79,9 +79,18 @@ class Gauge(Struct, gc=False):
 
 Gauges = dict[Labels, Gauge]
 
-COUNTERS: Final = ("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed")
+COUNTERS: Final = (
+    "decisions",
+    "shadows",
+    "fallbacks",
+    "failures",
+    "blocked",
+    "access_failures",
+    "shed",
+    "leases",
+)
 SUMS: Final = (
-    *("unmatched", "exempt", "corrections", "forgiven", "log_dropped"),
+    *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped"),
     *("stores_away", "catalogs_away", "queue_asks", "local_ids", "known_ids", "renewals"),
 )
 HISTOGRAMS: Final = ("decision_seconds", "store_seconds", "queue_seconds", "script_asks")
@@ -99,6 +108,7 @@ class Counts(Struct):
         queue_asks: asks that wait for a store call.
         factor_fallbacks: how often the fallback factor came into force. All processes see the same changes,
             so adding up takes the maximum.
+        lapsed: units of leases that ended before anybody had settled them.
         log_dropped: decision log rows that it dropped.
         local_ids: producer ids that were answered without the store.
         known_ids: how many producer ids it knows.
@@ -136,11 +146,14 @@ class Counts(Struct):
     local_ids: int = 0
     known_ids: int = 0
     renewals: int = 0
+    leases: dict[Labels, float] = field(default_factory=dict)
+    lapsed: float = 0.0
+    leased: Gauges = field(default_factory=dict)
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:
         """All gauges."""
-        return self.rates, self.tokens, self.remembered, self.fills, self.accepted, self.held
+        return self.rates, self.tokens, self.remembered, self.fills, self.accepted, self.held, self.leased
 
     def add(self, other: Counts) -> None:
         """Add the counts of another process."""

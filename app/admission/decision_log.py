@@ -28,6 +28,7 @@ from app.decision_log.batch import ADMISSION, NEXT_ROW, NOT_ASKED, Sibling
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
+from app.domain.ladder import AppliedQuota
 from app.store.port import Answer, PackedAnswer, StoreError
 
 Which = Literal["all", "denied", "off"]
@@ -201,6 +202,29 @@ class DecisionLog(Logs):
             self._take(DecisionEntry("late", at_ms, ask, matches, answer, decision, verdicts, failure))
         else:
             self.refreshed(ask, matches, answer)
+
+    def leased(
+        self,
+        kind: Literal["lease", "settlement"],
+        ask: Ask,
+        matches: Sequence[Match],
+        answer: Answer,
+        decision: Decision,
+        verdicts: Sequence[Verdict],
+        lease: tuple[bytes, int],
+    ) -> None:
+        """Record a lease that was asked for, or settled, whatever else is logged."""
+        if not self._off:
+            failure = "store_full" if decision.source == "fallback" else None
+            at_ms = self._at_ms(ask, answer)
+            self._take(DecisionEntry(kind, at_ms, ask, matches, answer, decision, verdicts, failure, lease))
+
+    def lapsed(self, ask: Ask, applied: AppliedQuota, units: float, answer: Answer) -> None:
+        """Record what counts as spent in a bucket, as leases ended unsettled, whatever else is logged."""
+        if not self._off:
+            after = {"quota": applied.quota.key, "units": units}
+            at_ms, order = self._at_ms(ask, answer), answer.order
+            self._take(ChangeEntry("lapse", at_ms, applied.bucket, None, after, order=order))
 
     def refreshed(self, ask: Ask, matches: Sequence[Match], answer: Answer) -> None:
         """Record the outcomes of the ids of an ask that is not logged itself, if any id was written."""

@@ -103,6 +103,15 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
             "Token bucket debt forgiven above the maximum debt, in units of the limit.",
             c.forgiven,
         ),
+        _counter("leases", "Leases asked for and settled, by outcome.", c.leases, "outcome"),
+        _counter(
+            "lease_lapsed_units",
+            "Units of leases that ended unsettled and count as spent, in the unit of the limit.",
+            c.lapsed,
+        ),
+        _values(
+            "leased", "Units that the bucket held for leases when last seen.", c.leased, "quota entity", sum
+        ),
         _counter("log_dropped", "Decision log rows dropped by this node.", c.log_dropped),
         _histogram("decision_seconds", "Seconds from an ask to its decision.", c.decision_seconds),
         _histogram("store_seconds", "Duration of a store call, in seconds.", c.store_seconds),

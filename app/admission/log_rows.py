@@ -42,10 +42,12 @@ class DecisionEntry(NamedTuple):
     """A decision and what it was made from; ``failure`` is why it was made without the store.
 
     Attributes:
-        kind: ``late`` if the ask had already been answered without the store.
+        kind: ``late`` if the ask had already been answered without the store; ``lease`` if a lease was asked
+            for, ``settlement`` if one was settled.
+        lease: the name of the lease, and how long it lasts in milliseconds.
     """
 
-    kind: Literal["decision", "late"]
+    kind: Literal["decision", "late", "lease", "settlement"]
     at_ms: int
     ask: Ask
     matches: Sequence[Match]
@@ -53,6 +55,7 @@ class DecisionEntry(NamedTuple):
     decision: Decision
     verdicts: Sequence[Verdict]
     failure: str | None
+    lease: tuple[bytes, int] | None = None
 
 
 class IdsEntry(NamedTuple):
@@ -68,7 +71,7 @@ class IdsEntry(NamedTuple):
 class ChangeEntry(NamedTuple):
     """A change of what decisions depend on, or rows dropped; ``before`` and ``after`` are JSON values."""
 
-    kind: Literal["quota", "factor", "reset", "dropped"]
+    kind: Literal["quota", "factor", "reset", "lapse", "dropped"]
     at_ms: int
     what: str
     before: object
@@ -174,6 +177,8 @@ class Packing:
             failure=entry.failure,
             limited_by=LoggedLimit(by.quota, by.entity, by.bucket, by.reason) if by else None,
             verdicts=[] if replayed else self._verdicts(entry),
+            what=None if entry.lease is None else entry.lease[0].hex(),
+            after=None if entry.lease is None else json.dumps({"lease_ms": entry.lease[1]}),
         )
 
     def _ids_alone(self, entry: IdsEntry) -> Row:

@@ -258,6 +258,20 @@ class Metrics:
         """Count forgiven debt."""
         self._counts.forgiven += units
 
+    def count_lease(self, outcome: str) -> None:
+        """Count a lease that was ``granted`` or ``refused``, ``settled``, or ``unknown`` when settled."""
+        _increment(self._counts.leases, outcome)
+
+    def count_leased(self, held: Iterable[tuple[AppliedQuota, float]]) -> None:
+        """Note what buckets hold for leases."""
+        now = self._clock()
+        for applied, units in held:
+            touch(self._counts.leased, (applied.quota.key, applied.bucket), now, units)
+
+    def count_lapsed(self, units: float) -> None:
+        """Count units of leases that ended before anybody had settled them."""
+        self._counts.lapsed += units
+
     async def text(self) -> bytes:
         """Return all metrics, summed over the processes, in Prometheus' text format.
 

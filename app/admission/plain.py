@@ -103,13 +103,13 @@ class SharedBytes(Struct, frozen=True, gc=False):
     Attributes:
         form: of their arguments; None without quotas.
         others: likewise without the quota of ids; None if that is the only one, or there are no ids.
-        forgiving: for each quota, whether it is a token bucket.
+        of_units: for each quota, whether it counts units, not ids.
         logged: kept for the decision log, once it took an admission by these quotas.
     """
 
     form: ArgumentForm | None
     others: ArgumentForm | None
-    forgiving: tuple[bool, ...]
+    of_units: tuple[bool, ...]
     decision: Decision
     logged: Logged | None = None
 
@@ -119,7 +119,7 @@ class PlainQuotas(Struct, frozen=True, gc=False):
 
     Attributes:
         edition: that of the quotas of which these are some (``Matches``); others may be in force by now.
-        forgiving: for each quota that the store decides, whether it is a token bucket.
+        of_units: for each quota that the store decides, whether it counts units, not ids.
         places: these quotas.
         decision: the one if all of them admit.
         shared: what asks with the same quotas have in common.
@@ -129,7 +129,7 @@ class PlainQuotas(Struct, frozen=True, gc=False):
     """
 
     edition: object
-    forgiving: tuple[bool, ...]
+    of_units: tuple[bool, ...]
     places: tuple[Place, ...]
     decision: Decision
     shared: SharedBytes
@@ -313,7 +313,7 @@ def _shared_bytes(ask: Ask, matches: tuple[Match, ...], secret: bytes) -> Shared
     return SharedBytes(
         _form(ask, matches, secret),
         _form(ask, _others(matches), secret),
-        tuple(quota.algorithm == "token_bucket" for quota in quotas),
+        tuple(quota.algorithm != "producer_ids" for quota in quotas),
         ADMITTED[len(quotas)],
     )
 
@@ -346,7 +346,7 @@ def _plain_ask(
         [new_tuple(Place, (applied.quota, (applied.quota.key, applied.bucket))) for applied, _ in matches]
     )
     learns = None if ask.producer_ids is None else ids_match(ask, matches)
-    quotas = PlainQuotas(edition, shared.forgiving, places, shared.decision, shared, None, learns)
+    quotas = PlainQuotas(edition, shared.of_units, places, shared.decision, shared, None, learns)
     planned = PlannedAsk(ask, matches, False, packed, quotas)
     if learns is None or not may_answer_alone(ask):
         return PlainAsk(planned, quotas, learns is None and PRODUCE not in ask.usage)
@@ -360,7 +360,7 @@ def _other_quotas(ask: Ask, matches: tuple[Match, ...], quotas: PlainQuotas, sec
     shared, places = quotas.shared, quotas.places
     others = _packed(ask, matches[1:], shared.others, secret)
     decision = ADMITTED_ALONE if others is None else shared.decision
-    its = PlainQuotas(quotas.edition, shared.forgiving[1:], places[1:], decision, shared, places[0])
+    its = PlainQuotas(quotas.edition, shared.of_units[1:], places[1:], decision, shared, places[0])
     verdict = local_verdict(ask, matches[0])
     if others is not None:
         return OtherQuotas(verdict, others, its, None)

@@ -16,8 +16,9 @@ from app.domain import bounds
 from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
 from app.domain.decision import Decision, Outcome, Reason, Source, Verdict, combine, is_charged
+from app.domain.holds import granted_of
 from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
-from app.domain.quota import PRODUCER_IDS_RATE, Enforcement
+from app.domain.quota import KEYS, PRODUCER_IDS_RATE, Enforcement
 from app.domain.retry import Content, content_of
 from app.domain.usage import enforcement_of, spreads_of, usage_of
 from app.domain.volumes import scaled_quota
@@ -183,6 +184,31 @@ def renewal_plan(match: Match, ask: Ask, resets: int, secret: bytes) -> Plan:
     return Plan("renew", (Charge(match.applied, match.key, resets, "deny", spreads),), at_ms=ask.at_ms)
 
 
+def hold_plan(ask: Ask, matches: Sequence[Match], lease: bytes, lease_ms: int) -> Plan:
+    """Return the plan to hold a part of an ask's usage in all its buckets, or in none.
+
+    Args:
+        ask: under deny, in mode admit, and without producer ids.
+        lease: the name of the lease; no other has it.
+    """
+    return Plan("hold", _charges(ask, matches), at_ms=ask.at_ms, lease=(lease, lease_ms))
+
+
+def settle_plan(ask: Ask, matches: Sequence[Match], lease: bytes) -> Plan:
+    """Return the plan to charge what was spent of a lease, the ask's usage, and to free the rest."""
+    return Plan("settle", _charges(ask, matches), at_ms=ask.at_ms, lease=(lease, 0))
+
+
+def granted_by(ask: Ask, plan: Plan, answer: Answer) -> dict[str, float]:
+    """Return what an answer to a hold grants, by usage field, if every quota admits."""
+    slices = {
+        KEYS[charge.applied.quota.key].usage: result.granted
+        for charge, result in zip(plan.charges, answer.results, strict=True)
+        if not charge.applied.quota.shadow
+    }
+    return granted_of(ask.usage, slices)
+
+
 def decision_of(
     ask: Ask, plan: Plan | None, answer: Answer | None, *, sequential: bool, alone: Verdict | None = None
 ) -> tuple[Decision, tuple[Verdict, ...]]:
@@ -224,6 +250,10 @@ def combined(mode: Mode, verdicts: tuple[Verdict, ...], *, detail: bool, sequent
         limited_by,
         verdicts if detail else None,
     )
+
+
+def _charges(ask: Ask, matches: Sequence[Match]) -> tuple[Charge, ...]:
+    return tuple(_charge(ask, match, b"") for match in matches)
 
 
 def _charge(ask: Ask, match: Match, secret: bytes) -> Charge:

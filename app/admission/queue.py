@@ -25,7 +25,7 @@ log: Final = structlog.get_logger("quotagate.store")
 QUANTUM: Final = 10
 """How many asks of one request are served in one turn."""
 
-ACCOUNTING: Final = frozenset({"record", "refund"})
+ACCOUNTING: Final = frozenset({"record", "refund", "settle"})
 """The modes of asks for work that is done: they are sent even if nobody waits for the answer."""
 
 WEIGHT: Final = 5

@@ -111,7 +111,9 @@ LIMITED_BY: Final = (
 )
 
 CHANGE: Final = (
-    Column("what", "string", "The entity, the bucket or throttle_factor; or why rows were dropped."),
+    Column(
+        "what", "string", "The entity, the bucket or throttle_factor; why rows were dropped; or the lease."
+    ),
     Column("before", "string", "JSON.", True),
     Column("after", "string", "JSON.", True),
     Column("who", "string", "The name of the API key that made the change.", True),
@@ -130,7 +132,10 @@ COLUMNS: Final = (
         "string",
         "decision; late: what the store decided of an ask that was already answered without it; ids: only"
         " the ids charged or refreshed by a decision that is not logged itself; renewal: ids that a node knew"
-        " and wrote to the store again; reset: a bucket was emptied;"
+        " and wrote to the store again; lease: a lease was asked for, and its usage was granted unless the"
+        " decision is a refusal; settlement: its usage was spent of a lease, and the rest was given back, or"
+        " reject if the lease was over; lapse: leases of a bucket ended that nobody had settled, and count as"
+        " spent; reset: a bucket was emptied;"
         " load: a backfill was put into a bucket; quota: an entity's quotas changed; factor: this node began"
         " to apply a throttle factor; dropped: this node dropped rows.",
     ),

@@ -59,6 +59,17 @@ Rates and tokens
 - *throttle factor*: a number from 0 to 1 that scales produce-byte limits while a volume runs out of space.
   Elsewhere: throttle factor (Strimzi's quota plugin).
 
+Leases
+------
+
+- *lease*: units that a caller takes from its buckets for a short time, to decide by itself who may spend
+  them. Elsewhere: assigned quota (Envoy's RLQS), lease (Doorman). A lease of a worker is something else: it
+  elects one of several workers (``app.store.lease``).
+- *wish*: the usage that a caller would like to have granted as a lease.
+- *hold*: the units of one lease in one bucket, which count as used while the lease lasts.
+- *settle*: to say what was spent of a lease: that is charged, and the rest is free again.
+- *lapse*: the end of a lease that nobody settled: all of it counts as spent then.
+
 Producer ids
 ------------
 

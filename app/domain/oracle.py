@@ -26,10 +26,12 @@ from app.domain.decision import (
     combine,
     is_charged,
 )
+from app.domain.holds import MOST_HOLDS, Hold, Holds, granted_of, held, moved, slice_of, with_hold, without
 from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
 from app.domain.producer_ids import FULL_MS, ProducerIds
 from app.domain.quota import (
     CONNECTION_CREATION_RATE,
+    KEYS,
     MAX_THROTTLE_MS,
     RECHECK_MS,
     Enforcement,
@@ -114,6 +116,7 @@ class RateBucket:
     """A bucket of a sampled rate."""
 
     state: sampled_rate.Samples = ()
+    holds: Holds = ()
 
     @property
     def newest_ms(self) -> int | None:
@@ -123,6 +126,14 @@ class RateBucket:
         self.state = tuple(
             s._replace(start_ms=s.start_ms + by_ms, last_ms=s.last_ms + by_ms) for s in self.state
         )
+        self.holds = moved(self.holds, by_ms)
+
+    def reckon(self, charge: BucketCharge) -> Holds:
+        quota, before = charge.quota, self.holds
+        self.state, self.holds = sampled_rate.reckon(
+            self.state, before, charge.now_ms, quota.samples, quota.sample_ms
+        )
+        return before[: len(before) - len(self.holds)]
 
     def judge(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
@@ -134,12 +145,12 @@ class RateBucket:
             largest = sampled_rate.largest_usage(quota.limit, charge.samples, quota.sample_ms)
             return Judgement("reject", reason="too_large", largest=largest)
         measured, _ = sampled_rate.measure(
-            self._recorded(charge), charge.now_ms, charge.samples, quota.sample_ms
+            self._with_holds(charge), charge.now_ms, charge.samples, quota.sample_ms
         )
         if measured <= quota.limit:
             return ADMIT
         wait = sampled_rate.wait_ms(
-            self.state, charge.usage, charge.now_ms, quota.limit, charge.samples, quota.sample_ms
+            self.state, charge.usage, charge.now_ms, quota.limit, charge.samples, quota.sample_ms, self.holds
         )
         return Judgement("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
 
@@ -147,28 +158,46 @@ class RateBucket:
         pass
 
     def charge(self, charge: BucketCharge) -> bool:
-        self.state = self._recorded(charge)
+        self.state = self._recorded(charge, charge.usage)
         return True
 
     def refund(self, charge: BucketCharge) -> None:
         self.state = sampled_rate.refund(self.state, charge.usage)
 
+    def capacity(self, charge: BucketCharge) -> float:
+        return sampled_rate.largest_usage(charge.quota.limit, charge.samples, charge.quota.sample_ms)
+
+    def hold(self, charge: BucketCharge, lease: bytes, lease_ms: int) -> None:
+        self.state = self._recorded(charge, 0.0)
+        self.holds = with_hold(self.holds, Hold(lease, charge.usage, charge.now_ms + lease_ms))
+
+    def settle(self, charge: BucketCharge, lease: bytes) -> bool:
+        found, self.holds = without(self.holds, lease)
+        if found is not None:
+            self.state = self._recorded(charge, charge.usage)
+        return found is not None
+
     def shows(self, charge: BucketCharge) -> tuple[float, float]:
         quota = charge.quota
-        observed, window = sampled_rate.measure(self.state, charge.now_ms, charge.samples, quota.sample_ms)
+        _, window = sampled_rate.measure(self.state, charge.now_ms, charge.samples, quota.sample_ms)
         alive = sampled_rate.live_samples(self.state, charge.now_ms, charge.samples, quota.sample_ms)
-        return observed, quota.limit * (window / 1000) - sampled_rate.total(alive)
+        used = sampled_rate.total(alive) + held(self.holds)
+        return used / (window / 1000), quota.limit * (window / 1000) - used
 
     def _delayed(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
         at = charge.now_ms + charge.later_ms
-        observed, window = sampled_rate.measure(self._recorded(charge), at, charge.samples, quota.sample_ms)
+        observed, window = sampled_rate.measure(self._with_holds(charge), at, charge.samples, quota.sample_ms)
         delay = sampled_rate.delay_ms(observed, quota.limit, window, quota.longest_delay_ms)
         return Judgement("delay", delay) if delay else ADMIT
 
-    def _recorded(self, charge: BucketCharge) -> sampled_rate.Samples:
+    def _with_holds(self, charge: BucketCharge) -> sampled_rate.Samples:
+        """The state if the charge was recorded now, and everything that is held with it."""
+        return self._recorded(charge, charge.usage + held(self.holds))
+
+    def _recorded(self, charge: BucketCharge, usage: float) -> sampled_rate.Samples:
         quota = charge.quota
-        return sampled_rate.record(self.state, charge.usage, charge.now_ms, quota.samples, quota.sample_ms)
+        return sampled_rate.record(self.state, usage, charge.now_ms, quota.samples, quota.sample_ms)
 
 
 @dataclass(slots=True)
@@ -181,6 +210,7 @@ class TokensBucket:
 
     state: token_bucket.Tokens | None = None
     forgiven: float = 0.0
+    holds: Holds = ()
 
     @property
     def newest_ms(self) -> int | None:
@@ -189,6 +219,14 @@ class TokensBucket:
     def move(self, by_ms: int) -> None:
         if self.state:
             self.state = self.state._replace(at_ms=self.state.at_ms + by_ms)
+        self.holds = moved(self.holds, by_ms)
+
+    def reckon(self, charge: BucketCharge) -> Holds:
+        quota, before = charge.quota, self.holds
+        self.state, self.holds = token_bucket.reckon(
+            self.state, before, charge.now_ms, quota.limit, quota.burst
+        )
+        return before[: len(before) - len(self.holds)]
 
     def judge(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
@@ -199,7 +237,7 @@ class TokensBucket:
         if charge.usage == 0 or self._tokens(charge) >= charge.usage:
             return ADMIT
         state, _ = self._after_forgiving(charge)
-        wait = token_bucket.wait_ms(state, charge.usage, charge.now_ms, quota.limit, quota.burst)
+        wait = token_bucket.wait_ms(state, charge.usage, charge.now_ms, quota.limit, quota.burst, self.holds)
         return Judgement("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
 
     def touch(self, charge: BucketCharge) -> None:
@@ -216,7 +254,22 @@ class TokensBucket:
 
     def refund(self, charge: BucketCharge) -> None:
         self.touch(charge)
-        self.state = token_bucket.refund(self.state, charge.usage, charge.quota.burst)
+        self.state = token_bucket.refund(self.state, charge.usage, self._full(charge))
+
+    def capacity(self, charge: BucketCharge) -> float:
+        return charge.quota.burst
+
+    def hold(self, charge: BucketCharge, lease: bytes, lease_ms: int) -> None:
+        self.charge(charge)
+        self.holds = with_hold(self.holds, Hold(lease, charge.usage, charge.now_ms + lease_ms))
+
+    def settle(self, charge: BucketCharge, lease: bytes) -> bool:
+        found, rest = without(self.holds, lease)
+        if found is not None:
+            _, self.forgiven = self._after_forgiving(charge)
+            tokens, self.holds = self._tokens(charge) + (found.units - charge.usage), rest
+            self.state = token_bucket.Tokens(min(self._full(charge), tokens), charge.now_ms)
+        return found is not None
 
     def shows(self, charge: BucketCharge) -> tuple[float, float]:
         tokens = self._tokens(charge)
@@ -225,13 +278,19 @@ class TokensBucket:
     def _delayed(self, charge: BucketCharge) -> Judgement:
         quota = charge.quota
         after = token_bucket.Tokens(self._spent(charge)[0], charge.now_ms)
-        tokens = token_bucket.tokens_at(after, charge.now_ms + charge.later_ms, quota.limit, quota.burst)
+        tokens = token_bucket.tokens_at(
+            after, charge.now_ms + charge.later_ms, quota.limit, self._full(charge)
+        )
         delay = token_bucket.delay_ms(tokens, quota.limit, quota.longest_delay_ms)
         return Judgement("delay", delay) if delay else ADMIT
 
+    def _full(self, charge: BucketCharge) -> float:
+        """The most tokens while the leases last."""
+        return token_bucket.most_tokens(charge.quota.burst, self.holds)
+
     def _tokens(self, charge: BucketCharge) -> float:
         state, _ = self._after_forgiving(charge)
-        return token_bucket.tokens_at(state, charge.now_ms, charge.quota.limit, charge.quota.burst)
+        return token_bucket.tokens_at(state, charge.now_ms, charge.quota.limit, self._full(charge))
 
     def _spent(self, charge: BucketCharge) -> tuple[float, float]:
         """The tokens after the charge, and how much debt that forgives."""
@@ -242,7 +301,7 @@ class TokensBucket:
         quota, now_ms = charge.quota, charge.now_ms
         if self.state is None:
             return token_bucket.Tokens(quota.burst, now_ms), 0.0
-        level = token_bucket.tokens_at(self.state, now_ms, quota.limit, quota.burst)
+        level = token_bucket.tokens_at(self.state, now_ms, quota.limit, self._full(charge))
         level, over = token_bucket.forgive(level, quota.max_debt)
         return (token_bucket.Tokens(level, now_ms), over) if over else (self.state, 0.0)
 
@@ -342,13 +401,39 @@ class IdsBucket:
         return [s for s in seen if self.state.stale(s, now, layers)]
 
 
+HoldingBucket = RateBucket | TokensBucket
+"""A bucket that can hold units for leases."""
+
+
+def holding(bucket: Bucket) -> HoldingBucket:
+    """A bucket that is no bucket of ids."""
+    assert isinstance(bucket, HoldingBucket)
+    return bucket
+
+
 @dataclass(slots=True)
 class Part:
-    """One quota's part of a decision: the quota, its bucket, and what the ask charges to it."""
+    """One quota's part of a decision: the quota, its bucket, and what the ask charges to it.
+
+    Attributes:
+        lapsed: the holds of leases whose end was found by this ask; their units are spent now.
+    """
 
     applied: AppliedQuota
     bucket: Bucket
     charge: BucketCharge
+    lapsed: Holds = ()
+
+
+class Leased(NamedTuple):
+    """What came of an ask for a lease.
+
+    Attributes:
+        granted: the units by usage field; empty if nothing was granted.
+    """
+
+    decision: Decision
+    granted: dict[str, float]
 
 
 class Oracle:
@@ -361,6 +446,7 @@ class Oracle:
         resets: the number of the last reset of each bucket that was reset, by its key.
         full: the store is full. It takes no new bucket and no new kept answer, and no bucket of ids grows.
         corrections: how often a bucket's newest time was ahead of the clock.
+        lapsed: how many units of leases were spent because nobody had settled them at their end.
     """
 
     def __init__(
@@ -380,6 +466,7 @@ class Oracle:
         self.answers: dict[Content, tuple[Decision, int]] = {}
         self.resets: dict[tuple[object, ...], int] = {}
         self.corrections = 0
+        self.lapsed = 0.0
 
     def decide(
         self, ask: Ask, quotas: Quotas, rules: MatchingRules, now_ms: int, caller: Caller = ANYONE
@@ -423,6 +510,65 @@ class Oracle:
         part.bucket.renew(part.charge)
         return True
 
+    def lease(
+        self,
+        ask: Ask,
+        quotas: Quotas,
+        rules: MatchingRules,
+        now_ms: int,
+        lease: bytes,
+        lease_ms: int,
+        caller: Caller = ANYONE,
+    ) -> Leased:
+        """Hold a part of what an ask wishes to spend, in all its buckets or in none.
+
+        Args:
+            ask: in mode record, with the wish as its usage, and without producer ids.
+            lease: the name of the lease; no other has it.
+
+        Raises:
+            OutOfBoundsError: the caller is bound, and a bucket is shared with others.
+        """
+        applied = list(restrict(ask, applied_quotas(ask, quotas, rules), caller.bound_to))
+        asked = replace(ask, mode="admit", deny=True)
+        parts = [self._part(asked, quota, now_ms) for quota in applied]
+        slices: dict[str, float] = {}
+        verdicts = []
+        for part in parts:
+            judged, units = judge_lease(part)
+            verdicts.append(self._checked_for_room(asked, part, _verdict_of(part, judged)))
+            if not part.applied.quota.shadow:
+                field_ = KEYS[part.applied.quota.key].usage
+                slices[field_] = min(slices.get(field_, units), units)
+        outcome, throttle_ms, limited_by = combine(verdicts)
+        full = any(verdict.reason == "store_full" for verdict in verdicts)
+        grants = outcome == "admit" and not full
+        for part in parts:
+            field_, bucket = KEYS[part.applied.quota.key].usage, holding(part.bucket)
+            charge = replace(part.charge, usage=slices.get(field_, part.charge.usage))
+            if grants and charge.usage > 0 and len(bucket.holds) < MOST_HOLDS:
+                bucket.hold(charge, lease, lease_ms)
+            else:
+                bucket.touch(charge)
+        source: Source = "fallback" if full else "store" if parts else "local"
+        decision = Decision(outcome, throttle_ms, grants and bool(parts), len(parts), source, limited_by)
+        return Leased(decision, granted_of(ask.usage, slices) if grants else {})
+
+    def settle(self, ask: Ask, quotas: Quotas, rules: MatchingRules, now_ms: int, lease: bytes) -> bool:
+        """Charge what was spent of a lease now, and free the rest; return whether any bucket held it.
+
+        Args:
+            ask: in mode record, with what was spent as its usage.
+        """
+        parts = [self._part(ask, quota, now_ms) for quota in applied_quotas(ask, quotas, rules)]
+        settled = False
+        for part in parts:
+            if holding(part.bucket).settle(part.charge, lease):
+                settled = True
+            else:
+                part.bucket.touch(part.charge)
+        return settled
+
     def reset(self, applied: AppliedQuota, number: int) -> None:
         """Remove a bucket, and note the number of its reset."""
         self.buckets.pop(key_of(applied), None)
@@ -451,7 +597,9 @@ class Oracle:
             spreads=spreads_of(ask, self.secret) if quota.algorithm == "producer_ids" else (),
             full=self.full and ask.mode != "peek",
         )
-        return Part(applied, bucket, charge)
+        lapsed = () if isinstance(bucket, IdsBucket) else holding(bucket).reckon(charge)
+        self.lapsed += held(lapsed)
+        return Part(applied, bucket, charge, lapsed)
 
     def _absent(self, quota: Quota) -> Bucket:
         if quota.algorithm == "sampled_rate":
@@ -480,7 +628,10 @@ class Oracle:
         return [self._verdict(ask, part) for part in parts]
 
     def _verdict(self, ask: Ask, part: Part) -> Verdict:
-        verdict = _verdict(ask, part)
+        return self._checked_for_room(ask, part, _verdict_of(part, judgement_of(ask, part)))
+
+    def _checked_for_room(self, ask: Ask, part: Part, verdict: Verdict) -> Verdict:
+        """The verdict; in a full store another one if the quota needs a new bucket."""
         needs_room = part.bucket.newest_ms is None and ask.mode in {"admit", "record"}
         if part.applied.quota.algorithm == "producer_ids":
             needs_room = needs_room and bool(part.charge.spreads)
@@ -543,8 +694,35 @@ def judgement_of(ask: Ask, part: Part) -> Judgement:
     return Judgement("throttle", min(judged.throttle_ms, RECHECK_MS))
 
 
-def _verdict(ask: Ask, part: Part) -> Verdict:
-    quota, judged = part.applied.quota, judgement_of(ask, part)
+def judge_lease(part: Part) -> tuple[Judgement, float]:
+    """The answer of a part's bucket to a wish, and the units that it would grant.
+
+    Where it grants nothing, it answers the wait until one unit is free (the wish, if that is less), or until
+    the first lease ends if that is sooner, because leases are mostly settled with less than they hold.
+    """
+    bucket, charge, quota = holding(part.bucket), part.charge, part.applied.quota
+    if charge.usage == 0:
+        return ADMIT, 0.0
+    capacity, least = bucket.capacity(charge) if quota.limit else 0.0, min(charge.usage, 1.0)
+    if least > capacity / 2:
+        return Judgement("reject", reason="too_large", largest=capacity / 2), 0.0
+    longest = RECHECK_MS if quota.key == CONNECTION_CREATION_RATE else MAX_THROTTLE_MS
+    if bucket.holds:
+        longest = min(longest, bucket.holds[0].ends_ms - charge.wait_from_ms)
+    if len(bucket.holds) >= MOST_HOLDS:
+        return Judgement("throttle", longest, reason="capacity"), 0.0
+    judged = bucket.judge(replace(charge, usage=least))
+    if judged.outcome != "admit":
+        return judged._replace(throttle_ms=min(judged.throttle_ms, longest)), 0.0
+    _, free = bucket.shows(charge)
+    units = slice_of(charge.usage, free, capacity, bucket.holds)
+    if units > 0:
+        return ADMIT, units
+    return Judgement("throttle", longest if bucket.holds else 1), 0.0
+
+
+def _verdict_of(part: Part, judged: Judgement) -> Verdict:
+    quota = part.applied.quota
     return Verdict(
         quota=quota.key,
         entity=part.applied.entity,

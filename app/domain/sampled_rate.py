@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
+from app.domain.holds import Holds, ended, held
 from app.domain.quota import MAX_THROTTLE_MS
 
 UNREACHABLE_MS: Final = 1 << 40
@@ -130,26 +131,70 @@ def too_large(usage: float, limit: float, samples: int, sample_ms: int) -> bool:
     return usage / ((samples - 1) * sample_ms / 1000) > limit
 
 
-def wait_ms(state: Samples, usage: float, now_ms: int, limit: float, samples: int, sample_ms: int) -> int:
+def reckon(state: Samples, holds: Holds, now_ms: int, samples: int, sample_ms: int) -> tuple[Samples, Holds]:
+    """The state after the leases that ended by now, each recorded at its end, and the holds of the others.
+
+    >>> from app.domain.holds import Hold
+    >>> reckon((Sample(1.0, 0, 0),), (Hold(b"a", 3, 400), Hold(b"b", 5, 900)), 500, 11, 1000)
+    ((Sample(value=4.0, start_ms=0, last_ms=400),), (Hold(lease=b'b', units=5, ends_ms=900),))
+    """
+    over, rest = ended(holds, now_ms)
+    for hold in over:
+        at_ms = max(hold.ends_ms, state[-1].last_ms if state else hold.ends_ms)
+        state = record(state, hold.units, at_ms, samples, sample_ms)
+    return state, rest
+
+
+def wait_ms(
+    state: Samples,
+    usage: float,
+    now_ms: int,
+    limit: float,
+    samples: int,
+    sample_ms: int,
+    holds: Holds = (),
+) -> int:
     """The least whole wait >= 1 ms after which this usage would pass if nothing else were recorded meanwhile.
 
     The measured rate is not monotone in time: it falls within a sample, springs back at the sample's edge
     while cold, and drops when a sample dies. Between two edges the live samples and their sum stay the same,
     so the first passing moment follows from the least passing window. The search goes from edge to edge.
+    A hold counts as usage until its end, and is recorded then.
 
     The caller must have refused usage that is too large, because it never passes.
 
     >>> wait_ms((Sample(20.0, 0, 0),), 20, 5000, 2, 11, 1000)
     6000
     """
-    edges = {s.last_ms + samples * sample_ms for s in state} | {s.start_ms + sample_ms for s in state[-1:]}
     at = now_ms + 1
-    for edge in sorted(edge for edge in edges if edge > now_ms + 1):
-        passes = _first_passing(state, usage, at, limit, samples, sample_ms)
-        if passes < edge:
+    for place, hold in enumerate(holds):
+        used = usage + held(holds[place:])
+        passes = _passing(state, used, at, hold.ends_ms, limit, samples, sample_ms)
+        if passes is not None:
             return passes - now_ms
-        at = edge
-    return _first_passing(state, usage, at, limit, samples, sample_ms) - now_ms
+        at = max(at, hold.ends_ms)
+        state, _ = reckon(state, (hold,), at, samples, sample_ms)
+    passes = _passing(state, usage, at, None, limit, samples, sample_ms)
+    assert passes is not None
+    return passes - now_ms
+
+
+def _passing(
+    state: Samples, usage: float, at: int, until: int | None, limit: float, samples: int, sample_ms: int
+) -> int | None:
+    """The first passing moment from ``at`` on and before ``until``, or None."""
+    edges = {s.last_ms + samples * sample_ms for s in state} | {s.start_ms + sample_ms for s in state[-1:]}
+    for edge in [*sorted(edge for edge in edges if edge > at), None]:
+        end = min((e for e in (edge, until) if e is not None), default=None)
+        # with no live sample the window cannot grow
+        if live_samples(state, at, samples, sample_ms) or not too_large(usage, limit, samples, sample_ms):
+            passes = _first_passing(state, usage, at, limit, samples, sample_ms)
+            if end is None or passes < end:
+                return passes
+        if end is None or end == until:
+            return None
+        at = end
+    return None
 
 
 def _first_passing(

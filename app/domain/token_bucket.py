@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from typing import NamedTuple
 
+from app.domain.holds import Holds, ended, held
 from app.domain.quota import MAX_THROTTLE_MS
 
 
@@ -54,7 +55,37 @@ def delay_ms(tokens: float, limit: float, longest_ms: int = MAX_THROTTLE_MS) -> 
     return max(1, math.floor(min(-tokens / limit * 1000, float(longest_ms)) + 0.5))
 
 
-def wait_ms(state: Tokens, cost: float, now_ms: int, limit: float, burst: float) -> int:
+def most_tokens(burst: float, holds: Holds) -> float:
+    """Up to how many tokens a bucket fills: the burst less what it holds, at least 0 after a lowered burst.
+
+    >>> from app.domain.holds import Hold
+    >>> most_tokens(30, (Hold(b"a", 10, 400),)), most_tokens(5, (Hold(b"a", 10, 400),))
+    (20.0, 0.0)
+    """
+    return max(burst - held(holds), 0.0)
+
+
+def reckon(
+    state: Tokens | None, holds: Holds, now_ms: int, limit: float, burst: float
+) -> tuple[Tokens | None, Holds]:
+    """The state at the last end of a lease that ended by now, and the holds of the other leases.
+
+    The tokens of a lease were taken when it was granted. Until its end the bucket fills only up to the burst
+    less what it holds.
+
+    >>> from app.domain.holds import Hold
+    >>> reckon(Tokens(8.0, 0), (Hold(b"a", 10, 400), Hold(b"b", 10, 900)), 500, 100, 30)
+    (Tokens(tokens=10.0, at_ms=400), (Hold(lease=b'b', units=10, ends_ms=900),))
+    """
+    over, rest = ended(holds, now_ms)
+    for place, hold in enumerate(over):
+        assert state is not None
+        at_ms = max(hold.ends_ms, state.at_ms)
+        state = Tokens(tokens_at(state, at_ms, limit, most_tokens(burst, holds[place:])), at_ms)
+    return state, rest
+
+
+def wait_ms(state: Tokens, cost: float, now_ms: int, limit: float, burst: float, holds: Holds = ()) -> int:
     """The least whole wait >= 1 ms after which the bucket holds the cost, at most the longest throttle.
 
     >>> wait_ms(Tokens(0.0, 0), 1, 0, 10, 100)
@@ -62,7 +93,8 @@ def wait_ms(state: Tokens, cost: float, now_ms: int, limit: float, burst: float)
     """
 
     def suffices(wait: int) -> bool:
-        return tokens_at(state, now_ms + wait, limit, burst) >= cost
+        then, rest = reckon(state, holds, now_ms + wait, limit, burst)
+        return tokens_at(then, now_ms + wait, limit, most_tokens(burst, rest)) >= cost
 
     # The tokens never fall, so bisection finds the least wait.
     return 1 + bisect_left(range(1, MAX_THROTTLE_MS), True, key=suffices)

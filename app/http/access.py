@@ -36,6 +36,7 @@ ALLOWED_HOSTS: Final = ("localhost",)
 
 ADMINISTERED: Final = "/v1/"
 ADMINS_ALONE: Final = ("/v1/keys", "/v1/volumes:drill")
+LEASES: Final = "/v1/leases"
 
 _BY_A_BROWSER: Final = frozenset({b"origin", b"sec-fetch-site", b"host"})
 _ADDRESS: ContextVar[str] = ContextVar("address", default="")
@@ -43,13 +44,17 @@ _ADDRESS: ContextVar[str] = ContextVar("address", default="")
 
 
 def scope_of(method: str, path: str) -> Permission:
-    """Return the scope that an admin route needs, for the server and for the OpenAPI document.
+    """Return the scope that a route other than a hot one needs, for the server and for the OpenAPI document.
 
     >>> scope_of("GET", "/v1/quotas"), scope_of("PATCH", "/v1/quotas/user=a"), scope_of("GET", "/v1/keys")
     ('read', 'write', 'admin')
+    >>> scope_of("DELETE", "/v1/leases/abc")
+    'account'
     """
     if path.startswith(ADMINS_ALONE):
         return "admin"
+    if path == LEASES or path.startswith(f"{LEASES}/"):
+        return "account"
     return "read" if method in ("GET", "HEAD") else "write"
 
 

@@ -6,9 +6,11 @@ from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from app.admission.lease_names import LONGEST_NAME
 from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason, Source
 from app.domain.digest import INT64
+from app.domain.holds import LONGEST_LEASE_MS
 from app.domain.quota import MAX_EXACT, Enforcement
 
 MAX_ASKS: Final = 1_000
@@ -16,6 +18,8 @@ MAX_IDS: Final = 1_000
 MAX_IDS_IN_BATCH: Final = 10_000
 MAX_ID_BYTES: Final = 64
 MAX_PRODUCER_ID_BYTES: Final = 256
+MAX_SETTLED: Final = 100
+"""How many leases one request may settle: as many as one call of the store decides."""
 
 _NO_CONTROLS: Final = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
 _AN_IP: Final = {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
@@ -26,6 +30,7 @@ NumberId = Annotated[int, Meta(ge=INT64[0], le=INT64[-1])]
 TextId = Annotated[str, Meta(min_length=1, max_length=MAX_PRODUCER_ID_BYTES)]
 Name = Annotated[str, Meta(min_length=1, max_length=512, extra_json_schema=_NO_CONTROLS)]
 ClientName = Annotated[str, Meta(max_length=512, extra_json_schema=_NO_CONTROLS)]
+LeaseText = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
 Address = Annotated[str, Meta(extra_json_schema=_AN_IP)]
 
 
@@ -112,3 +117,71 @@ class DecisionsBody(Struct, gc=False):
     """The answers to a batch, in the order of its asks."""
 
     decisions: list[DecisionBody]
+
+
+class LeaseUsageBody(Struct, forbid_unknown_fields=True, gc=False):
+    """Usage that a lease can hold: everything but producer ids."""
+
+    requests: Count | UnsetType = UNSET
+    connections: Count | UnsetType = UNSET
+    mutations: Count | UnsetType = UNSET
+    produce_bytes: Amount | UnsetType = UNSET
+    fetch_bytes: Amount | UnsetType = UNSET
+    request_time_ms: Amount | UnsetType = UNSET
+
+
+class WishBody(Struct, forbid_unknown_fields=True, gc=False):
+    """The names that a lease is for, and the usage that it should hold at most; 0 to settle only."""
+
+    usage: LeaseUsageBody
+    principal: Name | None = None
+    client_id: ClientName | None = None
+    ip: Address | None = None
+    broker: Name | None = None
+    listener: Name | None = None
+    at_ms: Count | UnsetType = UNSET
+
+
+class SettlementBody(Struct, forbid_unknown_fields=True, gc=False):
+    """What was spent of a lease; a field that is left out was not spent."""
+
+    lease: LeaseText
+    usage: LeaseUsageBody
+
+
+class LeaseRequestBody(Struct, forbid_unknown_fields=True, gc=False):
+    """A lease to ask for, and leases to settle before."""
+
+    ask: WishBody
+    lease_ms: Annotated[int, Meta(ge=1, le=LONGEST_LEASE_MS)]
+    settle: Annotated[list[SettlementBody], Meta(max_length=MAX_SETTLED)] = []
+
+
+class SpentBody(Struct, forbid_unknown_fields=True, gc=False):
+    """What was spent of the lease that the path names; a field that is left out was not spent."""
+
+    usage: LeaseUsageBody
+
+
+class SettledBody(Struct, gc=False):
+    """Whether a lease was settled: not if it is over, or if this key has no such lease."""
+
+    lease: str
+    ok: bool
+
+
+class LeaseBody(Struct, gc=False):
+    """What was granted; `lease` is null and `granted` empty if nothing was, and then the decision says why.
+
+    Renew a lease within `renew_ms`, and stop spending `lease_ms` after the moment before it was asked for.
+    """
+
+    lease: str | None
+    granted: dict[str, float]
+    lease_ms: int
+    renew_ms: int
+    decision: Outcome
+    throttle_ms: int
+    limited_by: LimitedByBody | None
+    source: Source
+    settled: list[SettledBody]

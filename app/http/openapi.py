@@ -17,6 +17,7 @@ from app.http import (
     check_schema,
     decisions,
     keys_schema,
+    leases_schema,
     quotas_lists_schema,
     volumes_schema,
 )
@@ -37,6 +38,7 @@ must be valid.
 """
 TAGS: Final = {
     "Decisions": "The hot routes: may this work go ahead?",
+    "Leases": "Parts of quotas that callers take, to decide alone for a short time.",
     "Quotas": "What is limited, and for which entities.",
     "Buckets": "The counters: what has been charged so far.",
     "Volumes": "Disks that are running full, and the throttle factor computed from them.",
@@ -114,8 +116,9 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
         **document["paths"],
     }
     schemas = _schemas(clock)
-    for room in (quotas_lists_schema, buckets_schema, volumes_schema, keys_schema):
+    for room in (quotas_lists_schema, buckets_schema, leases_schema, volumes_schema, keys_schema):
         schemas |= room.COMPONENTS
+    schemas["Wish"] = _timed(schemas["Wish"], clock)
     schemas["Health"] = document["components"]["schemas"]["Health"]
     document["components"] = {
         "schemas": schemas,
@@ -203,8 +206,13 @@ def _schemas(clock: Clock) -> Schema:
     some_ids = {"required": ["producer_ids"], "properties": {"producer_ids": True}}
     ids_given_back = {"mode": {"const": "refund"}, "usage": some_ids}
     ask["not"] = {"required": ["mode", "usage"], "properties": ids_given_back}
-    if clock == "caller":
-        ask["required"].append("at_ms")
-    else:
-        del ask["properties"]["at_ms"]
+    schemas["Ask"] = _timed(ask, clock)
     return schemas
+
+
+def _timed(schema: Schema, clock: Clock) -> Schema:
+    """Return the schema of an ask: with ``at_ms``, required, under the caller's clock, else without it."""
+    if clock == "caller":
+        return schema | {"required": [*schema["required"], "at_ms"]}
+    properties = {name: its for name, its in schema["properties"].items() if name != "at_ms"}
+    return schema | {"properties": properties}

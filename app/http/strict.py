@@ -33,7 +33,7 @@ async def read_json(request: Request, *types: str) -> Any:
     sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if sent not in types:
         raise ProblemError(415, f"The body must be sent as Content-Type: {' or '.join(types)}.")
-    body = await _read(request)
+    body = await read_body(request)
     # Parsing a large one here would delay decisions.
     return parse(body) if len(body) < LARGE else await asyncio.to_thread(parse, body)
 
@@ -83,7 +83,12 @@ class _Object(dict[str, Any]):
             self.repeated = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
 
 
-async def _read(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
+    """Return the body as it was sent.
+
+    Raises:
+        ProblemError: 413 for a body that is too large, 400 for one that ended early.
+    """
     length = request.headers.get("content-length", "")
     body = bytearray()
     if not length.isdecimal() or int(length) <= MAX_BODY:

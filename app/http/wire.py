@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Final, Literal, NamedTuple, NoReturn, TypeVar
@@ -52,6 +52,14 @@ _TYPES: Final = {
 _LENGTHS: Final = {"str": "characters", "array": "entries"}
 read_address: Final = lru_cache(4096)(normalise_ip)
 """Cached: returns an address as RFC 5952 spells it; raises ``EntityError`` for anything else."""
+
+
+class SentLease(NamedTuple):
+    """A wish, how long the lease should last, and the leases to settle before with what was spent of each."""
+
+    wish: Ask
+    lease_ms: int
+    settle: list[tuple[str, dict[str, float]]]
 
 
 class SentAsk(NamedTuple):
@@ -147,6 +155,68 @@ def encode_decisions(decisions: Iterable[Decision]) -> Generator[None, None, byt
             weight = 0
             yield
     return b'{"decisions":[' + b",".join(written) + b"]}"
+
+
+def decode_lease(body: bytes, clock: Clock) -> SentLease:
+    """Read a request for a lease.
+
+    Raises:
+        ProblemError: 400 if it is not JSON, 422 for invalid content.
+    """
+    sent = _decoded(body, bodies.LeaseRequestBody)
+    wish, errors = sent.ask, list[FieldError]()
+    usage = bodies.UsageBody(**msgspec.to_builtins(wish.usage))
+    names = (wish.principal, wish.client_id, wish.ip, wish.broker, wish.listener)
+    ask = _ask(bodies.AskBody(usage, *names, enforcement="deny", at_ms=wish.at_ms), clock, ("ask",), errors)
+    if errors:
+        raise unprocessable(*errors)
+    settle = [(each.lease, msgspec.to_builtins(each.usage)) for each in sent.settle]
+    return SentLease(ask, sent.lease_ms, settle)
+
+
+def decode_spent(body: bytes) -> dict[str, float]:
+    """Read what was spent of a lease, by usage field.
+
+    Raises:
+        ProblemError: 400 if it is not JSON, 422 for invalid content.
+    """
+    spent: dict[str, float] = msgspec.to_builtins(_decoded(body, bodies.SpentBody).usage)
+    return spent
+
+
+def encode_lease(leased: bodies.LeaseBody | bodies.SettledBody) -> bytes:
+    """Encode what came of a lease."""
+    return _ENCODER.encode(leased)
+
+
+def lease_body(
+    decision: Decision, lease: str | None, granted: Mapping[str, float], lease_ms: int, renew_ms: int
+) -> bodies.LeaseBody:
+    """Return what came of an ask for a lease, without the settled ones."""
+    by = decision.limited_by
+    return bodies.LeaseBody(
+        lease,
+        {field: _number(amount) for field, amount in granted.items()},
+        lease_ms,
+        renew_ms,
+        decision.decision,
+        decision.throttle_ms,
+        None if by is None else _limited_by(by),
+        decision.source,
+        [],
+    )
+
+
+def _decoded(body: bytes, type_: type[Body]) -> Body:
+    """Read a body of a type.
+
+    Raises:
+        ProblemError: 400 if it is not JSON, 422 for invalid content.
+    """
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except (ValueError, RecursionError) as error:
+        return _read_slowly(body, type_, error)
 
 
 def _ask(sent: bodies.AskBody, clock: Clock, at: tuple[str | int, ...], errors: list[FieldError]) -> Ask:

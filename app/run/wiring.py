@@ -23,7 +23,7 @@ from app.catalog.keys import Keys
 from app.decision_log.stream import LogStream
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults
-from app.http import buckets
+from app.http import buckets, leases
 from app.http.access import Access
 from app.http.app import Front, create_app
 from app.http.check_question import Sources
@@ -215,6 +215,7 @@ def build(
                 callers.now_ms if callers else None,
                 was_reset,
             ),
+            leases.router(admission.leases, access, settings.clock, time, metrics.count_shed),
             volumes_router(throttling, catalog, access, time),
         ],
         ready=ready,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
@@ -27,6 +27,7 @@ _ASK: Final = struct.Struct("<BBdH")
 QUOTA: Final = struct.Struct("<BBHdddddd")
 _RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
+_LEASE: Final = struct.Struct("<16sd")
 
 NUMBER: Final = struct.Struct("<d")
 NUMBERS: Final = struct.Struct("<dd")
@@ -59,7 +60,9 @@ _LAYER: Final = 4
 """One live layer, in the byte that also holds the clock correction: so kept answers keep their length."""
 
 ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
-_MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh", "renew"))}
+_MODES: Final = {mode: number for number, mode in enumerate((*MODES, "refresh", "renew", "hold", "settle"))}
+_FIELDS: Final = {key.usage: number for number, key in enumerate(KEYS.values())}
+"""The number of each usage field: a lease takes the same of each bucket of one field."""
 _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -97,6 +100,8 @@ def encode_plan(plan: Plan) -> tuple[list[bytes], bytes]:
     for charge in plan.charges:
         packed += (_encode_charge(plan, charge), charge.spreads)
     packed.append(plan.context if context else b"")
+    if plan.lease is not None:
+        packed.append(_LEASE.pack(*plan.lease))
     return keys, b"".join(packed)
 
 
@@ -135,22 +140,25 @@ async def answers_of(store: StoreCalls, plans: Sequence[Plan | PackedPlan]) -> l
     return [decode_answer(answer) for answer in await packed_answers_of(store, plans)]
 
 
-def admitted_values(packed: bytes, forgiving: Sequence[bool]) -> Values | None:
+def admitted_values(packed: bytes, of_units: Sequence[bool]) -> Values | None:
     """The numbers of an answer in which every quota admits; None of any other.
 
-    None too, if there is more to say: the answer was kept, a clock was corrected, debt was forgiven.
+    None too, if there is more to say: the answer was kept, a clock was corrected, debt was forgiven, or a
+    lease ended that nobody had settled.
 
     Args:
-        forgiving: for each quota of the ask, whether it is a token bucket, whose debt can be forgiven.
+        of_units: for each quota of the ask, whether it counts units, not ids.
 
     """
     if packed[0]:
-        return _BRIEF_OF[len(forgiving)].unpack(packed) if packed[0] == 3 else None
-    values: Values = VALUES_OF[len(forgiving)].unpack(packed)
+        return _BRIEF_OF[len(of_units)].unpack(packed) if packed[0] == 3 else None
+    values: Values = VALUES_OF[len(of_units)].unpack(packed)
     at, admitted = 1, list[float]()
-    for forgives in forgiving:
+    for units in of_units:
         after = at + VALUES
-        if values[at] or values[at + 1] or values[at + 2] % _LAYER or (forgives and values[after + FILL]):
+        if values[at] or values[at + 1] or values[at + 2] % _LAYER:
+            return None
+        if units and (values[after + FILL] or values[after + REMEMBERED]):
             return None
         admitted += values[at + OBSERVED : at + REMAINING + 1]
         at = after
@@ -183,9 +191,9 @@ def _encode_charge(plan: Plan, charge: Charge) -> bytes:
 def parameters(quota: Quota) -> tuple[float, float, float]:
     """The three parameters of a quota's algorithm, in addition to the limit, as in ``lua/call.lua``."""
     if quota.algorithm == "sampled_rate":
-        return quota.samples, quota.sample_ms, 0
+        return quota.samples, quota.sample_ms, _FIELDS[KEYS[quota.key].usage]
     if quota.algorithm == "token_bucket":
-        return quota.burst, quota.max_debt, 0
+        return quota.burst, quota.max_debt, _FIELDS[KEYS[quota.key].usage]
     return quota.window_ms, quota.layers.interval_ms, quota.layers.ttl_ms
 
 
@@ -214,11 +222,16 @@ def _result(
         observed,
         remaining,
         largest if word == "too_large" else None,
-        int(remembered),
+        _whole(remembered),
         fill,
         layers,
-        0 if word == "too_large" else int(largest),
+        0 if word == "too_large" else _whole(largest),
     )
+
+
+def _whole(number: float) -> int:
+    """The number as an int; only those of leases may have a fraction, and keep it."""
+    return int(number) if number.is_integer() else cast("int", number)
 
 
 def pieces_of(plan: Plan) -> tuple[bytes, ...]:

@@ -46,7 +46,7 @@ _LOADED: Final = struct.Struct("<4I")
 def assemble() -> str:
     """The script that loads: the algorithms as they decide, each followed by how it loads."""
     makers = [maker(name, text(f"load_{name}")) for name in ALGORITHMS]
-    return "\n".join([numbers(), text("call"), OUTCOMES, *makers, text("load")])
+    return "\n".join([numbers(), text("call"), text("holds"), OUTCOMES, *makers, text("load")])
 
 
 SCRIPT: Final = assemble()

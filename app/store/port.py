@@ -59,15 +59,19 @@ class Plan(Struct, frozen=True):
         context: the node's own bytes, given back with a kept answer.
         at_ms: the caller's clock; None under the store's.
         ids: how many producer ids it has, which is counted from the charges; many ids make a call long.
+        lease: in modes ``hold`` and ``settle`` the name of the lease, and how long it lasts in milliseconds
+            (0 when it is settled). Hold takes as much of the usage as every bucket grants, settle says what
+            was spent of that.
     """
 
-    mode: Mode | Literal["refresh", "renew"]
+    mode: Mode | Literal["refresh", "renew", "hold", "settle"]
     charges: tuple[Charge, ...]
     recheck: bool = False
     retry: tuple[str | None, bytes] | None = None
     context: bytes = b""
     at_ms: int | None = None
     ids: int = 0
+    lease: tuple[bytes, int] | None = None
 
     def __post_init__(self) -> None:
         ids = 0
@@ -115,6 +119,24 @@ class ChargeResult(Struct, frozen=True):
     def forgiven(self) -> float:
         """For a token bucket, how many units of its debt were forgiven; the script returns it as ``fill``."""
         return self.fill
+
+    @property
+    def held(self) -> float:
+        """In modes hold and settle, the units that the bucket holds now; the script's ``fill``."""
+        return self.fill
+
+    @property
+    def lapsed(self) -> float:
+        """For a quota of units, those of leases that ended before the ask and that nobody had settled.
+
+        The script returns them as ``remembered``; they may have a fraction.
+        """
+        return self.remembered
+
+    @property
+    def granted(self) -> float:
+        """In mode hold, the units that are held now, if every quota admits; the script's ``open_ms``."""
+        return self.open_ms
 
 
 class Answer(Struct, frozen=True):

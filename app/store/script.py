@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
+from app.domain.holds import MOST_HOLDS
 from app.domain.oracle import RETRY_MS
 from app.domain.producer_ids import FULL_MS
 from app.domain.quota import MAX_THROTTLE_MS, RECHECK_MS
@@ -55,6 +56,7 @@ def numbers() -> str:
         "FULL_MS": FULL_MS,
         "LOOK_EVERY_MS": LOOK_EVERY_MS,
         "MOST_WRITTEN": MOST_WRITTEN,
+        "MOST_HOLDS": MOST_HOLDS,
     }
     return "".join(f"local {name} = {number}\n" for name, number in taken.items())
 
@@ -77,7 +79,8 @@ def maker(name: str, more: str = "") -> str:
 
 def assemble() -> str:
     """The whole script."""
-    return "\n".join([numbers() + text("call"), *map(maker, ALGORITHMS), text("order"), text("decide")])
+    makers = map(maker, ALGORITHMS)
+    return "\n".join([numbers() + text("call"), text("holds"), *makers, text("order"), text("decide")])
 
 
 SCRIPT: Final = assemble()

@@ -29,10 +29,13 @@ from app.admission.plan import (
     Match,
     Matches,
     decision_of,
+    granted_by,
+    hold_plan,
     matches_of,
     plan_of,
     renewal_plan,
     restricted_matches,
+    settle_plan,
 )
 from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
@@ -41,7 +44,7 @@ from app.domain.decision import Decision
 from app.domain.entity import Entity
 from app.domain.errors import OutOfBoundsError
 from app.domain.ladder import MatchingRules
-from app.domain.oracle import Bucket, IdsBucket, Oracle, TokensBucket
+from app.domain.oracle import Bucket, IdsBucket, Oracle, RateBucket, TokensBucket
 from app.domain.producer_ids import ProducerIds
 from app.domain.quota import KEYS, MAX_THROTTLE_MS, Quota
 from app.store import encoding
@@ -86,6 +89,10 @@ MUST_MEET = (
     "open layer reported",
     "renewal",
     "renewal of what was reset",
+    *(f"lease {what}" for what in ("granted", "cut", "refused", "settled", "over", "of one too many")),
+    "lapse at a charge",
+    "lapse at a refusal",
+    "wait beyond a lease's end",
 )
 """The events that a run must meet at least ``AT_LEAST`` times to be valid."""
 AT_LEAST = 50
@@ -135,6 +142,7 @@ class Machine(RuleBasedStateMachine):
         self.names = itertools.count()
         self.epochs = itertools.count(1)
         self.asked: list[tuple[Ask, Caller]] = []
+        self.leases: list[tuple[Ask, bytes, dict[str, float]]] = []
 
     @initialize(
         max_ids=st.sampled_from((40, 160)),
@@ -228,6 +236,48 @@ class Machine(RuleBasedStateMachine):
                 self._set(key, entity, replace(lower, shadow=False))
             self._decide([spending])
             spending = replace(spending, usage={row.usage: units * row.per_unit}, mode=then, deny=deny)
+
+    @rule(
+        ask=asks(),
+        many=st.sampled_from((1, 1, 2, 3)),
+        lease_ms=st.sampled_from((1, 50, 200, 900, 3_000, 10_000)),
+        caller=st.sampled_from(CALLERS),
+        enough=st.booleans(),
+    )
+    def lease(self, ask: Ask, many: int, lease_ms: int, caller: Caller, enough: bool) -> None:
+        """Take leases, perhaps with limits high enough that buckets have something to share."""
+        if enough:
+            for key in ask.usage:
+                row = next(row for row in KEYS.values() if row.usage == key)
+                for entity, quota in list(self.quotas[row.name].items()):
+                    self._set(row.name, entity, replace(quota, limit=20, burst=33.0, shadow=False))
+        self._lease(ask, lease_ms, caller, many)
+        if not enough:
+            self._decide([replace(ask, mode="admit", deny=True)])
+
+    @rule(lease_ms=st.sampled_from((900, 3_000)))
+    def lease_to_many(self, lease_ms: int) -> None:
+        """Take as many leases as a bucket may have, and one more."""
+        ask = Ask({"fetch_bytes": 1.5}, None, "b", "c", "10.0.0.1", "1", "L", detail=True)
+        for entity, quota in list(self.quotas["consumer_byte_rate"].items()):
+            self._set("consumer_byte_rate", entity, replace(quota, limit=1_000, burst=900.0, shadow=False))
+        self._lease(ask, lease_ms, ANYONE, 66)
+
+    @rule(data=st.data(), part=st.sampled_from((0.0, 0.5, 1.0)), ms=st.sampled_from((0, 0, 1, 200, 950)))
+    def settle(self, data: Any, part: float, ms: int) -> None:
+        self.now += ms
+        if self.leases:
+            ask, lease, granted = data.draw(st.sampled_from(self.leases[-6:]))
+            self._settle(ask, lease, {field: part * amount for field, amount in granted.items()})
+
+    @rule(ask=asks(), ms=st.sampled_from((50, 199, 200, 900, 3_000)), deny=st.booleans())
+    def lapse(self, ask: Ask, ms: int, deny: bool) -> None:
+        """Take a lease and leave it alone until it is over; then ask, beyond the limit too."""
+        self._lease(ask, ms, ANYONE)
+        ask = replace(ask, producer_ids=None, usage=ask.usage or {"requests": 1}, deny=deny, mode="admit")
+        self._decide([ask] * 4)
+        self.now += ms
+        self._decide([replace(ask, mode="peek"), ask, replace(ask, mode="refund"), ask])
 
     @rule(first=st.integers(0, len(IDS) - 1), many=st.sampled_from((35, 50, 70)))
     def flood(self, first: int, many: int) -> None:
@@ -488,6 +538,69 @@ class Machine(RuleBasedStateMachine):
                 if left_ms == -1:
                     raise Difference(f"no expiry on {key!r}")
 
+    def _lease(self, ask: Ask, lease_ms: int, caller: Caller, many: int = 1) -> None:
+        """Ask for some leases in one call, and compare what is granted."""
+        usage = ask.usage or {"requests": 3}
+        ask = replace(ask, usage=usage, producer_ids=None, mode="record", at_ms=self.now, detail=False)
+        ask = replace(ask, deny=False, recheck=False, cluster_action=False)
+        try:
+            matches = restricted_matches(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, 0)
+        except OutOfBoundsError as refused:
+            self._compare_refusal(ask, caller, refused)
+            return
+        if not matches:
+            return
+        wish = replace(ask, mode="admit", deny=True)
+        leases = [next(self.names).to_bytes(16, "big") for _ in range(many)]
+        plans = [hold_plan(wish, matches, lease, lease_ms) for lease in leases]
+        answers: list[Answer] = []
+        while len(answers) < many:
+            answers += self.loop.run_until_complete(self.store.decide(plans[len(answers) :]))
+        for lease, plan, answer in zip(leases, plans, answers, strict=True):
+            self.oracle.lapsed = 0.0
+            expected = self.oracle.lease(ask, self.quotas, RULES, self.now, lease, lease_ms, caller)
+            got, _ = decision_of(wish, plan, answer, sequential=False)
+            grants = got.decision == "admit" and got.source == "store"
+            granted = granted_by(wish, plan, answer) if grants else {}
+            got = replace(got, charged=grants)
+            if (got, granted) != expected:
+                raise Difference(f"{ask} {lease!r}\nstore:  {got} {granted}\noracle: {expected}")
+            self._compare_lapsed(ask, plan, answer)
+            if granted:
+                self.leases.append((ask, lease, granted))
+            too_many = got.limited_by is not None and got.limited_by.reason == "capacity"
+            self.met["lease granted"] += grants
+            self.met["lease cut"] += grants and granted != ask.usage
+            self.met["lease refused"] += got.decision == "throttle"
+            self.met["lease of one too many"] += too_many
+
+    def _settle(self, ask: Ask, lease: bytes, spent: dict[str, float]) -> None:
+        ask = replace(ask, usage=spent, at_ms=self.now)
+        matches = matches_of(ask, self.quotas, RULES)
+        self.oracle.lapsed = 0.0
+        expected = self.oracle.settle(ask, self.quotas, RULES, self.now, lease)
+        if not matches:
+            return
+        plan = settle_plan(ask, matches, lease)
+        (answer,) = self.loop.run_until_complete(self.store.decide([plan]))
+        settled = any(result.outcome == "admit" for result in answer.results)
+        if settled != expected:
+            raise Difference(f"{ask} {lease!r}\nstore settled: {settled}\noracle: {expected}")
+        self._compare_lapsed(ask, plan, answer)
+        self.met["lease settled"] += settled
+        self.met["lease over"] += not settled
+
+    def _compare_lapsed(self, ask: Ask, plan: Plan, answer: Answer) -> None:
+        """The answer says how much was spent by leases that nobody had settled."""
+        lapsed = 0.0
+        for charge, result in zip(plan.charges, answer.results, strict=True):
+            if charge.applied.quota.algorithm != "producer_ids":
+                lapsed += result.lapsed
+            if self.redis.pttl(charge.key) == -1:
+                raise Difference(f"no expiry on {charge.key!r}")
+        if lapsed != self.oracle.lapsed:
+            raise Difference(f"{ask}\nlapsed in the store: {lapsed}, in the oracle: {self.oracle.lapsed}")
+
     def _plan(self, ask: Ask, caller: Caller, place: int) -> Plan | None:
         matches = restricted_matches(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, place)
         return plan_of(ask, matches, SECRET, caller.key)
@@ -516,9 +629,10 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """The short way takes an answer for an admission if it is one and there is no more to it."""
         answer, quotas = decode_answer(packed), its.quotas
-        values = encoding.admitted_values(packed.packed, quotas.forgiving)
+        values = encoding.admitted_values(packed.packed, quotas.of_units)
         has_more = any(
-            result.correction or (charge.applied.quota.algorithm == "token_bucket" and result.forgiven)
+            result.correction
+            or (charge.applied.quota.algorithm != "producer_ids" and (result.forgiven or result.lapsed))
             for charge, result in zip(plan.charges, answer.results, strict=True)
         )
         admitted = decision.decision == "admit" and decision.source == "store" and not has_more
@@ -551,6 +665,7 @@ class Machine(RuleBasedStateMachine):
         self, ask: Ask, caller: Caller, plan: Plan | None, answer: Answer | None, now: int
     ) -> Decision:
         kept = answer is not None and answer.kept is not None
+        self.oracle.lapsed = 0.0
         segments, live = self._segments(), sum(len(live) for _, live in self._filters(plan, now))
         expected = self.oracle.decide(ask, self.quotas, RULES, now, caller)
         got, _ = decision_of(ask, plan, answer, sequential=self.sequential)
@@ -571,12 +686,19 @@ class Machine(RuleBasedStateMachine):
         return expected
 
     def _look_inside(self, ask: Ask, plan: Plan, answer: Answer, expected: Decision, now: int) -> None:
-        """Compare what decisions do not show: forgiven debts, remembered ids, live layers, clocks."""
+        """Compare what decisions do not show: forgiven debts, remembered ids, live layers, clocks, leases."""
+        self._compare_lapsed(ask, plan, answer)
+        refused = expected.decision in ("throttle", "reject")
+        if self.oracle.lapsed:
+            self.met[f"lapse at a {'refusal' if refused else 'charge'}"] += 1
         self.met["clock back by more than a window"] += any(
             result.correction == 2 for result in answer.results
         )
         for charge, result in zip(plan.charges, answer.results, strict=True):
             bucket = self._bucket(charge)
+            if isinstance(bucket, RateBucket | TokensBucket) and bucket.holds and result.throttle_ms:
+                ends_ms = bucket.holds[0].ends_ms
+                self.met["wait beyond a lease's end"] += refused and now + result.throttle_ms > ends_ms
             if result.reason == "store_full":
                 continue
             if isinstance(bucket, TokensBucket) and ask.mode != "peek":
@@ -690,6 +812,7 @@ def explored(machine: type[Any], url: str, *, examples: int, steps: int, shrink:
             settings=settings(
                 max_examples=examples,
                 stateful_step_count=steps,
+                deadline=None,
                 derandomize=False,  # under CI Hypothesis would, and then every run would be the same
                 database=None,
                 phases=phases,

@@ -31,7 +31,7 @@ BRIEF = 3
 """The first byte of a brief answer."""
 
 FAULTS: Final = {
-    "forgiven debt": ("if forgiven ~= 0 then return nil end", ""),
+    "forgiven debt": ("forgiven ~= 0 or ", ""),
     "a corrected clock": ("check.reason ~= 0 or check.correction ~= 0 or", "check.reason ~= 0 or"),
     "a refusal": ("if check.outcome ~= ADMIT or check.reason", "if check.reason"),
     "ids": ("check.correction ~= 0 or check.algorithm == PRODUCER_IDS then", "check.correction ~= 0 then"),

@@ -41,8 +41,8 @@ FAULTS = {
         "if alive + unseen > check.limit + 1 then",
     ),
     "a TTL left out": (
-        "set(check.key, check.text, ttl(lasts))",
-        "call('SET', check.key, check.text)",
+        "set(check.key, text, ttl(begins + ",
+        "call('SET', check.key, text) tostring((begins + ",
     ),
     "charging before every quota was looked at": (
         "do checks[i].algorithm.touch(checks[i]) end",
@@ -64,14 +64,17 @@ FAULTS = {
     "refresh left out": ("for _, id in ipairs(check.stale) do", "for _, id in ipairs({}) do"),
     "a refund below 0": ("local taken = min(list[i][1], left)", "local taken = left"),
     "a refund without a TTL": (
-        "check.tokens = min(check.burst, check.tokens + check.usage)\n  write_tokens(check)",
-        "call('SET', check.key, pack(TOKENS, min(check.burst, check.tokens + check.usage), check.at))",
+        "check.tokens = min(check.most, check.tokens + check.usage)\n  write_tokens(check)",
+        "call('SET', check.key, pack(TOKENS, min(check.most, check.tokens + check.usage), check.at))",
     ),
     "a debt without an end": (
         "forgive(check, tokens_now(check) - check.usage), check.t",
         "tokens_now(check) - check.usage, check.t",
     ),
-    "a debt that is over coming back": ("if check.over == 0 then return end", "do return end"),
+    "a debt that is over coming back": (
+        "if check.over == 0 and lapsed_in(check) == 0 then return end",
+        "do return end",
+    ),
     "a block not scrubbed": ("keep = keep * 17", "keep = 255"),
     "a new bucket in a full store": (
         "if is_full() then\n    check.outcome",
@@ -109,6 +112,58 @@ FAULTS = {
     ),
     "a renewal beyond the most ids": ("    if remembered(check) < max_ids and not", "    if not"),
     "an open layer that does not hold all ids": ("check.ids > 0 and check.missing == 0", "check.ids > 0"),
+    "a lease that is charged and not held": (
+        "  add_hold(check, lease, check.usage, lease_ms)\n  write_record(check)",
+        "  record(check, check.usage, check.t)\n  write_record(check)",
+    ),
+    "a token bucket that fills beyond what it holds": (
+        "return max(check.burst - held, 0)",
+        "return check.burst",
+    ),
+    "a refund beyond what a bucket holds": (
+        "check.tokens = min(check.most, check.tokens + check.usage)",
+        "check.tokens = min(check.burst, check.tokens + check.usage)",
+    ),
+    "a lease over one millisecond late": (
+        "while over < #holds and holds[over + 1][3] <= check.t do",
+        "while over < #holds and holds[over + 1][3] < check.t do",
+    ),
+    "a lease that nobody settled given back": (
+        "for i = 1, over do record(check, holds[i][2],",
+        "for i = 1, over do record(check, 0,",
+    ),
+    "a lease charged by now and not at its end": (
+        "max(holds[i][3], check.last)) end\nend",
+        "check.t) end\nend",
+    ),
+    "a lapse forgotten at a refusal": (
+        "function sampled_rate.touch(check)\n  if check.holds and check.lapsed > 0 then",
+        "function sampled_rate.touch(check)\n  if false then",
+    ),
+    "leases lost when a sample begins": (
+        "if check.holds then begins, text = max(begins, last_end(check)), text .. packed_holds(check) end",
+        "",
+    ),
+    "leases that a clock leaves behind": ("hold[3] = hold[3] + by", "hold[3] = hold[3]"),
+    "what a settlement frees kept": ("tokens + (units - check.usage)), check.t", "tokens), check.t"),
+    "a settlement for nothing": (
+        "  record(check, check.usage, check.t)\n  write_record(check)\n  return true",
+        "  write_record(check)\n  return true",
+    ),
+    "a grant of all that is free": ("free / ((holds and #holds or 0) + 1)", "free"),
+    "one lease too many": (
+        "#holds >= MOST_HOLDS then return THROTTLE",
+        "#holds > MOST_HOLDS then return THROTTLE",
+    ),
+    "a lease held where another quota refuses": (
+        "local slices, grants = {}, not refused",
+        "local slices, grants = {}, true",
+    ),
+    "a wait that takes leases for over": ("usage + units_of(holds, i, #holds)", "usage"),
+    "a wait for tokens that takes leases for lasting": (
+        "if not holds then return tokens_at(check, tokens, since, at) end",
+        "do return tokens_at(check, tokens, since, at) end",
+    ),
     "a retry charged again": (
         "if mode ~= RENEW and kept and now - unpack_('<d', kept) < RETRY_MS then",
         "if false then",
@@ -135,8 +190,9 @@ SHORT_WAY_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     "usage in the place of the limit": (encoding, "_USAGE_AT: Final = 12", "_USAGE_AT: Final = 4"),
     "a wait taken for an admission": (encoding, "if values[at] or values", "if values"),
     "a policy's answer taken for the store's": (encoding, "or values[at + 1] or", "or"),
-    "a corrected clock overlooked": (encoding, "values[at + 2] % _LAYER or ", ""),
-    "forgiven debt overlooked": (encoding, "(forgives and values[after + FILL])", "False"),
+    "a corrected clock overlooked": (encoding, " or values[at + 2] % _LAYER", ""),
+    "forgiven debt overlooked": (encoding, "(values[after + FILL] or values", "(values"),
+    "a lapse overlooked": (encoding, " or values[after + REMEMBERED])", ")"),
     "a metric of another number": (metrics, "touch(counts.rates, labels, now, values[at])", "pass"),
     "a metric left out": (metrics, "touch(counts.fills, bucket, now, values[FILL])", "pass"),
 }

@@ -107,8 +107,8 @@ SHORT_WAY_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "the ids among the other quotas": (
         plain,
-        "shared.forgiving[1:], places[1:]",
-        "shared.forgiving[1:], places[:-1]",
+        "shared.of_units[1:], places[1:]",
+        "shared.of_units[1:], places[:-1]",
     ),
     "ids that are not counted": (plain, "COUNT.pack(ids), number", "COUNT.pack(1), number"),
     "a gauge that ends": (metrics, "touch(counts.rates, alone.labels, now, None)", "pass"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +60,9 @@ def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[BucketRow]:
     found = []
     for row in rows:
         alone = row["order"] is None and row["source"] == "local" and len(row["verdicts"]) == 1
-        is_decided = row["kind"] in {"decision", "late", "renewal"} and row["order"] is not None
+        kinds = {"decision", "late", "renewal", "lease", "settlement"}
+        is_decided = row["kind"] in kinds and row["order"] is not None
+        leased = row["change"] if row["kind"] in {"lease", "settlement"} else None
         if (is_decided or alone) and not row["replayed"]:
             delays = [
                 said["throttle_ms"]
@@ -71,11 +74,14 @@ def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[BucketRow]:
                 "order": (row["at_ms"] + 1) * ORDERS_PER_MS - 1 if alone else row["order"],
                 "is_refused": row["decision"] in {"throttle", "reject"},
                 "byte_delay_ms": max(delays, default=0),
+                "lease": leased and leased["what"],
+                "lease_ms": leased and json.loads(leased["after"])["lease_ms"],
             }
             for verdict in row["verdicts"]:
                 counts_ids = verdict["algorithm"] == "producer_ids"
                 is_alone = counts_ids and verdict["observed"] is None and row["kind"] != "renewal"
-                how = "renewal" if row["kind"] == "renewal" else "alone" if is_alone else ""
+                kind = row["kind"] if row["kind"] in {"renewal", "lease", "settlement"} else ""
+                how = kind or ("alone" if is_alone else "")
                 ids = row["ids"] if counts_ids else None
                 said = {**whole, **verdict, "ids": ids, "key": _key(verdict), "how": how}
                 found.append(BucketRow(**{name: said[name] for name in BucketRow._fields}))

@@ -36,7 +36,9 @@ class BucketRow(NamedTuple):
         byte_delay_ms: the largest delay that a byte rate gave to the same ask.
         ids: the ask's producer ids as signed integers; None for other quotas.
         how: ``alone`` if the node gave the verdict from what it knew of the ids, and ``renewal`` if it wrote
-            such ids again; else empty.
+            such ids again; ``lease`` if the usage is held; ``settlement`` if it was spent of a lease; else
+            empty.
+        lease, lease_ms: the name of that lease, and how long it lasts.
     """
 
     key: str
@@ -48,6 +50,8 @@ class BucketRow(NamedTuple):
     recheck: bool
     is_refused: bool
     byte_delay_ms: int
+    lease: str | None
+    lease_ms: int | None
     ids: list[int] | None
     quota: str
     bucket: str
@@ -107,12 +111,14 @@ def by_bucket(rows: DataFrame) -> DataFrame:
     """The verdicts that the store gave, grouped by bucket and in the store's order.
 
     Rows of kind ``ids`` (charges of asks that are not logged, and ids refreshed for asks that a node refused
-    itself), ``renewal`` and ``late`` are included, and verdicts that a node gave from what it knew of ids, at
-    the place of their time. Answers repeated to a retry are left out.
+    itself), ``renewal``, ``late``, ``lease`` and ``settlement`` are included, and verdicts that a node gave
+    from what it knew of ids, at the place of their time. Answers repeated to a retry are left out.
     """
     by_store = (f.col("source") == "store") | (f.col("failure") == "store_full")
     decided = f.col("order").isNotNull() & by_store & ~f.col("replayed")
-    written = f.col("kind").isin("decision", "late", "ids", "renewal") & decided
+    is_leased = f.col("kind").isin("lease", "settlement")
+    written = (f.col("kind").isin("decision", "late", "ids", "renewal") | is_leased) & decided
+    without_room = (f.col("kind") == "lease") & (f.col("source") == "fallback")
     verdict = f.col("verdict")
     exploded = rows.where(written | answered_alone()).select(
         "kind",
@@ -122,8 +128,12 @@ def by_bucket(rows: DataFrame) -> DataFrame:
         "principal",
         f.coalesce("mode", f.lit("admit")).alias("mode"),
         "recheck",
-        f.coalesce(f.col("decision").isin("throttle", "reject"), f.lit(False)).alias("is_refused"),
+        (f.coalesce(f.col("decision").isin("throttle", "reject"), f.lit(False)) | without_room).alias(
+            "is_refused"
+        ),
         _byte_delay().alias("byte_delay_ms"),
+        f.when(is_leased, f.col("change.what")).alias("lease"),
+        f.when(is_leased, f.from_json("change.after", "lease_ms long")["lease_ms"]).alias("lease_ms"),
         f.col("ids").alias("all_ids"),
         f.explode("verdicts").alias("verdict"),
     )
@@ -133,7 +143,8 @@ def by_bucket(rows: DataFrame) -> DataFrame:
         & verdict["observed"].isNull()
         & ~verdict["reason"].eqNullSafe("store_full")
     )
-    how = f.when(f.col("kind") == "renewal", "renewal").when(is_alone, "alone").otherwise("").alias("how")
+    of_kind = f.when(f.col("kind").isin("renewal", "lease", "settlement"), f.col("kind"))
+    how = of_kind.when(is_alone, "alone").otherwise("").alias("how")
     flat = exploded.select(
         how,
         bucket_key(**{name: verdict[name] for name in KEY_COLUMNS}).alias("key"),

@@ -16,7 +16,7 @@ ARGV[1]  The call, struct <B B d>:
            B  1 to add delays up as KIP-124 does, plus 2 if the call is logged, plus 4 for brief answers
            d  the most ids remembered for one principal (count)
 ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
-           B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew
+           B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew, 6 hold, 7 settle
            B  quotas (count)
            d  the caller's time (ms since 1970); ignored under the store's clock
            I2 length of the context (bytes) + 1; 0 if the ask has no id; in mode renew 1
@@ -26,14 +26,16 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
               64 throttle where the store cannot decide
            I2 ids (count)
            d  limit (units a second; of producer ids: ids a window)
-           d  usage (units; of producer ids: ids); in mode renew the number of the last reset that the node knew of
+           d  usage (units; of producer ids: ids); in mode renew the number of the last reset that the node knew of;
+              in mode hold the wish, in mode settle what was spent
            ddd parameters of the algorithm:
-              sampled rate:  samples (count), sample_ms (ms), 0
-              token bucket:  burst (units), max_debt (units), 0
+              sampled rate:  samples (count), sample_ms (ms), which usage field (number)
+              token bucket:  burst (units), max_debt (units), which usage field (number)
               producer ids:  window (ms), interval (ms), ttl of a layer (ms)
            d  longest delay (ms)
            32 bytes for each id: its spread, eight I4
-         The context: bytes that the node wants back with a kept answer.
+         The context: bytes that the node wants back with a kept answer. In modes hold and settle instead
+         struct <c16 d>: the name of the lease, how long it lasts (ms; 0 in mode settle).
 
 Reply    { now, answer, answer, ... }
            now     the store's time, an integer (ms since 1970); 0 under the callers' clocks
@@ -46,15 +48,17 @@ Reply    { now, answer, answer, ... }
          A call that is logged goes on: the call's number, an integer (0 if it could write nothing), then for each answer
          what became of the ask's ids, one byte each: 0 not written, 1 charged, 2 refreshed.
          A result, struct <B B B d d d d d d>:
-           B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject; in mode renew 3 if the bucket was reset since
+           B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject; in mode renew 3 if the bucket was reset since; in mode
+              settle 3 if nothing is held for the lease
            B  reason: 0 none, 1 capacity, 2 too large, 4 the store is full (this quota was not judged nor charged)
            B  clock: 0, 1 taken as the bucket's newest time, 2 bucket moved back; plus 4 x live layers of ids (count)
            d  throttle_ms (ms)
            d  observed (units of the limit), d remaining (units), d largest usage that could pass (units; 0 if none);
               of ids that were not too many: for how long (ms) the layer stays open that now holds all ids of the ask;
-              0 if it does not hold all
-           d  ids remembered (count)
-           d  fill of the newest filter (0 to 1); of a token bucket: units of debt that were forgiven
+              0 if it does not hold all; in mode hold of an ask that is granted: the units now held
+           d  ids remembered (count); of units: those of leases that ended since the last write, and were not settled
+           d  fill of the newest filter (0 to 1); of a token bucket: units of debt that were forgiven; in modes hold and
+              settle: units that the bucket holds now
 
 Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the store's clock:
          FCALL quotagate_... 1 qg1:{user=alice}:request_rate:user=alice:token_bucket.11.1000.cluster.0
@@ -66,7 +70,8 @@ Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the
 local CALL, ASK, QUOTA, RESULT = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
 local CONTEXT_AT = 11 -- where the length of the context is in an ask
 local FIRST_RESULT, BRIEF, FIRST_BRIEF = '<xBBBdddddd', '<dd', '<Bdd' -- the first with the byte before it
-local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW = 0, 1, 2, 3, 4, 5
+local LEASE = '<c16d'
+local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW, HOLD, SETTLE = 0, 1, 2, 3, 4, 5, 6, 7
 local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
 local CAPACITY, TOO_LARGE, STORE_FULL = 1, 2, 4
 local DENY, SHADOW, CONNECTION, RECHECK, BYTES, REQUESTS, CLOSED = 1, 2, 4, 8, 16, 32, 64

@@ -2,7 +2,8 @@
 
 Last of the parts of the script (app/store/script.py); call.lua says what a call brings and what it returns.
 A `check` is one quota of one ask: what the ask brought, the bucket as its algorithm loaded it, and the outcome.
-Each algorithm has the same functions: load, clock_window, judge, move, touch, charge, refund, report.
+Each algorithm has the same functions: load, clock_window, judge, move, touch, charge, refund, report; those of units,
+not of ids, also have what leases need: reckon, capacity, hold, settle.
 
 Example  of two quotas, the first admits and the second refuses: neither is charged (both are touched), and the answer
          has both results. Had the second quota been in shadow mode, both would have been charged
@@ -10,6 +11,7 @@ Example  of two quotas, the first admits and the second refuses: neither is char
 
 local ALGORITHMS = { make_sampled_rate(), make_token_bucket(), make_producer_ids() }
 local PRODUCER_IDS = ALGORITHMS[3]
+local QUOTA_BYTES, FIELD_AT = 52, 36 -- of a quota in an ask, and where its third parameter is in it
 local store_time, next_key, id_outcomes
 -- The checks of the ask at hand are the first `quotas` of these. Every ask uses the same tables: new ones of so many
 -- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read.
@@ -17,10 +19,36 @@ local checks, quotas = {}, 0
 local refused -- whether a quota that is not in shadow refuses the ask at hand
 local was_reset -- whether a bucket was reset since a node learned what it wants to renew
 
+-- What a bucket grants of a wish (check.slice); where that is nothing, the wait until one unit is free (the wish, if that
+-- is less), or until the first lease ends if that is sooner, because leases are mostly settled with less than they hold.
+local function grant(check)
+  local wish, holds = check.usage, check.holds
+  if holds and #holds == 0 then holds = nil end
+  check.slice = 0
+  if wish == 0 then return ADMIT, 0 end
+  local capacity, least = check.limit > 0 and check.algorithm.capacity(check) or 0, min(wish, 1)
+  if least > capacity / 2 then return REJECT, 0, TOO_LARGE, capacity / 2 end
+  local longest = band(check.flags, CONNECTION) > 0 and RECHECK_MS or MAX_THROTTLE_MS
+  if holds then longest = min(longest, holds[1][3] - now) end
+  if holds and #holds >= MOST_HOLDS then return THROTTLE, longest, CAPACITY end
+  check.usage = least
+  local outcome, throttle_ms = check.algorithm.judge(check, 0)
+  check.usage = wish
+  if outcome > ADMIT then return outcome, min(throttle_ms, longest) end
+  local _, free = check.algorithm.report(check)
+  local most = min(free, max(1, free / ((holds and #holds or 0) + 1)), (capacity - held_by(check)) / 2)
+  check.slice = wish <= most and wish or max(floor(most), 0)
+  if check.slice > 0 then return ADMIT, 0 end
+  return THROTTLE, holds and longest or 1
+end
+
 -- The outcome of one quota by itself: its algorithm's, adjusted for the mode and for connection rates.
 local function own_result(check, later)
-  if mode == REFUND then return ADMIT, 0 end
-  if mode == RENEW then return was_reset and REJECT or ADMIT, 0 end
+  if mode > RECORD then
+    if mode == HOLD then return grant(check) end
+    if mode == REFUND or mode == SETTLE then return ADMIT, 0 end
+    if mode == RENEW then return was_reset and REJECT or ADMIT, 0 end
+  end
   if check.limit == 0 and check.usage > 0 and check.algorithm ~= PRODUCER_IDS then
     if mode == RECORD then return DELAY, check.longest end
     return REJECT, 0, TOO_LARGE, 0
@@ -41,7 +69,7 @@ local function judge(check, later)
     refused = true
     return -- a refused ask charges nothing, so it makes no bucket
   end
-  if check.newest or mode ~= ADMIT_MODE and mode ~= RECORD then return end
+  if check.newest or mode ~= ADMIT_MODE and mode ~= RECORD and mode ~= HOLD then return end
   if check.algorithm == PRODUCER_IDS and #check.unseen == 0 then return end
   if is_full() then
     check.outcome, check.throttle_ms, check.reason = band(check.flags, CLOSED) > 0 and THROTTLE or ADMIT, 0, STORE_FULL
@@ -92,16 +120,54 @@ local function sum_delays()
   end
 end
 
--- Write the effect of the decision; whether a bucket was charged or refunded.
-local function apply()
-  if mode == PEEK then return false end
-  if mode == REFUND then
-    for i = 1, quotas do checks[i].algorithm.refund(checks[i]) end
-    return quotas > 0
+-- Hold the least that a bucket of the same usage field grants, in every bucket or in none.
+local function hold_all(lease, lease_ms)
+  local slices, grants = {}, not refused
+  for i = 1, quotas do
+    local check = checks[i]
+    check.field = unpack_('<d', ask, 13 + (i - 1) * QUOTA_BYTES + FIELD_AT)
+    if check.reason == STORE_FULL then grants = false end
+    if band(check.flags, SHADOW) == 0 then
+      slices[check.field] = min(slices[check.field] or check.slice, check.slice)
+    end
   end
-  if mode == RENEW then
-    for i = 1, was_reset and 0 or quotas do checks[i].algorithm.renew(checks[i]) end
-    return false
+  for i = 1, quotas do
+    local check = checks[i]
+    local units = slices[check.field] or check.usage
+    if grants and band(check.flags, SHADOW) == 0 then check.largest = units end
+    if grants and units > 0 and not (check.holds and #check.holds >= MOST_HOLDS) then
+      check.usage = units
+      check.algorithm.hold(check, lease, lease_ms)
+    else
+      check.algorithm.touch(check)
+    end
+  end
+  return false
+end
+
+-- Charge what was spent of a lease, and free the rest, wherever units are held for it.
+local function settle_all(lease)
+  for i = 1, quotas do
+    local check = checks[i]
+    if not check.algorithm.settle(check, lease) then check.outcome = REJECT end
+  end
+  return false
+end
+
+-- Write the effect of the decision; whether a bucket was charged or refunded.
+local function apply(ends)
+  if mode == PEEK then return false end
+  if mode > RECORD then
+    if mode == HOLD then return hold_all(unpack_(LEASE, ask, ends)) end
+    if mode == SETTLE then return settle_all(unpack_(LEASE, ask, ends)) end
+    if mode == REFUND then
+      for i = 1, quotas do checks[i].algorithm.refund(checks[i]) end
+      return quotas > 0
+    end
+    if mode == RENEW then
+      for i = 1, was_reset and 0 or quotas do checks[i].algorithm.renew(checks[i]) end
+      return false
+    end
   end
   if mode == REFRESH or refused then
     for i = 1, quotas do checks[i].algorithm.touch(checks[i]) end
@@ -120,6 +186,7 @@ local function answer_of()
   for i = 1, quotas do
     local check = checks[i]
     local observed, remaining, ids, fill, layers = check.algorithm.report(check)
+    if mode >= HOLD then fill = held_by(check) end
     local result = pack(i == 1 and FIRST_RESULT or RESULT, check.outcome, check.reason,
       check.correction + 4 * (layers or 0), check.throttle_ms, observed, remaining, check.largest, ids, fill)
     answer = i == 1 and result or answer .. result
@@ -135,8 +202,8 @@ local function brief_answer()
     if check.outcome ~= ADMIT or check.reason ~= 0 or check.correction ~= 0 or check.algorithm == PRODUCER_IDS then
       return nil
     end
-    local observed, remaining, _, forgiven = check.algorithm.report(check)
-    if forgiven ~= 0 then return nil end
+    local observed, remaining, lapsed, forgiven = check.algorithm.report(check)
+    if forgiven ~= 0 or lapsed ~= 0 then return nil end
     answer = i == 1 and pack(FIRST_BRIEF, 3, observed, remaining) or answer .. pack(BRIEF, observed, remaining)
   end
   return answer
@@ -175,11 +242,12 @@ local function decide()
     local check = checks[i]
     check.t, check.correction = now, 0
     if check.newest and now < check.newest then correct(check) end
+    if check.holds then check.algorithm.reckon(check) end
     judge(check, 0)
   end
   if sequential then sum_delays() end
-  local charged = apply()
-  local answer = brief and context == 0 and brief_answer() or answer_of()
+  local charged = apply(ends)
+  local answer = brief and context == 0 and mode < HOLD and brief_answer() or answer_of()
   if logged then id_outcomes = id_outcomes_of() end
   if retry and charged and not is_full() then
     kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. string.sub(answer, 2)

@@ -54,7 +54,7 @@ end
 function producer_ids.load(check, window, interval, layer_ttl, ids, ids_at)
   check.window, check.interval, check.layer_ttl, check.ids, check.ids_at = window, interval, layer_ttl, ids, ids_at
   check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, nil, false, false, nil
-  check.missing = -1
+  check.missing, check.holds = -1, nil
   if not check.starts then
     check.starts, check.entries, check.segments, check.spare, check.unseen, check.stale = {}, {}, {}, {}, {}, {}
   end

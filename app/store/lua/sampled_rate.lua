@@ -5,6 +5,7 @@ ARGV     samples (count), sample_ms (ms); both arrive as the first two parameter
 State    <I4 d d d d d d>  previous samples (count), their sum (units, added oldest first), oldest's start (ms), oldest's
                            last event (ms), then the current sample: value (units), start (ms), last event (ms)
          <d d d>           for each previous sample, oldest first: value (units), start (ms), last event (ms)
+         then its leases, if it has some (holds.lua); what they hold counts as recorded now
          While no sample begins or ends, only the last 32 bytes of the head are written: an event moves the expiry
          only when it begins a sample.
 Example  samples of 1000 ms, state <1, 30, 0, 900, 4, 1000, 1200> <30, 0, 900>: a usage of 2 at 1500 ms goes into the
@@ -23,10 +24,16 @@ function sampled_rate.load(check, samples, sample_ms)
   check.deny, check.decided, check.span = deny, decided, decided * sample_ms
   check.samples, check.sample_ms, check.moved = samples, sample_ms, 0
   check.window, check.is_charged = nil, false
+  check.holds = nil
   local text = call('GET', check.key)
   if text and #text >= RATE_BYTES then
     check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last = unpack_(RATE, text)
     check.text, check.newest = text, check.last
+    local size = RATE_BYTES + check.n * SAMPLE_BYTES
+    if #text > size then
+      check.text = string.sub(text, 1, size)
+      read_holds(check, text, size)
+    end
   else
     check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last =
       0, 0, -huge, -huge, 0, -huge, -huge
@@ -144,19 +151,32 @@ local function over_at(check, i)
   return last + check.span
 end
 
+-- Whether the usage is more than an empty bucket can hold.
+local function is_too_large(check)
+  return check.usage / ((check.decided - 1) * check.sample_ms / 1000) > check.limit
+end
+
+-- When the usage passes, from `at` on and before `stop`; nil if it does not. Without a stop the usage is not too large.
 -- What is recorded changes only where a sample is over, or where the current one ends: look between these edges.
-local function wait(check)
-  local at, ends, i = check.t + 1, check.start + check.sample_ms, 1
+local function passing(check, at, stop)
+  local ends, i = check.start + check.sample_ms, 1
   while true do
     local edge = over_at(check, i)
     if ends < edge then edge, ends = ends, huge else i = i + 1 end
     if edge > at then
-      local passes = first_passing(check, at)
-      if passes < edge then return passes - now end
+      if edge > stop then edge = stop end
+      -- with no live sample the window cannot grow
+      if stop == huge or at - check.last < check.span or not is_too_large(check) then
+        local passes = first_passing(check, at)
+        if passes < edge then return passes end
+      end
+      if edge == stop then return nil end
       at = edge
     end
   end
 end
+
+local wait_beside_holds -- below, with what it needs
 
 local function delay(check, later)
   local limit = check.limit
@@ -167,14 +187,25 @@ local function delay(check, later)
   return DELAY, rounded((observed - limit) / limit * window, check.longest)
 end
 
-function sampled_rate.judge(check, later)
+-- Judge a usage; check.usage is that, and what leases hold.
+local function judge_with(check, usage, later)
   if not check.deny then return delay(check, later) end
-  if check.usage == 0 then return ADMIT, 0 end
+  if usage == 0 then return ADMIT, 0 end
   local full = (check.decided - 1) * check.sample_ms / 1000
-  if check.usage / full > check.limit then return REJECT, 0, TOO_LARGE, check.limit * full end
+  if usage / full > check.limit then return REJECT, 0, TOO_LARGE, check.limit * full end
   local sum, window = measure(check, check.t)
   if sum / (window / 1000) <= check.limit then return ADMIT, 0 end
-  return THROTTLE, min(wait(check), MAX_THROTTLE_MS)
+  local passes = check.holds and wait_beside_holds(check, usage) or passing(check, check.t + 1, huge)
+  return THROTTLE, min(passes - now, MAX_THROTTLE_MS)
+end
+
+function sampled_rate.judge(check, later)
+  local usage = check.usage
+  if not check.holds then return judge_with(check, usage, later) end
+  check.usage = usage + check.held
+  local outcome, throttle_ms, reason, largest = judge_with(check, usage, later)
+  check.usage = usage
+  return outcome, throttle_ms, reason, largest
 end
 
 -- The head of the state. Without previous samples the current one is the oldest.
@@ -183,12 +214,19 @@ local function head_of(check)
   return pack(RATE, check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last)
 end
 
--- Write the whole state: a sample began, or all of them moved.
-local function write_all(check, previous_samples)
+-- Put the state together: a sample began, or all of them moved.
+local function rebuild(check, previous_samples)
   check.text, check.moved = head_of(check) .. previous_samples, 0
+end
+
+-- Write the whole state.
+local function write_all(check, previous_samples)
+  rebuild(check, previous_samples)
   -- The current sample may take events for sample_ms more, and those writes do not move the expiry.
-  local lasts = check.start + check.sample_ms + max(check.samples, 2) * check.sample_ms - now
-  set(check.key, check.text, ttl(lasts))
+  local begins = check.start
+  local text = check.text
+  if check.holds then begins, text = max(begins, last_end(check)), text .. packed_holds(check) end
+  set(check.key, text, ttl(begins + check.sample_ms + max(check.samples, 2) * check.sample_ms - now))
 end
 
 -- Pack the previous samples of a list, and sum them up.
@@ -207,13 +245,15 @@ function sampled_rate.move(check, by, writing)
   check.moved = by
   check.start, check.last, check.newest = check.start + by, check.last + by, check.newest + by
   check.oldest, check.oldest_last = check.oldest + by, check.oldest_last + by
+  if check.holds then
+    move_holds(check, by)
+    rebuild(check, pack_previous(check, samples_of(check)))
+  end
   if writing then write_all(check, pack_previous(check, samples_of(check))) end
 end
 
-function sampled_rate.touch() end
-
--- Begin a sample: the current one joins the previous ones, those of them that are over leave.
-local function begin_sample(check, t)
+-- Begin a sample: the current one joins the previous ones, those of them that are over leave; returns these.
+local function begin_sample(check, usage, t)
   local span = max(check.samples, 2) * check.sample_ms
   local over = count_over(check, t, span)
   local packed = string.sub(check.text, RATE_BYTES + over * SAMPLE_BYTES + 1)
@@ -226,21 +266,89 @@ local function begin_sample(check, t)
     local _
     _, check.oldest, check.oldest_last = unpack_(SAMPLE, packed)
   end
-  check.value, check.start, check.last = check.usage, t, t
-  write_all(check, packed)
+  check.value, check.start, check.last = usage, t, t
+  return packed
+end
+
+-- Record without writing; `write_record` writes it.
+local function record(check, usage, t)
+  if t - check.start < check.sample_ms then
+    check.value, check.last = check.value + usage, t
+    if check.n == 0 then check.oldest_last = t end
+  else
+    rebuild(check, begin_sample(check, usage, t))
+  end
+end
+
+local function write_record(check)
+  write_all(check, string.sub(check.text, RATE_BYTES + 1))
+end
+
+-- The time from which the usage passes. Leases count as spent at their end until then, so they are recorded one after
+-- the other; the state is put back afterwards.
+function wait_beside_holds(check, usage)
+  local holds, at = check.holds, check.t + 1
+  local n, rest, oldest, oldest_last = check.n, check.rest, check.oldest, check.oldest_last
+  local value, start, last, text = check.value, check.start, check.last, check.text
+  local passes
+  for i, hold in ipairs(holds) do
+    check.usage = usage + units_of(holds, i, #holds)
+    passes = passing(check, at, hold[3])
+    if passes then break end
+    at = max(at, hold[3])
+    record(check, hold[2], max(hold[3], check.last))
+  end
+  check.usage = usage
+  passes = passes or passing(check, at, huge)
+  check.n, check.rest, check.oldest, check.oldest_last = n, rest, oldest, oldest_last
+  check.value, check.start, check.last, check.text = value, start, last, text
+  return passes
+end
+
+-- Record what leases held that are over.
+function sampled_rate.reckon(check)
+  local holds, over = end_holds(check)
+  for i = 1, over do record(check, holds[i][2], max(holds[i][3], check.last)) end
+end
+
+function sampled_rate.touch(check)
+  if check.holds and check.lapsed > 0 then write_record(check) end
 end
 
 function sampled_rate.charge(check)
   local t = check.t
   check.is_charged = true
-  if t - check.start < check.sample_ms then
+  if check.holds and check.lapsed > 0 then
+    record(check, check.usage, t)
+    write_record(check)
+  elseif t - check.start < check.sample_ms then
     local value = check.value + check.usage
     check.value, check.last = value, t
     if check.n == 0 then check.oldest_last = t end
     set_range(check.key, CURRENT_AT, pack(CURRENT, check.oldest_last, value, check.start, t))
   else
-    begin_sample(check, t)
+    write_all(check, begin_sample(check, check.usage, t))
   end
+  return true
+end
+
+function sampled_rate.capacity(check)
+  return check.limit * ((check.decided - 1) * check.sample_ms / 1000)
+end
+
+function sampled_rate.hold(check, lease, lease_ms)
+  record(check, 0, check.t)
+  add_hold(check, lease, check.usage, lease_ms)
+  write_record(check)
+end
+
+function sampled_rate.settle(check, lease)
+  if not remove_hold(check, lease) then
+    sampled_rate.touch(check)
+    return false
+  end
+  record(check, check.usage, check.t)
+  write_record(check)
   return true
 end
 
@@ -252,17 +360,21 @@ function sampled_rate.refund(check)
     list[i][1], left = list[i][1] - taken, left - taken
   end
   local packed = pack_previous(check, list)
-  check.text = head_of(check) .. packed
-  set_range(check.key, '0', check.text)
+  if check.holds and check.lapsed > 0 then
+    write_all(check, packed)
+  else
+    rebuild(check, packed)
+    set_range(check.key, '0', check.text)
+  end
 end
 
 function sampled_rate.report(check)
   local sum, window = check.sum, check.window
-  if not (window and check.is_charged) then
+  if check.holds or not (window and check.is_charged) then
     local elapsed
     sum, elapsed = live_sum(check, check.t)
-    window = window_of(check, elapsed)
+    sum, window = sum + held_by(check), window_of(check, elapsed)
   end
   local seconds = window / 1000
-  return sum / seconds, check.limit * seconds - sum, 0, 0
+  return sum / seconds, check.limit * seconds - sum, lapsed_in(check), 0
 end

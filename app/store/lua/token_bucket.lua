@@ -3,20 +3,32 @@
 KEYS     string  one bucket; TTL: until the bucket is full again
 ARGV     burst (units), max_debt (units); both arrive as the first two parameters of a quota (call.lua)
 State    <d d>   tokens (units; negative in debt), the time they were counted at (ms)
+         then its leases, if it has some (holds.lua); their tokens were taken when they were granted, and while they
+         last the bucket fills only up to the burst less what they hold (check.most)
 Example  limit 10 a second, burst 20, state <16, 1000>: at 1200 ms the bucket holds 16 + 10 * 0.2 = 18 tokens, so a
          usage of 4 is admitted and leaves <14, 1200>
 ]]
 
-local TOKENS = '<dd'
+local TOKENS, TOKENS_BYTES = '<dd', 16
 local token_bucket = {}
+
+-- Up to how many tokens the bucket fills while leases hold some units; at least 0, after a lowered burst.
+local function most_tokens(check, held)
+  return max(check.burst - held, 0)
+end
 
 function token_bucket.load(check, burst, max_debt)
   check.burst, check.max_debt = burst, max_debt
   check.deny = check.flags % 2 == DENY -- the lowest flag; a call of `band` takes longer
   check.over, check.forgiven = 0, 0
+  check.holds, check.most = nil, burst
   local packed = call('GET', check.key)
   if packed then
     check.tokens, check.at = unpack_(TOKENS, packed)
+    if #packed > TOKENS_BYTES then
+      read_holds(check, packed, TOKENS_BYTES)
+      check.most = most_tokens(check, check.held)
+    end
   else
     check.tokens, check.at = nil, nil
   end
@@ -28,7 +40,7 @@ function token_bucket.clock_window(check)
 end
 
 local function tokens_at(check, tokens, since, at)
-  return min(check.burst, tokens + check.limit * ((at - since) / 1000))
+  return min(check.most, tokens + check.limit * ((at - since) / 1000))
 end
 
 -- The tokens, with any debt beyond max_debt forgiven; `over` adds up how much was.
@@ -51,17 +63,48 @@ local function write_tokens(check)
   if check.tokens < check.burst then
     full_in = check.limit > 0 and (check.burst - check.tokens) / check.limit * 1000 or huge
   end
-  call('SET', check.key, pack(TOKENS, check.tokens, check.at), 'PX', ttl(check.at - now + full_in))
+  local text, at = pack(TOKENS, check.tokens, check.at), check.at
+  if check.holds then text, at = text .. packed_holds(check), max(at, last_end(check)) end
+  call('SET', check.key, text, 'PX', ttl(at - now + full_in))
+end
+
+-- Go on to the end of each of some leases, one after the other; returns the tokens at the last end, and that end.
+local function past_ends(check, holds, over, tokens, since)
+  for i = 1, over do
+    local ends = max(holds[i][3], since)
+    check.most = most_tokens(check, units_of(holds, i, #holds))
+    tokens, since = tokens_at(check, tokens, since, ends), ends
+  end
+  check.most = most_tokens(check, units_of(holds, over + 1, #holds))
+  return tokens, since
+end
+
+-- Count the leases that are over as spent; the bucket fills further without them.
+function token_bucket.reckon(check)
+  local holds, over = end_holds(check)
+  check.tokens, check.at = past_ends(check, holds, over, check.tokens, check.at)
+  check.newest = check.at
+end
+
+-- The tokens at a later time, when some leases may be over.
+local function tokens_later(check, tokens, since, at)
+  local holds, over = check.holds, 0
+  if not holds then return tokens_at(check, tokens, since, at) end
+  while over < #holds and holds[over + 1][3] <= at do over = over + 1 end
+  tokens, since = past_ends(check, holds, over, tokens, since)
+  tokens = tokens_at(check, tokens, since, at)
+  check.most = most_tokens(check, check.held)
+  return tokens
 end
 
 -- The shortest wait (ms) after which the bucket holds the usage. The level never falls, so bisection finds it.
 local function refill_wait(check)
   local tokens, since = check.tokens or check.burst, check.at or check.t
   local fails, passes = 0, MAX_THROTTLE_MS
-  if tokens_at(check, tokens, since, check.t + passes) < check.usage then return passes end
+  if tokens_later(check, tokens, since, check.t + passes) < check.usage then return passes end
   while passes - fails > 1 do
     local d = floor((fails + passes) / 2)
-    if tokens_at(check, tokens, since, check.t + d) >= check.usage then passes = d else fails = d end
+    if tokens_later(check, tokens, since, check.t + d) >= check.usage then passes = d else fails = d end
   end
   return passes
 end
@@ -81,20 +124,50 @@ end
 
 function token_bucket.move(check, by, writing)
   check.at, check.newest = check.at + by, check.newest + by
+  if check.holds then move_holds(check, by) end
   if writing then write_tokens(check) end
 end
 
 function token_bucket.touch(check)
   tokens_now(check)
-  if check.over == 0 then return end
+  if check.over == 0 and lapsed_in(check) == 0 then return end
   check.forgiven = check.over
   write_tokens(check)
 end
 
-function token_bucket.charge(check)
+-- Charge without writing.
+local function take(check)
   check.tokens, check.at = forgive(check, tokens_now(check) - check.usage), check.t
   check.forgiven = check.over
   check.newest = check.t
+end
+
+function token_bucket.charge(check)
+  take(check)
+  write_tokens(check)
+  return true
+end
+
+function token_bucket.capacity(check)
+  return check.burst
+end
+
+function token_bucket.hold(check, lease, lease_ms)
+  take(check)
+  add_hold(check, lease, check.usage, lease_ms)
+  check.most = most_tokens(check, check.held)
+  write_tokens(check)
+end
+
+function token_bucket.settle(check, lease)
+  local tokens = tokens_now(check)
+  local units = remove_hold(check, lease)
+  if not units then
+    token_bucket.touch(check)
+    return false
+  end
+  check.forgiven, check.most = check.over, most_tokens(check, check.held)
+  check.tokens, check.at, check.newest = min(check.most, tokens + (units - check.usage)), check.t, check.t
   write_tokens(check)
   return true
 end
@@ -103,11 +176,11 @@ function token_bucket.refund(check)
   if not check.newest then return end
   tokens_now(check)
   check.forgiven = check.over
-  check.tokens = min(check.burst, check.tokens + check.usage)
+  check.tokens = min(check.most, check.tokens + check.usage)
   write_tokens(check)
 end
 
 function token_bucket.report(check)
   local tokens = tokens_now(check)
-  return check.burst - tokens, tokens, 0, check.forgiven
+  return check.burst - tokens, tokens, lapsed_in(check), check.forgiven
 end

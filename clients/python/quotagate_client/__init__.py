@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quotagate_client.aio import AsyncClient
+from quotagate_client.aio import AsyncClient, AsyncLeased
 from quotagate_client.asks import Ask, Usage
 from quotagate_client.check import Check, CheckHeaders
-from quotagate_client.client import Client
+from quotagate_client.client import Client, Leased
 from quotagate_client.errors import (
     BatchCutShort,
     DeadlinePassed,
@@ -24,6 +24,7 @@ from quotagate_client.retries import Retries
 __all__ = [
     "Ask",
     "AsyncClient",
+    "AsyncLeased",
     "BatchCutShort",
     "Check",
     "CheckHeaders",
@@ -31,6 +32,7 @@ __all__ = [
     "DeadlinePassed",
     "Decision",
     "FieldError",
+    "Leased",
     "LimitedBy",
     "NotAdmitted",
     "NotUnderstood",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar, Unpack
+from typing import ParamSpec, Self, TypeVar, Unpack, cast
 
 import httpx
 
-from quotagate_client.asks import Ask
+from quotagate_client.asks import Ask, Usage
 from quotagate_client.check import Check, CheckHeaders
 from quotagate_client.dialogues import Dialogue, Dialogues, Outcome, Send, Sleep
+from quotagate_client.leases import GRANTED, LEASE_MS, Holder, LeasedNames
 from quotagate_client.proxies import proxies_for
 from quotagate_client.results import Decision
 from quotagate_client.retries import Retries
@@ -52,11 +54,11 @@ class AsyncClient:
 
     async def decide(self, **ask: Unpack[Ask]) -> Decision:
         """Ask once, whatever the answer says."""
-        return await self._carry_out(self._dialogues.decide(ask))
+        return await self.carry_out(self._dialogues.decide(ask))
 
     async def decide_batch(self, asks: Iterable[Ask]) -> list[Decision]:
         """Ask for many, in order."""
-        return await self._carry_out(self._dialogues.decide_batch(asks))
+        return await self.carry_out(self._dialogues.decide_batch(asks))
 
     async def check(
         self,
@@ -67,11 +69,11 @@ class AsyncClient:
         **query: str | float,
     ) -> Check:
         """Ask as a gateway does."""
-        return await self._carry_out(self._dialogues.check(principal, client_id, ip, query))
+        return await self.carry_out(self._dialogues.check(principal, client_id, ip, query))
 
     async def acquire(self, *, within_s: float | None = None, **ask: Unpack[Ask]) -> Decision:
         """Ask until the work may be done."""
-        return await self._carry_out(self._dialogues.acquire(ask, within_s))
+        return await self.carry_out(self._dialogues.acquire(ask, within_s))
 
     @asynccontextmanager
     async def acquired(self, *, within_s: float | None = None, **ask: Unpack[Ask]) -> AsyncIterator[Decision]:
@@ -81,9 +83,9 @@ class AsyncClient:
         try:
             yield decision
         except Exception:
-            await self._carry_out(self._dialogues.hold(decision, decided_s))
+            await self.carry_out(self._dialogues.hold(decision, decided_s))
             raise
-        await self._carry_out(self._dialogues.hold(decision, decided_s))
+        await self.carry_out(self._dialogues.hold(decision, decided_s))
 
     def limited(
         self, ask: Ask | Callable[..., Ask], *, within_s: float | None = None
@@ -100,6 +102,10 @@ class AsyncClient:
             return limited_work
 
         return decorate
+
+    def leased(self, *, usage: Usage, lease_ms: int = LEASE_MS, **names: Unpack[LeasedNames]) -> AsyncLeased:
+        """Decide work without asking for each piece; the arguments are those of `Client.leased`."""
+        return AsyncLeased(self, self._dialogues, names, usage, lease_ms)
 
     @property
     def throttle_time_avg(self) -> float | None:
@@ -124,7 +130,8 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    async def _carry_out(self, dialogue: Dialogue[T]) -> T:
+    async def carry_out(self, dialogue: Dialogue[T]) -> T:
+        """Do what a dialogue asks for, and return its result."""
         outcome: Outcome | None = None
         while True:
             try:
@@ -148,3 +155,57 @@ class AsyncClient:
             )
         except httpx.RequestError as error:
             return error
+
+
+class AsyncLeased:
+    """Work that is decided in this program, from leases; the tasks of one event loop may share it.
+
+    A task of its own asks for the next lease when 80 % of one are spent. `take` needs no ``await``.
+    """
+
+    def __init__(
+        self, client: AsyncClient, dialogues: Dialogues, names: LeasedNames, usage: Usage, lease_ms: int
+    ) -> None:
+        self._client = client
+        self._woken = asyncio.Event()
+        self._calling = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._holder = Holder(dialogues, names, cast("Mapping[str, float]", usage), lease_ms, self._woken.set)
+        self.take = self._holder.take
+
+    @property
+    def calls(self) -> int:
+        """How many calls to the service were made for this work."""
+        return self._holder.calls
+
+    async def decide(self, units: float = 1.0) -> Decision:
+        """Decide on units of work: at once from the lease in hand, else by a call to the service."""
+        if self.take(units):
+            return GRANTED
+        async with self._calling:
+            return await self._client.carry_out(self._holder.decide(units))
+
+    async def aclose(self) -> None:
+        """Give back what is left."""
+        async with self._calling:  # so that no answer with a lease is lost
+            if self._task is not None:
+                self._task.cancel()
+            await self._client.carry_out(self._holder.close())
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._renew(), name="quotagate leases")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _renew(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._holder.due_s()):
+                    await self._woken.wait()
+            self._woken.clear()
+            async with self._calling:
+                await self._client.carry_out(self._holder.renew())

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar, Unpack
+from typing import ParamSpec, Self, TypeVar, Unpack, cast
 
 import httpx
 
-from quotagate_client.asks import Ask
+from quotagate_client.asks import Ask, Usage
 from quotagate_client.check import Check, CheckHeaders
 from quotagate_client.dialogues import Dialogue, Dialogues, Outcome, Send, Sleep
+from quotagate_client.leases import GRANTED, LEASE_MS, Holder, LeasedNames
 from quotagate_client.proxies import proxies_for
 from quotagate_client.results import Decision
 from quotagate_client.retries import Retries
@@ -69,7 +71,7 @@ class Client:
             Overloaded: Quotagate had too much to do, and still had when it was asked again.
             Unreachable: no answer came.
         """
-        return self._carry_out(self._dialogues.decide(ask))
+        return self.carry_out(self._dialogues.decide(ask))
 
     def decide_batch(self, asks: Iterable[Ask]) -> list[Decision]:
         """Ask for many, in order; more than one call takes are cut into several.
@@ -77,7 +79,7 @@ class Client:
         Raises:
             BatchCutShort: a later call failed; the error has the decisions of the earlier ones.
         """
-        return self._carry_out(self._dialogues.decide_batch(asks))
+        return self.carry_out(self._dialogues.decide_batch(asks))
 
     def check(
         self,
@@ -88,7 +90,7 @@ class Client:
         **query: str | float,
     ) -> Check:
         """Ask as a gateway does; ``query`` says what is used, one request if nothing."""
-        return self._carry_out(self._dialogues.check(principal, client_id, ip, query))
+        return self.carry_out(self._dialogues.check(principal, client_id, ip, query))
 
     def acquire(self, *, within_s: float | None = None, **ask: Unpack[Ask]) -> Decision:
         """Ask until the work may be done, sleeping as long as each answer says.
@@ -100,7 +102,7 @@ class Client:
             DeadlinePassed: it would, but not within ``within_s``; raised without sleeping.
             Overloaded: Quotagate had too much to do each time, or until later than ``within_s``.
         """
-        return self._carry_out(self._dialogues.acquire(ask, within_s))
+        return self.carry_out(self._dialogues.acquire(ask, within_s))
 
     @contextmanager
     def acquired(self, *, within_s: float | None = None, **ask: Unpack[Ask]) -> Iterator[Decision]:
@@ -110,9 +112,9 @@ class Client:
         try:
             yield decision
         except Exception:
-            self._carry_out(self._dialogues.hold(decision, decided_s))
+            self.carry_out(self._dialogues.hold(decision, decided_s))
             raise
-        self._carry_out(self._dialogues.hold(decision, decided_s))
+        self.carry_out(self._dialogues.hold(decision, decided_s))
 
     def limited(
         self, ask: Ask | Callable[..., Ask], *, within_s: float | None = None
@@ -133,6 +135,16 @@ class Client:
             return limited_work
 
         return decorate
+
+    def leased(self, *, usage: Usage, lease_ms: int = LEASE_MS, **names: Unpack[LeasedNames]) -> Leased:
+        """Decide work without asking for each piece: leave it with ``with``, which gives back what is left.
+
+        Args:
+            usage: of one unit of work, such as ``{"produce_bytes": 1}``; no ``producer_ids``.
+            lease_ms: how long a lease lasts; longer ones need fewer calls and are shared more slowly.
+            names: those of an ask. The client's key needs the scope ``account``.
+        """
+        return Leased(self, self._dialogues, names, usage, lease_ms)
 
     @property
     def throttle_time_avg(self) -> float | None:
@@ -157,7 +169,8 @@ class Client:
     ) -> None:
         self.close()
 
-    def _carry_out(self, dialogue: Dialogue[T]) -> T:
+    def carry_out(self, dialogue: Dialogue[T]) -> T:
+        """Do what a dialogue asks for, and return its result."""
         outcome: Outcome | None = None
         while True:
             try:
@@ -181,3 +194,63 @@ class Client:
             )
         except httpx.RequestError as error:
             return error
+
+
+class Leased:
+    """Work that is decided in this program, from leases; threads may share it.
+
+    A thread of its own asks for the next lease when 80 % of one are spent.
+    """
+
+    def __init__(
+        self, client: Client, dialogues: Dialogues, names: LeasedNames, usage: Usage, lease_ms: int
+    ) -> None:
+        self._client = client
+        self._woken = threading.Event()
+        self._calling = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._renew, name="quotagate leases", daemon=True)
+        self._holder = Holder(dialogues, names, cast("Mapping[str, float]", usage), lease_ms, self._woken.set)
+        self.take = self._holder.take
+
+    @property
+    def calls(self) -> int:
+        """How many calls to the service were made for this work."""
+        return self._holder.calls
+
+    def decide(self, units: float = 1.0) -> Decision:
+        """Decide on units of work: at once from the lease in hand, else by a call to the service.
+
+        Raises:
+            Problem, Unreachable: no lease could be had, and the service could not be asked directly.
+        """
+        if self.take(units):
+            return GRANTED
+        with self._calling:
+            return self._client.carry_out(self._holder.decide(units))
+
+    def close(self) -> None:
+        """Give back what is left."""
+        self._closed = True
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        with self._calling:
+            self._client.carry_out(self._holder.close())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _renew(self) -> None:
+        while not self._closed:
+            self._woken.wait(self._holder.due_s())
+            self._woken.clear()
+            if not self._closed:
+                with self._calling:
+                    self._client.carry_out(self._holder.renew())

@@ -26,7 +26,7 @@ from quotagate_client.errors import (
     overloaded_for_s,
     problem,
 )
-from quotagate_client.results import Decision
+from quotagate_client.results import Decision, Grant
 from quotagate_client.retries import Retries
 from quotagate_client.throttle_times import ThrottleTimes
 
@@ -133,15 +133,25 @@ class Dialogues:
                 return decision
             if decision.decision == "reject":
                 raise Rejected(decision)
-            wait = self._jittered(decision.throttle_ms / 1000)
+            wait = self.jittered(decision.throttle_ms / 1000)
             if self.clock() + wait > give_up:
                 raise DeadlinePassed(decision)
             yield Sleep(wait)
 
+    def lease(self, body: bytes) -> Dialogue[Grant]:
+        """Ask for a lease, and settle others; a call that fails is not repeated."""
+        sent = Send("POST", "/v1/leases", body, JSON)
+        answer = yield from self._call(sent, safe=False, give_up=self.clock())
+        if answer.status_code != httpx.codes.OK:
+            raise problem(answer)
+        grant = results.grant(answer)
+        self.throttle_times.record(grant.decision.throttle_ms)
+        return grant
+
     def hold(self, decision: Decision, decided_s: float) -> Dialogue[None]:
         """After the work: wait out what is left of a delay, which counts from the decision."""
         if decision.decision == "delay":
-            left = self._jittered(decision.throttle_ms / 1000) - (self.clock() - decided_s)
+            left = self.jittered(decision.throttle_ms / 1000) - (self.clock() - decided_s)
             if left > 0:
                 yield Sleep(left)
 
@@ -157,7 +167,7 @@ class Dialogues:
             now = self.clock()
             after_s = overloaded_for_s(outcome) if isinstance(outcome, httpx.Response) else None
             if after_s is not None:  # nothing was charged, so it needs no id
-                wait = self._jittered(after_s)
+                wait = self.jittered(after_s)
                 if self._retry.may_wait(failed, now - began, wait) and now + wait <= give_up:
                     yield Sleep(wait)
                     continue
@@ -184,9 +194,9 @@ class Dialogues:
             self.throttle_times.record(decision.throttle_ms)
         return decision
 
-    def _jittered(self, seconds: float) -> float:
+    def jittered(self, seconds: float, jitter: float | None = None) -> float:
         """Return a wait of at least this long, plus jitter, so that callers do not all return at once."""
-        return seconds * (1 + self._jitter * self._dice.random())
+        return seconds * (1 + (self._jitter if jitter is None else jitter) * self._dice.random())
 
 
 def _once(ask: Ask) -> bool:

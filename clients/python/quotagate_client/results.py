@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
@@ -64,6 +65,23 @@ class Decision:
         return self.decision in ("admit", "delay")
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The answer to an ask for a lease.
+
+    Attributes:
+        lease: the name of the lease; None if nothing was granted.
+        granted: by usage field; empty if nothing was granted.
+        decision: on the wish.
+    """
+
+    lease: str | None
+    granted: Mapping[str, float]
+    lease_ms: int
+    renew_ms: int
+    decision: Decision
+
+
 T = TypeVar("T", LimitedBy, Verdict)
 
 
@@ -79,6 +97,19 @@ def many(answer: httpx.Response, asked: int) -> list[Decision]:
     if not isinstance(found, list) or len(found) != asked:
         raise NotUnderstood(answer, f"these are not {asked} decisions")
     return [_decision(answer, decision) for decision in found]
+
+
+def grant(answer: httpx.Response) -> Grant:
+    """Return the lease in an answer."""
+    found: Any = _json(answer)
+    try:
+        held = found["lease"] is not None
+        decision = _decision(answer, {**found, "charged": False, "applied": 0})
+        return Grant(
+            found["lease"], found["granted"] if held else {}, found["lease_ms"], found["renew_ms"], decision
+        )
+    except (KeyError, TypeError) as error:
+        raise NotUnderstood(answer, "this is no answer on a lease") from error
 
 
 def _json(answer: httpx.Response) -> object:

@@ -291,7 +291,7 @@ def test_counts_of_processes_add_up(tmp_path: Path, clock: Clock):
 
 
 def test_every_count_is_added_up_over_processes():
-    by_rules = {"rates", "tokens", "remembered", "fills", "accepted", "held"}  # the gauges
+    by_rules = {"rates", "tokens", "remembered", "fills", "accepted", "held", "leased"}  # the gauges
     by_rules |= {"written_at", "store_faults", "factor_fallbacks"}
     assert {*COUNTERS, *SUMS, *HISTOGRAMS} | by_rules == set(Counts.__struct_fields__)
 

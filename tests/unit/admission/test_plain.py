@@ -414,7 +414,7 @@ def test_asks_with_the_same_quotas_share_their_bytes_and_the_cache_is_bounded() 
     plain = PlainAsks(matches, b"s" * 32, 100_000)
     asks = [plain.of(replace(ASK, principal=name)) for name in ("alice", "bob")]
     assert len(plain._shared) == 1
-    assert len({id(ask.quotas.forgiving) for ask in asks if ask is not None}) == 1
+    assert len({id(ask.quotas.of_units) for ask in asks if ask is not None}) == 1
     for n in range(1_000):
         plain.of(replace(ASK, principal=f"{n}"))
     assert 20 < len(plain._shared) < 200

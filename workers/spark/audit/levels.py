@@ -15,20 +15,23 @@ from typing import Final, NamedTuple
 from app.domain import sampled_rate
 from app.domain.ask import Ask, Mode
 from app.domain.decision import REQUEST_RATES
+from app.domain.holds import MOST_HOLDS, Hold, Holds, ended, held, with_hold, without
 from app.domain.ladder import AppliedQuota
 from app.domain.oracle import (
+    ADMIT,
     BucketCharge,
     Judgement,
     Part,
     RateBucket,
     TokensBucket,
     corrected_now,
+    judge_lease,
     judgement_of,
 )
 from app.domain.sampled_rate import Samples
 from app.domain.token_bucket import Tokens, tokens_at
 from workers.spark.audit.admitted_amounts import AdmittedAmounts
-from workers.spark.audit.bucket_findings import BucketFindings
+from workers.spark.audit.bucket_findings import BucketFindings, BucketTally
 from workers.spark.audit.uncertain_rate import EQUAL, UncertainRate, exceeds, guesses, observed_units
 from workers.spark.buckets import BucketRow
 
@@ -45,12 +48,22 @@ State = Samples | Tokens | None
 
 
 class Step(NamedTuple):
-    """One replayed ask: the exact judgement, the state after it and what it shows, and the bucket's time."""
+    """One replayed ask.
+
+    Attributes:
+        judgement: the exact one.
+        after: the state after the ask, and ``shown`` what it shows.
+        now_ms: the bucket's time.
+        holds: what the bucket then holds for leases.
+        lapsed: the leases that had ended, and count as spent.
+    """
 
     judgement: Judgement
     after: State
     shown: tuple[float, float]
     now_ms: int
+    holds: Holds = ()
+    lapsed: Holds = ()
 
 
 @dataclass(slots=True)
@@ -61,6 +74,7 @@ class LevelJudge:
         sequential: request delays are measured after byte delays (``QUOTAGATE_COMBINE_DELAYS``).
         is_whole: the bucket was empty before its first row.
         state: what the logged charges leave; None is an empty bucket.
+        holds: what the bucket holds for leases, by the log.
         before: the state without the last charge, in case the store lost that.
         uncertain: what is known while the state is not. Only for rates: a token bucket shows all it holds.
         is_guessed: the state is a guess that explains what the bucket shows.
@@ -82,6 +96,7 @@ class LevelJudge:
     is_loaded: bool = False
     excused_until_ms: float = -math.inf
     admitted: AdmittedAmounts = field(default_factory=AdmittedAmounts)
+    holds: Holds = ()
 
     def judge(self, row: BucketRow, found: BucketFindings) -> None:
         """Replay one ask, and add what is wrong to the findings."""
@@ -108,24 +123,46 @@ class LevelJudge:
                     exact = (row.burst - row.usage, -row.as_quota().max_debt)
                     self.is_rounded = step.after.tokens not in exact
                 self.before, self.written = self.state, (row.limit, row.burst)
-            self.state = step.after
+            self.state, self.holds = step.after, step.holds
+        else:
+            self._follow(row)
         if row.correction == MOVED and row.mode != "peek":
             self.admitted = AdmittedAmounts()
-        if row.mode == "refund":
-            self.admitted.refund(row.usage)
-        elif row.mode == "admit" and not row.is_refused and not row.shadow:
-            self.admitted.add(row.as_quota(), row.usage, row.at_ms, tally)
+        self._admit(row, step.lapsed if step is not None and row.mode != "peek" else (), tally)
         self.rows += 1
 
     def reset(self) -> None:
         """An administrator reset the bucket."""
         self.state = self.before = self.uncertain = None
+        self.holds = ()
         self.is_rounded = False
         self.admitted = AdmittedAmounts()
 
     def load(self) -> None:
         """A backfill was loaded into the bucket; the log does not say what."""
         self.is_loaded = True
+
+    def _admit(self, row: BucketRow, lapsed: Holds, tally: BucketTally) -> None:
+        """Add up what was admitted: of a lease, what is settled, and all of it if nobody settled it."""
+        if not row.shadow:
+            for hold in lapsed:
+                self.admitted.add(row.as_quota(), hold.units, hold.ends_ms, tally)
+        if row.mode == "refund":
+            self.admitted.refund(row.usage)
+        elif row.shadow or row.how == "lease":
+            return
+        elif (
+            row.outcome == "admit" if row.how == "settlement" else row.mode == "admit" and not row.is_refused
+        ):
+            self.admitted.add(row.as_quota(), row.usage, row.at_ms, tally)
+
+    def _follow(self, row: BucketRow) -> None:
+        """Keep what the bucket holds for leases while its state is not known."""
+        _, self.holds = ended(self.holds, row.at_ms)
+        if row.how == "lease" and not row.is_refused and row.usage > 0:
+            self.holds = with_hold(self.holds, _hold(row, row.at_ms))
+        elif row.how == "settlement":
+            _, self.holds = without(self.holds, _name(row))
 
     def _compare(self, step: Step | None, row: BucketRow, found: BucketFindings) -> None:
         """Compare the verdict with the exact one; a difference proves nothing if the state is a guess."""
@@ -143,7 +180,7 @@ class LevelJudge:
 
     def _dropped(self, row: BucketRow) -> Step | None:
         """The ask in an empty bucket, if the store may have dropped it: by its old burst it was full."""
-        if not isinstance(self.state, Tokens) or self.written is None:
+        if not isinstance(self.state, Tokens) or self.written is None or self.holds:
             return None
         limit, burst = self.written
         if tokens_at(self.state, row.at_ms, limit, burst) < burst:
@@ -200,6 +237,9 @@ class LevelJudge:
     def _guessed(self, row: BucketRow, found: BucketFindings) -> Step | None:
         """Replay an ask on a guessed state, as long as that explains what the bucket shows."""
         assert self.uncertain is not None
+        if self.holds or row.how:  # what it shows includes what it holds
+            self._doubt(row)
+            return None
         step = self._step(self.state, row) if self.is_guessed else None
         if self.uncertain.has_unlogged_charge(row):
             self._unlogged(step, row, found)
@@ -231,6 +271,9 @@ class LevelJudge:
         assert row.remaining is not None
         self.is_rounded = True
         taken = row.usage if row.is_charged else -row.usage if row.mode == "refund" else 0.0
+        if row.how == "settlement":
+            settled, _ = without(self.holds, _name(row))
+            taken = row.usage - settled.units if settled is not None else 0.0
         other = self._step(Tokens(row.remaining + taken, step.now_ms), row)
         return other._replace(judgement=_nearer(step.judgement, other.judgement, row))
 
@@ -246,7 +289,8 @@ class LevelJudge:
             return row.observed < step.shown[0]
         from_ms = step.now_ms - row.samples * row.sample_ms
         samples: Samples = step.after or ()  # type: ignore[assignment]  # of a rate
-        return exceeds(sum(sample.value for sample in samples if sample.start_ms > from_ms), shown.units)
+        younger = sum(sample.value for sample in samples if sample.start_ms > from_ms)
+        return exceeds(younger + held(step.holds), shown.units)
 
     def _unlogged(self, step: Step | None, row: BucketRow, found: BucketFindings) -> None:
         """Count an unlogged charge, unless it may be older than the log, or come from a load."""
@@ -278,22 +322,60 @@ class LevelJudge:
     def _step(self, state: State, row: BucketRow, *, charging: bool = True) -> Step:
         quota = row.as_quota()
         bucket = _bucket(row, state)
+        bucket.holds = () if state is None else self.holds
         mode: Mode = row.mode  # type: ignore[assignment]  # as the node checked it
         now_ms = corrected_now(mode, quota, bucket, row.at_ms)
         later_ms = row.byte_delay_ms if self.sequential and quota.key in REQUEST_RATES else 0
         charge = BucketCharge(
             quota, row.usage, quota.enforcement, mode == "record", now_ms, row.at_ms, later_ms=later_ms
         )
-        applied = AppliedQuota(quota, row.entity, row.bucket, "")
-        judgement = judgement_of(ASKS[mode, row.recheck], Part(applied, bucket, charge))
+        lapsed = bucket.reckon(charge)
+        part = Part(AppliedQuota(quota, row.entity, row.bucket, ""), bucket, charge)
+        if row.how:
+            judgement = _leased(part, row) if charging else ADMIT
+            after = bucket.state
+            return Step(judgement, after, bucket.shows(charge), now_ms, bucket.holds, lapsed)
+        judgement = judgement_of(ASKS[mode, row.recheck], part)
         if mode == "refund":
             bucket.refund(charge)
         elif charging and row.is_charged:
             bucket.charge(charge)
         elif mode != "peek" and row.is_refused:
             bucket.touch(charge)  # which ends a debt that is too deep
-        after = state if mode == "peek" else bucket.state
-        return Step(judgement, after, bucket.shows(charge), now_ms)
+        shown = bucket.shows(charge)
+        if mode == "peek":
+            return Step(judgement, state, shown, now_ms, self.holds, lapsed)
+        return Step(judgement, bucket.state, shown, now_ms, bucket.holds, lapsed)
+
+
+def _leased(part: Part, row: BucketRow) -> Judgement:
+    """Hold what a lease was granted, or settle one; the exact judgement on that.
+
+    A bucket that grants a wish in part would grant that part as a whole wish.
+    """
+    bucket, charge = part.bucket, part.charge
+    assert isinstance(bucket, RateBucket | TokensBucket)
+    if row.how == "settlement":
+        if bucket.settle(charge, _name(row)):
+            return ADMIT
+        bucket.touch(charge)
+        return Judgement("reject")
+    judgement, units = judge_lease(part)
+    if row.is_refused or row.usage == 0 or len(bucket.holds) >= MOST_HOLDS:
+        bucket.touch(charge)
+    else:
+        if not row.shadow and units < row.usage:
+            judgement = Judgement("throttle", 1, "too_large", units)
+        bucket.hold(charge, _name(row), row.lease_ms or 0)
+    return judgement
+
+
+def _name(row: BucketRow) -> bytes:
+    return (row.lease or "").encode()
+
+
+def _hold(row: BucketRow, now_ms: int) -> Hold:
+    return Hold(_name(row), row.usage, now_ms + (row.lease_ms or 0))
 
 
 def is_as_logged(exact: Judgement, row: BucketRow) -> bool:
@@ -334,4 +416,5 @@ def _held(step: Step, row: BucketRow) -> float:
         return step.shown[0]
     samples = sampled_rate.kept_samples(row.samples) if row.enforcement == "deny" else row.samples
     state: Samples = step.after or ()  # type: ignore[assignment]  # of a rate
-    return sampled_rate.total(sampled_rate.live_samples(state, step.now_ms, samples, row.sample_ms))
+    alive = sampled_rate.live_samples(state, step.now_ms, samples, row.sample_ms)
+    return sampled_rate.total(alive) + held(step.holds)
