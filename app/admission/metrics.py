@@ -228,6 +228,11 @@ class Metrics:
         """Count a request or connection that was shed."""
         _increment(self._counts.shed, cause)
 
+    def count_envoy_request(self, outcome: str, unmapped: int = 0) -> None:
+        """Count an answer of the rate-limit service for Envoy, and its descriptors that named nothing."""
+        _increment(self._counts.envoy_requests, outcome)
+        self._counts.unmapped_descriptors += unmapped
+
     def observe_call(self, asks: int, seconds: float) -> None:
         """Count one store call."""
         self._counts.store_seconds.observe(seconds)

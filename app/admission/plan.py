@@ -141,6 +141,11 @@ def plan_of(ask: Ask, matches: Sequence[Match], secret: bytes, key: str | None =
     return Plan(ask.mode, charges, ask.recheck, retry, context, ask.at_ms)
 
 
+def plan_of_matches(asked: Sequence[tuple[Ask, Match]]) -> Plan:
+    """Return the plan of several asks of mode admit, by their quotas; none of these counts ids."""
+    return Plan("admit", tuple([_charge(ask, match, b"") for ask, match in asked]), at_ms=asked[0][0].at_ms)
+
+
 def ids_match(ask: Ask, matches: Sequence[Match]) -> Match | None:
     """Return the match that counts an ask's ids, if a node can know them: not by the caller's clock."""
     if not ask.producer_ids or ask.at_ms is not None or not matches:
@@ -226,14 +231,30 @@ def decision_of(
     else:
         mode, detail, all_named = msgpack.decode(answer.kept, type=tuple[Mode, bool, list[VerdictFields]])
     verdicts = tuple(_verdict(names, result) for names, result in zip(all_named, answer.results, strict=True))
-    if any(result.reason == "store_full" for result in answer.results):  # such an answer is never kept
-        verdicts = tuple(
-            verdict_when_full(ask, charge.applied) if verdict.reason == "store_full" else verdict
-            for verdict, charge in zip(verdicts, plan.charges, strict=True)
-        )
+    verdicts = _when_full([ask] * len(verdicts), verdicts, plan, answer)
     if alone is not None:
         verdicts = (alone, *verdicts)
     return combined(mode, verdicts, detail=detail, sequential=sequential), verdicts
+
+
+def verdicts_of(asks: Sequence[Ask], plan: Plan, answer: Answer) -> tuple[Verdict, ...]:
+    """Return the verdicts on a plan of several asks; ``asks`` has that of each charge."""
+    verdicts = tuple(
+        _verdict(_named(charge), result) for charge, result in zip(plan.charges, answer.results, strict=True)
+    )
+    return _when_full(asks, verdicts, plan, answer)
+
+
+def _when_full(
+    asks: Sequence[Ask], verdicts: tuple[Verdict, ...], plan: Plan, answer: Answer
+) -> tuple[Verdict, ...]:
+    """Return the verdicts with those that follow a policy, as a full store had no room for the bucket."""
+    if not any(result.reason == "store_full" for result in answer.results):
+        return verdicts  # also any answer that was kept
+    return tuple(
+        verdict_when_full(ask, charge.applied) if verdict.reason == "store_full" else verdict
+        for ask, verdict, charge in zip(asks, verdicts, plan.charges, strict=True)
+    )
 
 
 def combined(mode: Mode, verdicts: tuple[Verdict, ...], *, detail: bool, sequential: bool) -> Decision:

@@ -23,6 +23,17 @@ class InFull(NamedTuple):
     quotas: tuple[Quota, ...]
 
 
+class Joint(NamedTuple):
+    """A decision on asks of which all are admitted or none.
+
+    Attributes:
+        parts: for each ask what its own quotas say of it, with all verdicts.
+    """
+
+    decision: Decision
+    parts: tuple[InFull, ...]
+
+
 class Decider(Protocol):
     """Decides asks: ``Admission``, or ``CallerClock`` in front of it.
 
@@ -63,6 +74,15 @@ class Decider(Protocol):
 
         Args:
             within_s: how long the ask may wait in this node, if that is less than for all others.
+        """
+
+    async def decide_together(
+        self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
+    ) -> Joint:
+        """Decide asks of which all are admitted or none: they deny, and have neither ids nor an ``id``.
+
+        Args:
+            within_s: as for ``decide_in_full``.
         """
 
     def begin_in_full(

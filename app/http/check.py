@@ -22,7 +22,6 @@ from app.http.check_question import Callers, CheckQuery, Headers, Sources, read_
 from app.http.hot import (
     SENDER,
     Answer,
-    Fields,
     HttpAnswer,
     IsGone,
     PlainRoute,
@@ -35,7 +34,7 @@ from app.http.hot import (
     lines_of,
 )
 from app.http.problems import FieldError, ProblemError, retry_ms
-from app.http.ratelimit import admitted_rate_limits, left, rate_limits, retry_after_s
+from app.http.ratelimit import admitted_rate_limits, decision_fields, left
 from app.http.wire import encode_decision
 
 PATH: Final = "/v1/check"
@@ -53,6 +52,8 @@ KNOWN_BYTES: Final = 16 * 1024 * 1024
 
 QUESTION: Final = "quotagate.question"
 """The key in a scope of the ``Question`` of a check, once it was looked for."""
+_CONTENT: Final = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+"""The fields of any answer to a gateway."""
 
 Question = tuple[bytes, tuple[tuple[bytes, bytes], ...]]
 """What a check says: its query, and the headers that name its caller."""
@@ -287,27 +288,15 @@ def known_check(ask: PlainAsk, deny_status: int) -> KnownCheck:
     limits = admitted_rate_limits((match.applied.quota, match.applied.entity) for match in matches)
     admitted = ADMITTED[len(matches)]
     body = encode_decision(admitted)
-    lines = lines_of(_fields(admitted.throttle_ms, limits)) + length_line(body)
-    return KnownCheck(ask, deny_status, lines, body)
+    fields = [*_CONTENT, (b"x-throttle-ms", b"%d" % admitted.throttle_ms), *limits]
+    return KnownCheck(ask, deny_status, lines_of(fields) + length_line(body), body)
 
 
 def answer_to(decision: Decision, quotas: Sequence[Quota], deny_status: int) -> HttpAnswer:
     """Return a detailed decision and its quotas as the answer to a gateway."""
     body = encode_decision(replace(decision, quotas=None))
-    headers = _fields(decision.throttle_ms, rate_limits(decision, quotas))
-    if wait_s := retry_after_s(decision):
-        headers.append((b"retry-after", b"%d" % wait_s))
+    headers = [*_CONTENT, *decision_fields(decision, quotas)]
     return HttpAnswer(200 if decision.decision == "admit" else deny_status, headers, body)
-
-
-def _fields(throttle_ms: int, limits: Fields) -> list[tuple[bytes, bytes]]:
-    """Return the fields of any answer to a gateway, but ``Retry-After``."""
-    return [
-        (b"content-type", b"application/json"),
-        (b"cache-control", b"no-store"),
-        (b"x-throttle-ms", b"%d" % throttle_ms),
-        *limits,
-    ]
 
 
 def invalid(errors: Sequence[FieldError]) -> ProblemError:

@@ -31,6 +31,11 @@ class Readiness:
     throttle_factor: float = 1.0
     stopping: bool = False
 
+    @property
+    def can_decide(self) -> bool:
+        """Whether the process can decide, and is not stopping."""
+        return self.snapshot and not self.stopping
+
 
 _SCRAPED: Final = {
     "schema": {"type": "string"},
@@ -67,7 +72,7 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
     @routes.get("/health/ready", summary="Whether the process can decide", responses=not_ready)
     async def is_ready(response: Response) -> Health:
         state = ready()
-        if state.snapshot and not state.stopping:
+        if state.can_decide:
             return _health(state, "ready")
         response.status_code = 503
         return _health(state, "stopping" if state.stopping else "starting")

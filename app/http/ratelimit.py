@@ -16,6 +16,14 @@ _NEARLY_WHOLE: Final = 0.999999
 """Up to here the fraction of an amount is no rounding error; to round takes longer than to look."""
 
 
+def decision_fields(decision: Decision, quotas: Sequence[Quota]) -> list[tuple[bytes, bytes]]:
+    """Return what a gateway learns from fields: how long to wait, and the quotas that applied."""
+    fields = [(b"x-throttle-ms", b"%d" % decision.throttle_ms), *rate_limits(decision, quotas)]
+    if wait_s := retry_after_s(decision):
+        fields.append((b"retry-after", b"%d" % wait_s))
+    return fields
+
+
 def rate_limits(decision: Decision, quotas: Sequence[Quota]) -> list[tuple[bytes, bytes]]:
     """Return ``RateLimit-Policy`` for all quotas that applied, ``RateLimit`` if the rest is known."""
     verdicts = decision.quotas or ()

@@ -181,6 +181,13 @@ class Settings(BaseSettings):
     tls_client_ca: Annotated[FilePath | None, BeforeValidator(_empty_is_none)] = None
     """CA certificates, a PEM file. If set, callers need a client certificate; its name is the caller's."""
 
+    envoy_port: Annotated[Annotated[int, Field(ge=1, le=65_535)] | None, BeforeValidator(_empty_is_none)] = (
+        None
+    )
+    """Port of the rate-limit service for Envoy (gRPC), which needs the extra `envoy`. Without it, none."""
+    envoy_mapping: Annotated[FilePath | None, BeforeValidator(_empty_is_none)] = None
+    """File that says which principal and client-id Envoy's descriptors name (docs/envoy.md)."""
+
     volume_source: Annotated[Literal["kafka", "push", "static"] | None, BeforeValidator(_empty_is_none)] = (
         None
     )
@@ -235,6 +242,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{PREFIX}CLOCK: caller lets callers set the time, so {PREFIX}HOST must be a loopback address"
             )
+        if self.envoy_port == self.port:
+            raise ValueError(f"{PREFIX}ENVOY_PORT: must differ from {PREFIX}PORT")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError(f"{PREFIX}TLS_CERT: needs {PREFIX}TLS_KEY, and the other way round")
         if self.tls_client_ca and not self.tls_cert:

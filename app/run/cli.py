@@ -16,6 +16,7 @@ from app.node.errors import CommandError
 from app.run.commands import (
     backfill,
     buckets,
+    envoy_import,
     explain,
     files,
     kafka,
@@ -127,7 +128,7 @@ cli.command()(decide)
 for program in (programs.generate, programs.spark):
     cli.command(context_settings=programs.PASS_THROUGH)(program)
 quotas.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka.kafka)
-for part in (explain, files, kafka_import):
+for part in (explain, files, kafka_import, envoy_import):
     quotas.group.add_typer(part.group)
 for name, its in {
     "quotas": quotas,

@@ -23,6 +23,7 @@ from app.node.children import Child, stop_event
 from app.node.command_lines import quotagate
 from app.node.errors import ListenError, SettingsError, StartError
 from app.node.settings import PREFIX, Settings
+from app.run import envoy
 
 if TYPE_CHECKING:
     from app.http.connections import Connections
@@ -80,6 +81,7 @@ def serve(
     """
     if settings.redis_url is None:
         raise SettingsError(f"{PREFIX}REDIS_URL: not set; `quotagate up` has an embedded store")
+    envoy.check(settings)
     if fd is None and settings.home.is_dir():
         home.restrict_access(settings.home.resolve())
     if settings.admin_key is None:

@@ -19,6 +19,7 @@ from app.node.children import Child, stop_event
 from app.node.command_lines import program, quotagate
 from app.node.errors import StartError
 from app.node.settings import PREFIX, Settings
+from app.run import envoy
 from app.run.embedded import READY_WITHIN_S, embedded_store, until
 from app.run.serve import FINISH_WITHIN_S, listen, print_key
 
@@ -30,6 +31,7 @@ log = structlog.get_logger("quotagate.up")
 
 def up(settings: Settings, *, options: tuple[str, ...] = ()) -> None:
     """Run everything until SIGINT or SIGTERM; pass ``options`` to the commands of the children."""
+    envoy.check(settings)
     directory = home.make(settings.home)
     with contextlib.ExitStack() as held:
         held.callback(os.close, home.lock(directory))
@@ -137,6 +139,9 @@ def _welcome(settings: Settings, directory: Path) -> str:
         if settings.admin_key is None
         else f"${PREFIX}ADMIN_KEY"
     )
+    envoy_line = (
+        f"\nEnvoy's rate-limit service listens on port {settings.envoy_port}." if settings.envoy_port else ""
+    )
     return f"""quotagate is ready on {url}
 
 Try this:
@@ -148,4 +153,4 @@ Try this:
   # read the API reference
   {url}/docs
 
-Ctrl-C stops it; its state stays in {directory}."""
+Ctrl-C stops it; its state stays in {directory}.{envoy_line}"""

@@ -35,6 +35,7 @@ from app.http.volumes import router as volumes_router
 from app.node.errors import StartError
 from app.node.own_name import own_name
 from app.node.settings import Settings
+from app.run import envoy
 from app.store.redis import RedisStore
 from app.store.volumes import VolumeRecord
 
@@ -71,6 +72,7 @@ def build(
     """
     if settings.redis_url is None or settings.admin_key is None:
         raise ValueError("the store's URL and the admin key must be set")
+    mapping = envoy.check(settings)
     sequential = settings.combine_delays == "sequential"
     by_callers = settings.clock == "caller"
     budget_s = settings.store_budget_ms / 1000
@@ -188,6 +190,17 @@ def build(
             await admission.open()
             if (away := admission.circuit.error) and away.reason == "cluster":
                 raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
+            await stack.enter_async_context(
+                envoy.serving(
+                    settings,
+                    mapping,
+                    callers or admission,
+                    access,
+                    metrics,
+                    lambda: ready().can_decide,
+                    shared=counts is not None,
+                )
+            )
             # What there is now stays, so the collector need not look at it again and again.
             gc.collect()
             gc.freeze()

@@ -22,7 +22,7 @@ from app.admission.caller_clock import CallerClock
 from app.admission.errors import OverloadedError
 from app.admission.metrics import Metrics
 from app.admission.plain import PlainAsk
-from app.admission.port import InFull
+from app.admission.port import InFull, Joint
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
@@ -109,6 +109,11 @@ class Admission:
     ) -> InFull:
         (decision,) = await self.decide((ask,), caller)
         return self.full or InFull(replace(decision, quotas=()), ())
+
+    async def decide_together(
+        self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
+    ) -> Joint:
+        raise AssertionError("no route asks this")
 
     def begin_in_full(
         self, ask: PlainAsk, caller: Caller, admitted: object, then: object, within_s: float | None = None

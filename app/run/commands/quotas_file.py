@@ -84,6 +84,11 @@ def write(quotas: Sequence[EntityAndQuotas], version: str) -> Iterator[str]:
     """Yield the lines of a file; a quota with only a limit is written as a number."""
     yield f"# yaml-language-server: $schema={SCHEMA}\n"
     yield f"# The whole catalog at version {version}. `quotagate quotas schema > {SCHEMA}` helps editors.\n"
+    yield from quota_lines(quotas)
+
+
+def quota_lines(quotas: Sequence[EntityAndQuotas]) -> Iterator[str]:
+    """Yield the lines of a file below its comments."""
     yield "quotas:\n" if quotas else "quotas: {}\n"
     for entity, definitions in quotas:
         yield f"  {entity}:\n" if len(entity) <= MAX_KEY else f"  ? {entity}\n  :\n"

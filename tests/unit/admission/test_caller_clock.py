@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from app.admission.caller_clock import CallerClock, CallerTime
 from app.admission.plain import PlainAsk
-from app.admission.port import Decider, InFull, Remaining
+from app.admission.port import Decider, InFull, Joint, Remaining
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
@@ -49,6 +49,11 @@ class AdmitsAll(Decider):
     ) -> InFull:
         return InFull(ADMITTED, ())
 
+    async def decide_together(
+        self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
+    ) -> Joint:
+        return Joint(ADMITTED, tuple(InFull(ADMITTED, ()) for _ in asks))
+
 
 async def test_time_is_0_before_the_first_ask_and_then_the_newest_one():
     clock = CallerClock(AdmitsAll())
@@ -64,3 +69,5 @@ async def test_everything_begins_at_the_first_time_even_if_that_is_0():
     for at_ms in (0, 9):
         await clock.decide_in_full(Ask(at_ms=at_ms))
     assert (time.first_ms, clock.now_ms()) == (0, 9)
+    await clock.decide_together([Ask(at_ms=12), Ask(at_ms=12)])
+    assert (time.first_ms, clock.now_ms()) == (0, 12)

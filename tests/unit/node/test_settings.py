@@ -123,6 +123,7 @@ def test_invalid_value_is_refused_by_name(monkeypatch, name, value):
         ("CLOCK", {"CLOCK": "caller", "HOST": "gate.example"}),
         ("TLS_CERT", {"TLS_CERT": __file__}),
         ("TLS_CLIENT_CA", {"TLS_CLIENT_CA": __file__}),
+        ("ENVOY_PORT", {"ENVOY_PORT": "8080"}),
         ("VOLUME_MIN_AVAILABLE_BYTES", {"VOLUME_SOURCE": "push"}),
         ("VOLUME_CHECK_INTERVAL", {"VOLUME_CHECK_INTERVAL": "PT0.05S"}),
         (

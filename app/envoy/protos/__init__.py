@@ -1,0 +1,1 @@
+"""The messages on the wire, and the modules that ``make protos`` makes of them."""

@@ -1,0 +1,116 @@
+"""`quotagate quotas import-envoy`: quotas and a mapping from a configuration of envoyproxy/ratelimit."""
+# ruff: noqa: D301  a real backspace keeps the lines of examples apart
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any, Final
+
+import typer
+import yaml
+
+from app.envoy.importing import EnvoyConfigurationError, EnvoyImport
+from app.node.errors import NodeRequestError
+from app.run.commands import quotas_file, show
+from app.run.commands.plans import count
+from app.run.commands.quotas_schema import NAME as SCHEMA
+from app.run.commands.show import Out
+
+QUOTAS: Final = "quotas.yaml"
+MAPPING: Final = "mapping.yaml"
+
+group = typer.Typer()
+
+
+@group.command("import-envoy")
+def import_envoy(
+    file: Annotated[
+        list[Path],
+        typer.Argument(
+            exists=True, dir_okay=False, help="Configurations, one for each domain.", metavar="FILE..."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="The folder to write to; it is made if need be.")
+    ],
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier import.")] = False,
+    output: Out = "table",
+) -> None:
+    """Turn a configuration of envoyproxy/ratelimit into quotas.yaml and mapping.yaml.
+
+    What cannot be taken is listed with the reason; the rest is written all the same. No node is asked: the
+    quotas are applied by `quotas apply`, and QUOTAGATE_ENVOY_MAPPING names the mapping.
+
+    \b
+    Examples:
+      quotagate quotas import-envoy ratelimit/config.yaml --out envoy
+      quotagate quotas apply -f envoy/quotas.yaml --only-named
+    """
+    found = EnvoyImport()
+    for each in file:
+        try:
+            found.add(each.read_text(encoding="utf-8"))
+        except (EnvoyConfigurationError, OSError, UnicodeDecodeError) as error:
+            raise NodeRequestError(show.plain_lines(f"{each}: {error}".splitlines())) from None
+    written = {QUOTAS: "".join(_quotas(found)), MAPPING: _mapping(found)}
+    for name in written:
+        if (out / name).exists() and not force:
+            raise NodeRequestError(f"{out / name} is there already; --force replaces it")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in written.items():
+        (out / name).write_text(text, encoding="utf-8")
+    if show.document(
+        {
+            "files": [str(out / name) for name in written],
+            "rows": [row._asdict() for row in found.rows],
+            "left_out": [each._asdict() for each in found.left_out],
+        },
+        output,
+    ):
+        return
+    show.table(
+        ["DOMAIN", "DESCRIPTOR", "LIMIT", "SHADOW", "ENTITY"],
+        [(row.domain, row.path, row.limit, "yes" if row.shadow else "", row.entity) for row in found.rows],
+        right=["LIMIT"],
+    )
+    if found.left_out:
+        typer.echo("Not taken:")
+        show.table(["DOMAIN", "DESCRIPTOR", "WHAT", "REASON"], [tuple(each) for each in found.left_out])
+    _say_next(found, out)
+
+
+def _say_next(found: EnvoyImport, out: Path) -> None:
+    quotas = count(len(found.quotas), "quota", "quotas")
+    show.note(f"Wrote {quotas} to {out / QUOTAS}, and what descriptors name to {out / MAPPING}.")
+    show.note(f"Next: quotagate quotas apply --only-named -f {quote(str(out / QUOTAS))}")
+    show.note(f"      QUOTAGATE_ENVOY_PORT=8081 QUOTAGATE_ENVOY_MAPPING={quote(str(out / MAPPING))}")
+
+
+def _quotas(found: EnvoyImport) -> Iterator[str]:
+    yield f"# yaml-language-server: $schema={SCHEMA}\n"
+    yield "# Made by `quotagate quotas import-envoy`; apply it with --only-named to keep other quotas.\n"
+    yield from quotas_file.quota_lines(quotas_file.ordered(found.quotas.items()))
+
+
+def _mapping(found: EnvoyImport) -> str:
+    head = (
+        "# Made by `quotagate quotas import-envoy` for QUOTAGATE_ENVOY_MAPPING; docs/envoy.md explains it.\n"
+    )
+    return head + yaml.dump(
+        found.mapping(), Dumper=_ShortLines, sort_keys=False, allow_unicode=True, width=1_000
+    )
+
+
+class _ShortLines(yaml.SafeDumper):
+    """Writes lists of text and of entries on one line each."""
+
+    def represent_sequence(
+        self, tag: str, sequence: Iterable[Any], flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
+        """Represent a list; one of rules takes a line for each of their fields."""
+        its = list(sequence)
+        is_short = not any(isinstance(each, dict) and "entries" in each for each in its)
+        return super().represent_sequence(tag, its, flow_style=flow_style or is_short)
