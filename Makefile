@@ -26,6 +26,10 @@ demo: .venv/.service ## see it at work: nginx before a site, traffic, quotas, an
 		tests/tools.sh nginx || echo "going on without nginx" >&2
 	@exec $(BIN)/python -m examples.demo
 
+.PHONY: kafka-demo
+kafka-demo: .venv/.service ## see it before a real Kafka broker: a looping producer is held; 40 s, live
+	@exec $(BIN)/python -m examples.kafka
+
 ##@ Work on it
 
 .PHONY: test

@@ -32,7 +32,7 @@ settings.load_profile("without deadline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TOGETHER: Final = frozenset({"tests/kafka", "tests/spark"})
+TOGETHER: Final = frozenset({"tests/kafka", "tests/kafka_proxy", "tests/spark"})
 """Folders whose tests share something that takes long to start: brokers, a Spark session."""
 LONGEST_FIRST: Final = (
     "tests/kafka",

@@ -6,7 +6,7 @@ import copy
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +57,13 @@ class Logged:
             "QUOTAGATE_DATABASE_URL": self.nodes[0].database_url,
         }
 
-    def run(self, *arguments: str, within_s: float = 400) -> subprocess.CompletedProcess[str]:
-        """Run a Quotagate command to its end."""
+    def run(
+        self, *arguments: str, within_s: float = 400, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a Quotagate command to its end; ``environment`` adds variables."""
         return subprocess.run(
             [sys.executable, "-P", "-m", "app.run.cli", *arguments],
-            env=self.environment,
+            env={**self.environment, **(environment or {})},
             cwd=self.folder.parent,
             capture_output=True,
             text=True,

@@ -17,7 +17,7 @@ IN_THE_YEAR_2100_MS = 4_102_444_800_000
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """Turn whole floats into integers, cut strings to length in bytes, and move instants into the future."""
-    if case.operation.path.startswith(("/v1/decisions", "/v1/keys", "/v1/volumes")):
+    if case.operation.path.startswith(("/v1/decisions", "/v1/keys", "/v1/volumes", "/v1/leases")):
         case.body = said(case.body, MAX_NAME_BYTES)
     if isinstance(case.body, dict) and type(at_ms := case.body.get("expires_ms")) is int:
         case.body["expires_ms"] = at_ms if at_ms < 0 else max(at_ms, IN_THE_YEAR_2100_MS)

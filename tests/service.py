@@ -137,7 +137,7 @@ def running(
         stack.callback(end, process)
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
         http = stack.enter_context(
-            httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False, verify=trust or True)
+            httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False, verify=trust or False)
         )
         service = Service(url, store_url, database_url, http, process, log)
         eventually(lambda: _ready(service), within_s=READY_WITHIN_S)

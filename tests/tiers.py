@@ -37,6 +37,7 @@ FULL: Final = {
     "tests/generate": "writes logs and drives nodes",
     "tests/http/test_schemathesis.py": "sends thousands of requests, one after the other",
     "tests/kafka": "needs Java, Maven and brokers",
+    "tests/kafka_proxy": "needs Java, Maven and brokers",
     "tests/kafka_plugin": "needs Java, Maven and a broker",
     "tests/load": "attacks for minutes",
     "tests/prove": "long proofs: `make prove`",

@@ -83,7 +83,8 @@ def router(
         return Response(encode_lease(body), 200, media_type=JSON)
 
     @routes.delete(LEASES + "/{lease}", **schema.end(timed=timed))
-    async def end_lease(request: Request, lease: str) -> Response:
+    async def end_lease(request: Request) -> Response:
+        lease = request.path_params["lease"]
         query = Parameters(request.scope, *(["at_ms"] if timed else []))
         at_ms = query.integer("at_ms", 0, MAX_EXACT) if timed else None
         query.check()

@@ -23,7 +23,6 @@ from app.node.children import Child, stop_event
 from app.node.command_lines import quotagate
 from app.node.errors import ListenError, SettingsError, StartError
 from app.node.settings import PREFIX, Settings
-from app.run import envoy
 
 if TYPE_CHECKING:
     from app.http.connections import Connections
@@ -81,7 +80,7 @@ def serve(
     """
     if settings.redis_url is None:
         raise SettingsError(f"{PREFIX}REDIS_URL: not set; `quotagate up` has an embedded store")
-    envoy.check(settings)
+    check_envoy(settings)
     if fd is None and settings.home.is_dir():
         home.restrict_access(settings.home.resolve())
     if settings.admin_key is None:
@@ -95,6 +94,18 @@ def serve(
             asyncio.run(_several(settings.processes, listener, options))
         else:
             _one(settings, listener, counts)
+
+
+def check_envoy(settings: Settings) -> None:
+    """Require that Envoy's rate-limit service can start, if its settings ask for it.
+
+    Raises:
+        SettingsError: something is missing, or the mapping is wrong.
+    """
+    if settings.envoy_port is not None or settings.envoy_mapping is not None:
+        from app.run import envoy  # which loads more than other nodes need
+
+        envoy.check(settings)
 
 
 def print_key(settings: Settings, key: str) -> None:

@@ -19,9 +19,8 @@ from app.node.children import Child, stop_event
 from app.node.command_lines import program, quotagate
 from app.node.errors import StartError
 from app.node.settings import PREFIX, Settings
-from app.run import envoy
 from app.run.embedded import READY_WITHIN_S, embedded_store, until
-from app.run.serve import FINISH_WITHIN_S, listen, print_key
+from app.run.serve import FINISH_WITHIN_S, check_envoy, listen, print_key
 
 if TYPE_CHECKING:
     import httpx
@@ -31,7 +30,7 @@ log = structlog.get_logger("quotagate.up")
 
 def up(settings: Settings, *, options: tuple[str, ...] = ()) -> None:
     """Run everything until SIGINT or SIGTERM; pass ``options`` to the commands of the children."""
-    envoy.check(settings)
+    check_envoy(settings)
     directory = home.make(settings.home)
     with contextlib.ExitStack() as held:
         held.callback(os.close, home.lock(directory))

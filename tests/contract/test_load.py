@@ -240,7 +240,7 @@ def test_load_equals_the_plain_form(kind: str) -> None:
     met: Counter[str] = Counter()
     with running(kind) as url:
         while met["steps"] < 1_500 or (rare(met, MUST_MEET, AT_LEAST) and met["steps"] < 40_000):
-            met += run(url, examples=50)
+            met += run(url, examples=25)
     say(f"{kind}: {met['steps']:,} steps", {name: met[name] for name in MUST_MEET})
     assert rare(met, MUST_MEET, AT_LEAST) == {}
 

@@ -165,6 +165,6 @@ def test_nodes_and_oracle_agree() -> None:
     met: Counter[str] = Counter()
     with running("valkey") as url:
         while met["steps"] < STEPS or (rare(met, MUST_MEET, AT_LEAST) and met["steps"] < 2 * STEPS):
-            met += run(url, examples=100)
+            met += run(url, examples=40)
     report("valkey", met)
     assert rare(met, MUST_MEET, AT_LEAST) == {}

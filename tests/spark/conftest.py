@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.java import QUICK_START
+from tests.spark.java import NO_CODE, QUICK_START
 from workers.spark.session import spark_session
 
 
@@ -15,7 +15,6 @@ from workers.spark.session import spark_session
 def spark() -> Iterator[SparkSession]:
     with spark_session("tests", "local[2]", "1g", QUICK_START) as session:
         session.conf.set("spark.sql.shuffle.partitions", "3")
-        # a few thousand rows take less time than compiling their code
-        session.conf.set("spark.sql.codegen.wholeStage", "false")
-        session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        for name, setting in NO_CODE.items():
+            session.conf.set(name, setting)
         yield session

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from tests.logged import LIMIT, Logged, logged_id, two_nodes, workers
+from tests.spark.java import quick_jobs
 from workers.generate.traffic import Traffic
 
 pytestmark = pytest.mark.timeout(900)
@@ -32,7 +33,8 @@ def test_decisions_are_audited_and_a_lost_store_is_rebuilt(logged, tmp_path):
     logged.until_written(TRAFFIC.events)
 
     report = tmp_path / "report"
-    audit = logged.run("spark", "audit", "--out", str(report))
+    quick = quick_jobs(tmp_path)
+    audit = logged.run("spark", "audit", "--out", str(report), environment=quick)
     print(audit.stdout)
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert "All bounds held" in audit.stdout
@@ -46,7 +48,7 @@ def test_decisions_are_audited_and_a_lost_store_is_rebuilt(logged, tmp_path):
         store.flushall()
     assert remembered(logged, charged) == dict.fromkeys(charged, 0), "the store is empty"
 
-    backfill = logged.run("spark", "backfill", "--out", str(tmp_path / "assertions"))
+    backfill = logged.run("spark", "backfill", "--out", str(tmp_path / "assertions"), environment=quick)
     assert backfill.returncode == 0, backfill.stdout + backfill.stderr
     load = logged.run("backfill", "load", str(tmp_path / "assertions"))
     assert load.returncode == 0, load.stdout + load.stderr
@@ -68,7 +70,8 @@ def test_script_that_sometimes_forgets_a_charge_fails_the_audit(tmp_path):
         logged.until_written(TRAFFIC.events)
         charged = charged_in(tmp_path / "truth")
         held = remembered(logged, charged)
-        audit = logged.run("spark", "audit", "--out", str(tmp_path / "report"))
+        quick = quick_jobs(tmp_path)
+        audit = logged.run("spark", "audit", "--out", str(tmp_path / "report"), environment=quick)
     print(audit.stdout)
     wronged = {name for name, ids in charged.items() if held[name] < len(ids)}
     assert len(wronged) > 5, "the script forgot charges"

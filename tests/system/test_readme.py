@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from tests.spark.java import quick_jobs
 from tests.system.test_up import Running
 from tests.tools import need
 
@@ -58,7 +59,7 @@ def service(tmp_path: Path) -> Iterator[Running]:
         running.up.wait()
 
 
-def test_commands_print_what_the_readme_says(service: Running) -> None:
+def test_commands_print_what_the_readme_says(service: Running, tmp_path: Path) -> None:
     """One shell runs all commands in order, as a reader would."""
     need("curl")
     here = service.url.rpartition(":")[2]
@@ -70,7 +71,7 @@ def test_commands_print_what_the_readme_says(service: Running) -> None:
         ["sh"],
         input=script,
         cwd=service.home.parent,
-        env={**environment, "QUOTAGATE_URL": service.url},
+        env={**environment, **quick_jobs(tmp_path), "QUOTAGATE_URL": service.url},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,  # a reader sees both
         text=True,

@@ -28,6 +28,10 @@ class Running:
     def __init__(self, home: Path, port: int, **settings: str) -> None:
         self.home = home
         self.url = f"http://127.0.0.1:{port}"
+        # Each request has a connection of its own, as it may go to any API process; and no CA is read for it.
+        self.http = httpx.Client(
+            base_url=self.url, timeout=60, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
+        )
         self.output = home.with_suffix(".out")
         bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
         own = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port), **settings}
@@ -59,9 +63,7 @@ class Running:
 
     def set_ids_per_window(self, limit: int) -> None:
         quotas = {"producer_ids_rate": limit}
-        httpx.put(
-            f"{self.url}/v1/quotas/user=*", json=quotas, headers=self.key(), timeout=60
-        ).raise_for_status()
+        self.http.put("/v1/quotas/user=*", json=quotas, headers=self.key()).raise_for_status()
         # Each connection goes to one of the API processes; the one that did not take the change follows.
         eventually(lambda: all(self.observed()["applied"] for _ in range(20)))
 
@@ -84,7 +86,7 @@ class Running:
         answers: list[dict[str, Any]] = []
 
         def found() -> bool:
-            answer = httpx.post(f"{self.url}/v1/decisions", json=ask, timeout=60).raise_for_status()
+            answer = self.http.post("/v1/decisions", json=ask).raise_for_status()
             answers.append(answer.json())
             return bool(answers[-1]["source"] != "fallback")
 
@@ -168,7 +170,7 @@ def test_up_prints_its_address_and_what_to_try(start):
     running = start().ready()
     output = running.logged()
     assert f"curl '{running.url}/v1/decisions'" in output
-    assert httpx.get(f"{running.url}/health/ready", timeout=60).is_success
+    assert running.http.get("/health/ready").is_success
 
 
 def test_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
@@ -187,8 +189,8 @@ def test_store_has_a_memory_limit_by_default_or_as_set(start):
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for settings, most in (({}, machine // 4), ({"QUOTAGATE_STORE_MEMORY": "33554432"}, 33_554_432)):
         running = start(**settings).ready()
-        assert httpx.get(f"{running.url}/health/ready", timeout=60).json()["store"] == "ok"
-        lines = httpx.get(f"{running.url}/metrics", timeout=60).text.splitlines()
+        assert running.http.get("/health/ready").json()["store"] == "ok"
+        lines = running.http.get("/metrics").text.splitlines()
         bound = [line.split()[1] for line in lines if line.startswith("quotagate_store_memory_max_bytes ")]
         assert [float(bytes_) for bytes_ in bound] == [most]
         running.end()
@@ -320,7 +322,7 @@ def test_dead_api_is_started_again(start):
     os.kill(running.one(" serve "), signal.SIGKILL)
     eventually(lambda: running.restarts("api") == [0.0])
     # The supervisor holds the listening socket, so a caller waits for the new API instead of being refused.
-    assert httpx.get(f"{running.url}/health/live", timeout=60).is_success
+    assert running.http.get("/health/live").is_success
 
 
 def test_dead_api_of_two_is_started_again(start):

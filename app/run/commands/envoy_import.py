@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-import yaml
 
-from app.envoy.importing import EnvoyConfigurationError, EnvoyImport
 from app.node.errors import NodeRequestError
-from app.run.commands import quotas_file, show
+from app.run.commands import show
 from app.run.commands.plans import count
 from app.run.commands.quotas_schema import NAME as SCHEMA
 from app.run.commands.show import Out
+
+if TYPE_CHECKING:
+    from app.envoy.importing import EnvoyImport
 
 QUOTAS: Final = "quotas.yaml"
 MAPPING: Final = "mapping.yaml"
@@ -49,6 +50,8 @@ def import_envoy(
       quotagate quotas import-envoy ratelimit/config.yaml --out envoy
       quotagate quotas apply -f envoy/quotas.yaml --only-named
     """
+    from app.envoy.importing import EnvoyConfigurationError, EnvoyImport  # it loads PyYAML
+
     found = EnvoyImport()
     for each in file:
         try:
@@ -90,27 +93,17 @@ def _say_next(found: EnvoyImport, out: Path) -> None:
 
 
 def _quotas(found: EnvoyImport) -> Iterator[str]:
+    from app.run.commands import quotas_file
+
     yield f"# yaml-language-server: $schema={SCHEMA}\n"
     yield "# Made by `quotagate quotas import-envoy`; apply it with --only-named to keep other quotas.\n"
     yield from quotas_file.quota_lines(quotas_file.ordered(found.quotas.items()))
 
 
 def _mapping(found: EnvoyImport) -> str:
+    from app.run.commands.short_yaml import dump
+
     head = (
         "# Made by `quotagate quotas import-envoy` for QUOTAGATE_ENVOY_MAPPING; docs/envoy.md explains it.\n"
     )
-    return head + yaml.dump(
-        found.mapping(), Dumper=_ShortLines, sort_keys=False, allow_unicode=True, width=1_000
-    )
-
-
-class _ShortLines(yaml.SafeDumper):
-    """Writes lists of text and of entries on one line each."""
-
-    def represent_sequence(
-        self, tag: str, sequence: Iterable[Any], flow_style: bool | None = None
-    ) -> yaml.SequenceNode:
-        """Represent a list; one of rules takes a line for each of their fields."""
-        its = list(sequence)
-        is_short = not any(isinstance(each, dict) and "entries" in each for each in its)
-        return super().represent_sequence(tag, its, flow_style=flow_style or is_short)
+    return head + dump(found.mapping())

@@ -1,0 +1,144 @@
+"""The proxy as a child: built once by its Makefile, started from a configuration file of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from app.node import tether
+from tests.kafka import maven
+from tests.programs import Program
+from tests.service import Service, eventually
+
+PROJECT: Final = Path(__file__).parents[2] / "integrations" / "kafka-proxy"
+BUILD_WITHIN_S: Final = 900.0
+START_WITHIN_S: Final = 120.0
+HOST: Final = "127.0.0.1"
+TIMEOUT_MS: Final = 4_000
+"""Tests of what Quotagate decides are patient, for on a crowded machine it may take its time."""
+NODES: Final = 2
+"""The brokers that a proxy has ports for; their ids count from 1."""
+
+# Small and quick to start, on a machine with two cores.
+JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+
+
+class Proxy(Program):
+    """One proxy before a cluster; `bootstrap` is where clients connect."""
+
+    def __init__(
+        self, folder: Path, upstream: str, config: dict[str, object] | None, jvm: Sequence[str]
+    ) -> None:
+        self._upstream = upstream
+        self._jvm = jvm
+        self._config = config
+        self._file = folder / "proxy.yaml"
+        self._log = folder / "proxy.log"
+        self.port = _free_ports(1 + NODES)
+        self.management = _free_ports(1)
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it says `ready`."""
+        self._file.write_text(yaml.safe_dump(self._configuration()), encoding="utf-8")
+        with self._log.open("wb") as log:
+            self._running = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())),
+                    *(str(maven.JAVA), *self._jvm, "-jar", str(jar()), str(self._file)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        eventually(self._is_ready, within_s=START_WITHIN_S)
+
+    def logged(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def _is_ready(self) -> bool:
+        assert self.running.poll() is None, f"the proxy ended with {self.running.poll()}:\n{self.logged()}"
+        return "ready" in self.logged().splitlines()
+
+    def _configuration(self) -> dict[str, object]:
+        brokers = {"name": "brokers", "start": 1, "end": NODES}
+        ports = {"bootstrapAddress": self.bootstrap, "nodeIdRanges": [brokers]}
+        cluster = {
+            "name": "cluster",
+            "targetCluster": {"bootstrapServers": self._upstream},
+            "gateways": [{"name": "clients", "portIdentifiesNode": ports}],
+        }
+        configuration: dict[str, object] = {
+            "virtualClusters": [cluster],
+            "management": {"bindAddress": HOST, "port": self.management, "endpoints": {"prometheus": {}}},
+        }
+        if self._config is not None:
+            filter_ = {"name": "quotas", "type": "Quotagate", "config": self._config}
+            configuration |= {"filterDefinitions": [filter_], "defaultFilters": ["quotas"]}
+        return configuration
+
+
+@contextmanager
+def running(
+    folder: Path, upstream: str, config: dict[str, object] | None, *, jvm: Sequence[str] = JVM
+) -> Iterator[Proxy]:
+    """A proxy before a cluster with this configuration of the filter; None: without the filter."""
+    proxy = Proxy(folder, upstream, config, jvm)
+    try:
+        proxy.start()
+        yield proxy
+    finally:
+        proxy.kill()
+
+
+def settings_for(folder: Path, node: Service) -> dict[str, object]:
+    """The configuration of the filter for a node."""
+    key = folder / "quotagate.key"
+    key.write_text(node.admin_key, encoding="utf-8")
+    # On a crowded machine a decision may come late; then nothing is to go through uncounted.
+    return {"url": node.url, "keyFile": str(key), "timeoutMs": TIMEOUT_MS, "onFailure": "throttle"}
+
+
+def jar() -> Path:
+    """The program, built where sources are newer than it."""
+    locked = PROJECT / "target" / ".lock"
+    locked.parent.mkdir(exist_ok=True)
+    with locked.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests of another run may be building it
+        done = subprocess.run(
+            ["make", "--no-print-directory", "-C", PROJECT],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_WITHIN_S,
+            check=False,
+        )
+    assert done.returncode == 0, f"the proxy could not be built: {done.stdout}{done.stderr}"
+    return PROJECT / "target" / "proxy.jar"
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many free ports in a row, below those that outgoing connections get."""
+    while True:
+        first = random.randrange(20_000, 32_000)
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as tried:
+                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    tried.bind((HOST, port))
+        except OSError:
+            continue
+        return first
