@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +79,7 @@ class Cluster:
         for node in self.nodes:
             node.start()
         for node in self.nodes:
-            until(lambda node=node: node.call("PING"))
+            until(partial(node.call, "PING"))
         first, *others = self.nodes
         for place, node in enumerate(self.primaries):
             begin, end = SLOTS * place // PRIMARIES, SLOTS * (place + 1) // PRIMARIES - 1
@@ -86,13 +87,13 @@ class Cluster:
         for node in others:
             node.call("CLUSTER MEET", HOST, first.port)
         for node in self.nodes:
-            until(lambda node=node: len(node.call("CLUSTER NODES")) == len(self.nodes))
+            until(partial(_knows, node, len(self.nodes)))
         for primary, replica in zip(self.primaries, self.replicas, strict=False):
             replica.call("CLUSTER REPLICATE", primary.call("CLUSTER MYID"))
         for node in self.nodes:
-            until(lambda node=node: _sees_all(node))
+            until(partial(_sees_all, node))
         for replica in self.replicas:
-            until(lambda replica=replica: replica.call("INFO", "replication")["master_link_status"] == "up")
+            until(partial(_follows, replica))
 
     def owner(self, slot: int) -> Node:
         """The node that has a slot, as the first primary that answers says."""
@@ -159,6 +160,16 @@ def migrate_slot(cluster: Cluster, slot: int) -> None:
 
 def _another(cluster: Cluster, source: Node) -> Node:
     return next(node for node in cluster.primaries if node is not source)
+
+
+def _knows(node: Node, nodes: int) -> bool:
+    """Whether a node knows so many nodes."""
+    return len(node.call("CLUSTER NODES")) == nodes
+
+
+def _follows(replica: Node) -> bool:
+    """Whether a replica has what its primary has."""
+    return bool(replica.call("INFO", "replication")["master_link_status"] == "up")
 
 
 def until(look: Callable[[], object], within_s: float = 180.0) -> None:

@@ -97,7 +97,8 @@ async def status(admission: Admission, bucket: str, quota: str) -> Any:
 
 async def spent(admission: Admission, bucket: str, quota: str) -> int:
     """What was taken from a bucket that never refills."""
-    return round((await status(admission, bucket, quota)).observed)
+    taken: int = round((await status(admission, bucket, quota)).observed)
+    return taken
 
 
 class Traffic:

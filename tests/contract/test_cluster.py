@@ -159,8 +159,8 @@ async def test_id_that_was_reset_at_one_node_is_new_at_the_other(cluster: Cluste
 
 
 async def test_full_coverage_is_a_fault_that_is_named(cluster: Cluster) -> None:
-    for node in cluster.primaries:
-        node.call("CONFIG SET", "cluster-require-full-coverage", "yes")
+    for each in cluster.primaries:
+        each.call("CONFIG SET", "cluster-require-full-coverage", "yes")
     try:
         async with nodes(cluster) as (node,):
             assert "cluster_full_coverage" in {fault.name for fault in node.circuit.faults}

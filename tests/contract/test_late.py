@@ -12,6 +12,7 @@ from msgspec import msgpack
 
 from app.admission.admission import Admission
 from app.admission.decision_log import DecisionLog, Which
+from app.admission.gather import Gatherer
 from app.admission.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import CHARGED, NODES, STREAM, Batch, Row
@@ -75,11 +76,13 @@ async def rows(url: str, log: DecisionLog) -> list[Row]:
 async def test_late_charge_of_a_hung_store_is_logged(kind: str, which: Which):
     with stores.server(kind) as server:
         async with logged(server.url, which) as (admission, log):
+            gatherer = admission._gatherer
+            assert isinstance(gatherer, Gatherer)
             server.hold()
             (first,) = await admission.decide([ASK])
             server.go_on()
-            await until(lambda: not (admission._gatherer.is_late or admission.circuit.error), every_s=0)
-            admission._gatherer._patience.budget_s = AMPLE_S
+            await until(lambda: not (gatherer.is_late or admission.circuit.error), every_s=0)
+            gatherer._patience.budget_s = AMPLE_S
             (again,) = await admission.decide([ASK])
             found = await rows(server.url, log)
     assert (first.source, again.source, again.decision) == ("fallback", "store", "admit")

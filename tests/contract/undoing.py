@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -116,7 +116,7 @@ class UndoMachine(Machine):
         if between == "debt":
             self.owe(charged[0].charge.applied.quota.key if charged else COUNTED[0], "admit", 3, deny=False)
         if between == "failover":
-            self.redis.execute_command("DEBUG", "CHANGE-REPL-ID")
+            cast("Any", self.redis).execute_command("DEBUG", "CHANGE-REPL-ID")
             self.oracle.history += b"1"
         if between == "there and back":
             self.now -= 90_000

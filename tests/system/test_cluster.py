@@ -39,7 +39,8 @@ def put_quotas(node: Service) -> None:
 def spent(node: Service, bucket: str) -> int:
     answer = node.http.get("/v1/buckets", params={"bucket": bucket, "quota": "request_rate"})
     (found,) = answer.json()["buckets"]
-    return round(found["observed"])
+    taken: int = round(found["observed"])
+    return taken
 
 
 def test_routes_decide_on_a_cluster() -> None:

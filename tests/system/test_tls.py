@@ -198,7 +198,7 @@ def test_sentinels_and_the_primary_are_asked_over_tls(
             f"sentinel monitor quotas 127.0.0.1 {port} 1\ntls-replication yes\n", encoding="utf-8"
         )
         options = {**tls_options(authority, server), "--tls-port": str(place), "--port": "0"}
-        command = [need("redis-server"), configuration, "--sentinel"]
+        command = [str(need("redis-server")), str(configuration), "--sentinel"]
         with subprocess.Popen(
             [*command, *(text for option in options.items() for text in option)], stdout=subprocess.DEVNULL
         ) as sentinel:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from app.admission.admission import Admission
+from app.admission.circuit import Circuit
 from app.admission.errors import CallerGoneError
 from app.admission.hold import UNTHROTTLED, FactorSource
 from app.admission.logs import UNLOGGED, Logs
@@ -134,6 +135,7 @@ def admission(
         mark=mark,
     )
     made.local._now_s = lambda: 1.0
+    assert isinstance(made.circuit, Circuit)
     made.circuit._working_since = -1e9
     return made
 

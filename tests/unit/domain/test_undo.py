@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +47,8 @@ class World:
         elif event in {"advance", "slip"}:
             self.now += amount if event == "advance" else -amount
         else:
-            self.quota = replace(self.quota, **{event: amount})
+            changed: dict[str, Any] = {event: amount}
+            self.quota = replace(self.quota, **changed)
 
     def spend(self, amount: int, *, refund: bool = False) -> None:
         ask = replace(SPENDING, usage={"requests": amount}, mode="refund" if refund else "record")
