@@ -263,6 +263,18 @@ class Machine(RuleBasedStateMachine):
             self._set("consumer_byte_rate", entity, replace(quota, limit=1_000, burst=900.0, shadow=False))
         self._lease(ask, lease_ms, ANYONE, 66)
 
+    @rule(lease_ms=st.sampled_from((900, 3_000)), part=st.sampled_from((0.0, 0.5)))
+    def settle_with_a_token_bucket(self, lease_ms: int, part: float) -> None:
+        """Take a lease from token buckets with room for it, and give back what was not spent."""
+        ask = Ask({"mutations": 10}, None, "b", "c", "10.0.0.1", "1", "L", detail=True)
+        for entity, quota in list(self.quotas["controller_mutation_rate"].items()):
+            self._set("controller_mutation_rate", entity, replace(quota, limit=20, burst=33.0, shadow=False))
+        before = len(self.leases)
+        self._lease(ask, lease_ms, ANYONE)
+        for taken, lease, granted in self.leases[before:]:
+            self._settle(taken, lease, {field: part * amount for field, amount in granted.items()})
+        self._decide([replace(ask, usage={"mutations": 1}, mode="peek")])
+
     @rule(data=st.data(), part=st.sampled_from((0.0, 0.5, 1.0)), ms=st.sampled_from((0, 0, 1, 200, 950)))
     def settle(self, data: Any, part: float, ms: int) -> None:
         self.now += ms

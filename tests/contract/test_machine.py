@@ -120,10 +120,6 @@ FAULTS = {
         "return max(check.burst - held, 0)",
         "return check.burst",
     ),
-    "a refund beyond what a bucket holds": (
-        "check.tokens = min(check.most, check.tokens + check.usage)",
-        "check.tokens = min(check.burst, check.tokens + check.usage)",
-    ),
     "a lease over one millisecond late": (
         "while over < #holds and holds[over + 1][3] <= check.t do",
         "while over < #holds and holds[over + 1][3] < check.t do",
