@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 from app.run import cli, wiring
@@ -18,12 +17,18 @@ WRONG: Final = """
 """Once in four times the ids are remembered without a charge."""
 
 
+class ForgetfulStore(RedisStore):
+    """A store with the faulty script."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, script=SCRIPT.replace(RIGHT, WRONG), **options)
+
+
 def main() -> None:
     """Run it."""
     if SCRIPT.count(RIGHT) != 1:
         raise ValueError("the fault must be planted in one place")
-    forgetful = partial(RedisStore, script=SCRIPT.replace(RIGHT, WRONG))
-    with patch.object(wiring, "RedisStore", forgetful):
+    with patch.object(wiring, "RedisStore", ForgetfulStore):
         cli.main()
 
 
