@@ -79,8 +79,11 @@ class Store(PromptStore):
         self._order += 128
         said = self.said
         charges = len(plan.keys) if hasattr(plan, "keys") else len(plan.charges)
+        counted = 1 if plan.ids else 0
         results = [
-            ChargeResult("admit", 0, None, 0, said.observed + at, said.remaining, None, 3, 0.0, 2)
+            ChargeResult(
+                "admit", 0, None, 0, said.observed + at, said.remaining, None, 3 * (at < counted), 0.0, 2
+            )
             for at in range(charges)
         ]
         if not said.admits:

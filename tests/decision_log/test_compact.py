@@ -20,7 +20,7 @@ from workers.decision_log.flush import Flush
 from workers.decision_log.folder import Folder
 from workers.decision_log.retention import retain
 from workers.decision_log.rows import table
-from workers.decision_log.schema import HOUR_MS, SCHEMA, footer, partition
+from workers.decision_log.schema import HOUR_MS, SCHEMA, VERSION, footer, partition
 
 HOUR = partition(BEGAN_MS)
 LATER_MS = BEGAN_MS + HOUR_MS + SETTLED_MS
@@ -164,7 +164,8 @@ def test_foreign_file_is_logged_once_and_left_alone(folder):
     hour = folder / HOUR
     (hour / "corrupt.parquet").write_bytes(b"PAR1 and then nothing of the kind")
     pq.write_table(
-        SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"3"}), hour / "newer.parquet"
+        SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"%d" % (VERSION + 1)}),
+        hour / "newer.parquet",
     )
     pq.write_table(pa.table({"a": [1]}), hour / "other.parquet")
     damaged = hour / f"{batches[1].id}.parquet"

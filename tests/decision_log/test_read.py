@@ -12,7 +12,7 @@ from tests.decision_log.conftest import known, written
 from tests.decision_log.test_compact import HOUR, put
 from workers.decision_log.folder import Folder
 from workers.decision_log.read import read
-from workers.decision_log.schema import HOUR_MS, SCHEMA, BadFileError
+from workers.decision_log.schema import HOUR_MS, SCHEMA, VERSION, BadFileError
 
 
 def test_missing_log_reads_as_an_empty_table(folder):
@@ -46,8 +46,8 @@ def test_period_is_read_without_the_hours_around_it(folder):
         (SCHEMA.empty_table().drop_columns(["ids"]), "column ids: is missing"),
         (SCHEMA.empty_table().replace_schema_metadata({}), "metadata quotagate.schema: must be the version"),
         (
-            SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"3"}),
-            "metadata quotagate.schema: 3 is newer than 2; read it with a newer Quotagate",
+            SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"%d" % (VERSION + 1)}),
+            f"metadata quotagate.schema: {VERSION + 1} is newer than {VERSION}; read it with a newer ",
         ),
         (
             SCHEMA.empty_table().replace_schema_metadata({b"quotagate.schema": b"0"}),

@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import stores
 from tests.deploy.files import ROOT
+from tests.envoy.calls import connected, serving
 from tests.pushing import RULES, WELL, push
-from tests.service import Service, eventually, running
+from tests.service import Service, eventually
 
 DASHBOARD: Final = ROOT / "examples/grafana/quotagate.json"
 ALERTS: Final = ROOT / "examples/prometheus/alerts.yml"
@@ -53,6 +54,13 @@ class Watched:
         refused = self.node.http.get("/v1/keys", headers={"Authorization": "Bearer none"})
         assert refused.status_code == 401
 
+    def lease(self) -> None:
+        """Take a lease, and settle it."""
+        wish = {"ask": {"principal": "bob", "usage": {"mutations": 1}}, "lease_ms": 1_000}
+        taken = self.node.http.post("/v1/leases", json=wish)
+        assert taken.json()["granted"] == {"mutations": 1}, taken.text
+        assert self.node.http.delete(f"/v1/leases/{taken.json()['lease']}").json()["ok"] is True
+
     def crowd(self) -> None:
         """Open connections from one address until one is refused."""
         with ExitStack() as stack:
@@ -87,7 +95,7 @@ def watched() -> Iterator[Watched]:
     """A node that has counted something in every metric; its store may evict, to show that fault too."""
     with (
         stores.server("valkey", "--maxmemory-policy", "allkeys-lru") as store,
-        running(store_url=store.url, environment=RULES | BOUND) as node,
+        serving(store_url=store.url, environment=RULES | BOUND) as (node, envoy_port),
     ):
         tokens = {"limit": 1, "algorithm": "token_bucket", "burst": 5}
         shadow = {"limit": 1, "shadow": True}
@@ -104,6 +112,9 @@ def watched() -> Iterator[Watched]:
         found = Watched(node, store)
         found.load()
         found.load()
+        found.lease()
+        with connected(envoy_port) as envoy:
+            assert envoy.code({"path": "/"}) == "OK"
         found.crowd()
         found.load_without_the_store()
         yield found

@@ -205,7 +205,7 @@ def complaints(node: Service) -> Counter[str]:
 async def test_twenty_thousand_requests(program: str):
     seed = int(os.environ.get("FUZZ_SEED", "4"))
     with running(environment=ENVIRONMENT, program=program) as node:
-        run = await fuzzed(node, seed, requests=20_000, warm_up=5_000)
+        run = await fuzzed(node, seed, requests=20_000, warm_up=15_000)
     say(f"seed {seed}: {summary(run)}")
     assert run.storm.kinds.keys() == {made.kind for made in (case(1, n) for n in range(20_000))}, "all kinds"
 

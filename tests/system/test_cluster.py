@@ -22,7 +22,7 @@ USER_LIMIT, IP_LIMIT = 40, 120
 ANSWERS: Final = 200
 """How many there are before a node is killed, and after."""
 
-PATIENT: Final = {"QUOTAGATE_STORE_BUDGET_MS": "30000", "QUOTAGATE_QUEUE_MS": "60000"}
+PATIENT: Final = {"QUOTAGATE_QUEUE_MS": "60000"}
 """A crowded machine is no outage."""
 
 

@@ -7,6 +7,7 @@ Example  <5 tokens, 1000 ms> onto a bucket of <8, 1000>: the lower level stays, 
 ]]
 
 function token_bucket.load_tokens(check, packed, from, _, tally)
+  check.most = check.burst -- levels are compared as if nothing were held; whoever reads the bucket cuts them to the rest
   local tokens, since = unpack_(TOKENS, packed, from)
   if tokens_at(check, tokens, since, check.t) >= check.burst then
     tally[OVER] = tally[OVER] + 1
