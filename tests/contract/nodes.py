@@ -110,12 +110,14 @@ class Node:
     Attributes:
         looked: how many events (losses, resets) had happened when it read the marks last.
         noticed: the resets that it knows of.
+        losses: how many losses of the store's state it knows of.
     """
 
     local: LocalAnswers
     known: KnownIds
     looked: int = 0
     noticed: set[int] = field(default_factory=set)
+    losses: int = 0
     late: list[LateReply] = field(default_factory=list)
 
 
@@ -157,6 +159,7 @@ class Nodes(RuleBasedStateMachine):
         self.reset_until: dict[tuple[str, Any], tuple[int, int]] = {}
         self.used_at: dict[tuple[str, Any], int] = {}
         self.gone: set[tuple[str, Any]] = set()
+        self.losses = 0
         self.written: dict[str, list[tuple[int, Node | None]]] = {user: [] for user in USERS}
 
     @initialize(many=st.integers(1, 3), lag=st.sampled_from((0, 0, 3)), limit=st.sampled_from((2, 4, 8)))
@@ -423,6 +426,7 @@ class Nodes(RuleBasedStateMachine):
             if not any(self._is_certain(node, *place) for node in self.nodes):
                 del self.used_at[place]  # its bucket may have been reset, and now nobody can say whether
         self.redis.flushall()
+        self.losses += 1
         self.oracle.lose()
         self.events += 1
         self.lost = self.events
@@ -548,7 +552,7 @@ class Nodes(RuleBasedStateMachine):
     def _look(self, node: Node) -> None:
         self._read(node)
         self.loop.run_until_complete(node.local._look())
-        node.looked = self.events
+        node.looked, node.losses = self.events, self.losses
         node.noticed.update(range(self.lost + 1, self.events + 1))  # a loss hides what was before
 
     def _is_certain(self, node: Node, user: str, each: Any) -> bool:
@@ -764,7 +768,8 @@ class Nodes(RuleBasedStateMachine):
             until, event = self.reset_until.get((user, each), (0, 0))
         if self.now >= until:
             raise Difference(f"{each} of {user} is written although it died at {until}, before {self.now}")
-        if event in self.renewing.noticed:
+        # Until a node has seen a loss, it asks the store about a reset that the store has forgotten.
+        if event in self.renewing.noticed and self.renewing.losses == self.losses:
             raise Difference(f"{each} of {user} is written although its bucket was reset")
 
     def _check_refusal(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:
