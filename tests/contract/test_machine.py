@@ -21,11 +21,11 @@ QUICK_STEPS = 3_000
 
 FAULTS = {
     "the last ask's ids taken for those of an ask": (
-        "check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, nil,",
-        "check.id_outcomes, check.alive, check.changed, check.dirty, check.id_outcomes = nil, nil,",
+        "check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, false,",
+        "check.id_outcomes, check.alive, check.changed, check.dirty, check.id_outcomes = check.id_outcomes, false,",
     ),
     "the last ask's bucket taken for a missing one": (
-        "check.text, check.newest = '', nil",
+        "check.text, check.newest = '', false",
         "check.text = ''",
     ),
     "> for >= at a bucket's last token": (

@@ -14,7 +14,8 @@ local PRODUCER_IDS = ALGORITHMS[3]
 local QUOTA_BYTES, FIELD_AT = 52, 36 -- of a quota in an ask, and where its third parameter is in it
 local store_time, next_key, id_outcomes
 -- The checks of the ask at hand are the first `quotas` of these. Every ask uses the same tables: new ones of so many
--- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read.
+-- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read, and
+-- to false where there is nothing: each assignment of nil to a missing field may make Lua arrange the whole table anew.
 local checks, quotas = {}, 0
 local refused -- whether a quota that is not in shadow refuses the ask at hand
 local was_reset -- whether a bucket was reset since a node learned what it wants to renew

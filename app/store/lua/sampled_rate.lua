@@ -25,8 +25,7 @@ function sampled_rate.load(check, samples, sample_ms)
   if deny and samples < 2 then decided = 2 end
   check.deny, check.decided, check.span = deny, decided, decided * sample_ms
   check.samples, check.sample_ms, check.moved = samples, sample_ms, 0
-  check.window, check.is_charged, check.birth, check.took = nil, false, 0, 0
-  check.holds = nil
+  check.window, check.is_charged, check.birth, check.took, check.holds = false, false, 0, 0, false
   local text = call('GET', check.key)
   if text and #text >= RATE_BYTES then
     check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last = unpack_(RATE, text)
@@ -40,7 +39,7 @@ function sampled_rate.load(check, samples, sample_ms)
   else
     check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last =
       0, 0, -huge, -huge, 0, -huge, -huge
-    check.text, check.newest = '', nil
+    check.text, check.newest = '', false
   end
 end
 
