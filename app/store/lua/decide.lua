@@ -181,7 +181,8 @@ local function apply(ends)
   end
   local charged = false
   for i = 1, quotas do
-    if checks[i].reason ~= STORE_FULL and checks[i].algorithm.charge(checks[i]) then charged = true end
+    local check = checks[i]
+    if check.reason ~= STORE_FULL and check.algorithm.charge(check) then charged = true end
   end
   return charged
 end
@@ -253,7 +254,8 @@ local function decide()
   for i = 1, quotas do
     local check = checks[i]
     check.t, check.correction = now, 0
-    if check.newest and now < check.newest then correct(check) end
+    local newest = check.newest
+    if newest and now < newest then correct(check) end
     if check.holds then check.algorithm.reckon(check) end
     judge(check, 0)
   end
@@ -297,8 +299,7 @@ end
 local function needs()
   local keys, writes = logged and 1 or 0, false
   for i = 2, #ARGV do
-    local its_mode, its_quotas = byte(ARGV[i], 1, 2)
-    local low, high = byte(ARGV[i], CONTEXT_AT, CONTEXT_AT + 1)
+    local its_mode, its_quotas, _, _, _, _, _, _, _, _, low, high = byte(ARGV[i], 1, CONTEXT_AT + 1)
     keys = keys + its_quotas + (low + high > 0 and 1 or 0)
     writes = writes or its_mode ~= PEEK
   end
