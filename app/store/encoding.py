@@ -32,6 +32,8 @@ QUOTA: Final = struct.Struct("<BBHdddddd")
 _RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
 HISTORY_BYTES: Final = 16
+BRIEF: Final = 3
+"""The first byte of an answer that has two numbers of each quota, which admits."""
 STAMPED: Final = 4
 """The first byte of an answer with the stamps of its charges."""
 NO_ANSWER: Final = 5
@@ -57,17 +59,19 @@ Values = tuple[float, ...]
 """The numbers of an admission: what is observed and what remains of each quota, in order; if the first one
 counts ids, then ``OPEN_MS``, ``REMEMBERED`` and ``FILL``, which are behind all of these."""
 OPEN_MS, REMEMBERED, FILL = -3, -2, -1
-_BRIEF_OF: Final = [struct.Struct("<x" + "dd" * quotas) for quotas in range(len(KEYS) + 3)]
-"""How a brief answer is read, by the number of quotas; two keys may match twice."""
+MOST_MATCHES: Final = len(KEYS) + 2
+"""The most quotas of an ask: each key may match, and two of them twice."""
+_BRIEF_OF: Final = [struct.Struct("<x" + "dd" * quotas) for quotas in range(MOST_MATCHES + 1)]
+"""How a brief answer is read, by the number of quotas."""
 
-OBSERVED, REMAINING = 3, 4
-VALUES: Final = 8
+_OBSERVED, _REMAINING = 3, 4
+_VALUES: Final = 8
 """What is read of each quota of a full answer: outcome, reason, clock and layers, then what is observed and
 what remains, and three numbers of ids or of forgiven debt."""
-VALUES_OF: Final = [struct.Struct("<B" + "BBB8xddddd" * quotas) for quotas in range(len(KEYS) + 3)]
-"""How these are read, by the number of quotas; two keys may match twice.
+_VALUES_OF: Final = [struct.Struct("<B" + "BBB8xddddd" * quotas) for quotas in range(MOST_MATCHES + 1)]
+"""How these are read, by the number of quotas.
 
-The decision log has answers in these bytes: another layout needs another ``VERSION`` of a batch of it.
+The decision log has answers in the bytes of both layouts; another one needs another ``VERSION`` of batches.
 """
 
 ORDER_STEP: Final = 128
@@ -137,7 +141,7 @@ def decode_answer(answer: PackedAnswer) -> Answer:
     packed, at_ms, order = answer.packed, answer.at_ms, answer.order
     if packed[0] == 0:
         return Answer(_decode_results(packed[1:]), None, None, at_ms, order, answer.id_outcomes)
-    if packed[0] == 3:
+    if packed[0] == BRIEF:
         admitted = NUMBERS.iter_unpack(packed[1:])
         results = tuple([ChargeResult("admit", 0, None, 0, of, left, None, 0, 0.0) for of, left in admitted])
         return Answer(results, None, None, at_ms, order, answer.id_outcomes)
@@ -255,18 +259,36 @@ def admitted_values(packed: bytes, of_units: Sequence[bool]) -> Values | None:
 
     """
     if packed[0]:
-        return _BRIEF_OF[len(of_units)].unpack(packed) if packed[0] == 3 else None
-    values: Values = VALUES_OF[len(of_units)].unpack(packed)
+        return _BRIEF_OF[len(of_units)].unpack(packed) if packed[0] == BRIEF else None
+    values: Values = _VALUES_OF[len(of_units)].unpack(packed)
     at, admitted = 1, list[float]()
     for units in of_units:
-        after = at + VALUES
+        after = at + _VALUES
         if values[at] or values[at + 1] or values[at + 2] % _LAYER:
             return None
         if units and (values[after + FILL] or values[after + REMEMBERED]):
             return None
-        admitted += values[at + OBSERVED : at + REMAINING + 1]
+        admitted += values[at + _OBSERVED : at + _REMAINING + 1]
         at = after
-    return (*admitted, *values[1 + VALUES + OPEN_MS : 1 + VALUES])
+    return (*admitted, *values[1 + _VALUES + OPEN_MS : 1 + _VALUES])
+
+
+def admission_end(packed: bytes | bytearray, at: int, quotas: int) -> int:
+    """Where the answer ends that begins at ``at`` and admits an ask; no quotas have no answer."""
+    if not quotas:
+        return at
+    return at + (_BRIEF_OF if packed[at] == BRIEF else _VALUES_OF)[quotas].size
+
+
+def admission_numbers(packed: bytes, at: int, quotas: int) -> Values:
+    """What is observed and what remains of each quota, in order, in an answer that admits an ask."""
+    if not quotas:
+        return ()
+    if packed[at] == BRIEF:
+        return _BRIEF_OF[quotas].unpack_from(packed, at)
+    values: Values = _VALUES_OF[quotas].unpack_from(packed, at)
+    starts = range(1, len(values), _VALUES)
+    return tuple([number for its in starts for number in values[its + _OBSERVED : its + _REMAINING + 1]])
 
 
 def _encode_charge(plan: Plan, charge: Charge) -> bytes:

@@ -107,7 +107,7 @@ class RedisStore:
         caller_clock: bool = False,
         sequential: bool = False,
         logged: bool = False,
-        brief: bool = False,
+        brief: bool = True,
         max_ids: int = 1_000_000,
         timeout_s: float = 5.0,
         script: str = SCRIPT,

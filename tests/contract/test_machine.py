@@ -21,8 +21,8 @@ QUICK_STEPS = 3_000
 
 FAULTS = {
     "the last ask's ids taken for those of an ask": (
-        "check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, false,",
-        "check.id_outcomes, check.alive, check.changed, check.dirty, check.id_outcomes = check.id_outcomes, false,",
+        "check.looked, check.alive, check.changed, check.dirty,",
+        "check.dirty, check.alive, check.changed, check.dirty,",
     ),
     "the last ask's bucket taken for a missing one": (
         "check.text, check.newest = '', false",
