@@ -14,7 +14,7 @@ from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, Quota
 from app.domain.undo import Stamp
-from app.store.keys import reset_key, retry_key
+from app.store.keys import BIRTH_KEY, reset_key, retry_key
 from app.store.port import (
     Answer,
     Charge,
@@ -115,7 +115,7 @@ def read_reply(reply: Sequence[Any], *, logged: bool) -> list[PackedAnswer]:
 def encode_plan(plan: Plan, *, clustered: bool = False) -> tuple[list[bytes], bytes]:
     """A plan's keys and its argument."""
     if plan.mode == "renew":
-        keys = [reset_key(plan.charges[0].key)]
+        keys = [reset_key(plan.charges[0].key), BIRTH_KEY]
     else:
         keys = [] if plan.retry is None else [retry_key(*plan.retry, clustered=clustered)]
     context = len(plan.context) + 1 if keys else 0

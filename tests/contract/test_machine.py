@@ -99,9 +99,10 @@ FAULTS = {
         "ADMIT",
     ),
     "a renewal of what was reset": (
-        "mode == RENEW and kept and tonumber",
-        "mode == RENEW and false and tonumber",
+        "return last_reset and tonumber",
+        "return false and tonumber",
     ),
+    "a renewal of what another state had": ("if not birth or birth ..", "if birth and not birth .."),
     "a renewal that leaves out what was lost": (
         "for _, id in ipairs(check.unseen) do\n    if remembered(check) < max_ids and",
         "for _, id in ipairs({}) do\n    if remembered(check) < max_ids and",
@@ -161,8 +162,8 @@ FAULTS = {
         "do return tokens_at(check, tokens, since, at) end",
     ),
     "a retry charged again": (
-        "if mode ~= RENEW and kept and now - unpack_('<d', kept) < RETRY_MS then",
-        "if false then",
+        "elseif kept and now - unpack_('<d', kept) < RETRY_MS then",
+        "elseif false then",
     ),
 }
 

@@ -18,7 +18,7 @@ local store_time, next_key, id_outcomes
 -- to false where there is nothing: each assignment of nil to a missing field may make Lua arrange the whole table anew.
 local checks, quotas = {}, 0
 local refused -- whether a quota that is not in shadow refuses the ask at hand
-local was_reset -- whether a bucket was reset since a node learned what it wants to renew
+local renewal -- the outcome of a renewal
 
 -- What a bucket grants of a wish (check.slice); where that is nothing, the wait until one unit is free (the wish, if that
 -- is less), or until the first lease ends if that is sooner, because leases are mostly settled with less than they hold.
@@ -48,7 +48,7 @@ local function own_result(check, later)
   if mode > RECORD then
     if mode == HOLD then return grant(check) end
     if mode == REFUND or mode == SETTLE or mode == UNDO then return ADMIT, 0 end
-    if mode == RENEW then return was_reset and REJECT or ADMIT, 0 end
+    if mode == RENEW then return renewal, 0 end
   end
   if check.limit == 0 and check.usage > 0 and check.algorithm ~= PRODUCER_IDS then
     if mode == RECORD then return DELAY, check.longest end
@@ -171,7 +171,7 @@ local function apply(ends)
       return false
     end
     if mode == RENEW then
-      for i = 1, was_reset and 0 or quotas do checks[i].algorithm.renew(checks[i]) end
+      for i = 1, renewal == ADMIT and quotas or 0 do checks[i].algorithm.renew(checks[i]) end
       return false
     end
   end
@@ -230,8 +230,15 @@ local function id_outcomes_of()
   return ''
 end
 
+-- What a node knows is written again unless the bucket was reset since. A state that the node does not know may have lost
+-- the number of that reset.
+local function outcome_of_renewal(birth, known_birth, last_reset)
+  if not birth or birth .. history_now() ~= known_birth then return THROTTLE end
+  return last_reset and tonumber(last_reset) > checks[1].usage and REJECT or ADMIT
+end
+
 local function decide()
-  local at_ms, context, retry, kept
+  local at_ms, context, retry, kept, birth
   mode, quotas, at_ms, context = unpack_(ASK, ask)
   local is_brief = brief and context == 0 and mode < HOLD
   keeps, stamped, delayed = false, false, nil
@@ -244,13 +251,16 @@ local function decide()
     retry = KEYS[next_key]
     next_key = next_key + 1
     kept = call('GET', retry)
-    if mode ~= RENEW and kept and now - unpack_('<d', kept) < RETRY_MS then
+    if mode == RENEW then
+      birth = call('GET', KEYS[next_key])
+      next_key = next_key + 1
+    elseif kept and now - unpack_('<d', kept) < RETRY_MS then
       next_key = next_key + quotas
       return '\1' .. string.sub(kept, 9)
     end
   end
   local ends = read_checks()
-  refused, was_reset = false, mode == RENEW and kept and tonumber(kept) > checks[1].usage
+  refused, renewal = false, mode == RENEW and outcome_of_renewal(birth, string.sub(ask, ends), kept)
   for i = 1, quotas do
     local check = checks[i]
     check.t, check.correction = now, 0
@@ -283,13 +293,16 @@ local function decide_asks()
   end
 end
 
+-- How many keys an ask with a context has in addition to its buckets.
+local function more_keys(its_mode) return its_mode == RENEW and 2 or 1 end
+
 -- Go on after an error. A bucket of the wrong Redis type or a bug in this script fails only the ask at `place`. Any
 -- other error of the store (it is out of memory, for example) fails the whole call, and is returned.
 local function pass_over(failed)
   local why = type(failed) == 'table' and failed.err or tostring(failed)
   if not (string.find(why, '^WRONGTYPE') or string.find(why, '^user_function')) then return why end
-  local _, skipped, _, context = unpack_(ASK, ask)
-  next_key = first_key + skipped + (context > 0 and 1 or 0)
+  local its_mode, skipped, _, context = unpack_(ASK, ask)
+  next_key = first_key + skipped + (context > 0 and more_keys(its_mode) or 0)
   answers[place] = '\2' .. why
   if logged then outcomes_by_ask[place - 1] = '' end
   place = place + 1
@@ -300,7 +313,7 @@ local function needs()
   local keys, writes = logged and 1 or 0, false
   for i = 2, #ARGV do
     local its_mode, its_quotas, _, _, _, _, _, _, _, _, low, high = byte(ARGV[i], 1, CONTEXT_AT + 1)
-    keys = keys + its_quotas + (low + high > 0 and 1 or 0)
+    keys = keys + its_quotas + (low + high > 0 and more_keys(its_mode) or 0)
     writes = writes or its_mode ~= PEEK
   end
   return keys, writes
