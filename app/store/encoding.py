@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
 from msgspec import msgpack, structs
@@ -31,6 +31,7 @@ _ASK: Final = struct.Struct("<BBdH")
 QUOTA: Final = struct.Struct("<BBHdddddd")
 _RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
+_OUTCOMES: Final = struct.Struct("<HH")
 HISTORY_BYTES: Final = 16
 BRIEF: Final = 3
 """The first byte of an answer that has two numbers of each quota, which admits."""
@@ -102,14 +103,20 @@ def read_reply(reply: Sequence[Any], *, logged: bool) -> list[PackedAnswer]:
     at_ms = reply[0]
     if not logged:
         return [PackedAnswer(packed, at_ms) for packed in reply[1:]]
-    answers = len(reply) // 2 - 1
-    first = reply[answers + 1] * ORDER_STEP
+    first, found = reply[-2] * ORDER_STEP, dict(_id_outcomes(reply[-1]))
     return [
-        PackedAnswer(packed, at_ms, first + place if first else None, id_outcomes)
-        for place, (packed, id_outcomes) in enumerate(
-            zip(reply[1 : answers + 1], reply[answers + 2 :], strict=True)
-        )
+        PackedAnswer(packed, at_ms, first + place if first else None, found.get(place, b""))
+        for place, packed in enumerate(reply[1:-2])
     ]
+
+
+def _id_outcomes(packed: bytes) -> Iterator[tuple[int, bytes]]:
+    """By the place of their ask, what became of ids."""
+    at = 0
+    while at < len(packed):
+        place, ids = _OUTCOMES.unpack_from(packed, at)
+        at += _OUTCOMES.size + ids
+        yield place, packed[at - ids : at]
 
 
 def encode_plan(plan: Plan, *, clustered: bool = False) -> tuple[list[bytes], bytes]:

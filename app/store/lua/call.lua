@@ -54,8 +54,9 @@ Reply    { now, answer, answer, ... }
                    ids, and there is no more to say
                    '\4' and a result for each quota; then for each quota what undo needs of its charge, and the history
                    (undo.lua)
-         A call that is logged goes on: the call's number, an integer (0 if it could write nothing), then for each answer
-         what became of the ask's ids, one byte each: 0 not written, 1 charged, 2 refreshed.
+         A call that is logged goes on: the call's number, an integer (0 if it could write nothing); then what became of
+         ids, one string, of each ask that has some: I2 its place among the answers (from 0), I2 ids (count), and for
+         each id one byte: 0 not written, 1 charged, 2 refreshed.
          A result, struct <B B B d d d d d d>:
            B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject; in mode renew 2 if the store's state is not the one that
               the node knows, 3 if the bucket was reset since; in mode settle 3 if nothing is held for the lease

@@ -12,7 +12,9 @@ Example  of two quotas, the first admits and the second refuses: neither is char
 local ALGORITHMS = { make_sampled_rate(), make_token_bucket(), make_producer_ids() }
 local PRODUCER_IDS = ALGORITHMS[3]
 local QUOTA_BYTES, FIELD_AT = 52, 36 -- of a quota in an ask, and where its third parameter is in it
-local store_time, next_key, id_outcomes
+local store_time, next_key
+local answers, outcomes, place, first_key
+local ids_check -- the check of the ask at hand that counts ids; at most one does
 -- The checks of the ask at hand are the first `quotas` of these. Every ask uses the same tables: new ones of so many
 -- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read, and
 -- to false where there is nothing: each assignment of nil to a missing field may make Lua arrange the whole table anew.
@@ -92,6 +94,7 @@ end
 -- Unpack the quotas of an ask and load their buckets; returns where the ask's context begins.
 local function read_checks()
   local at = delayed and 21 or 13
+  ids_check = nil
   for i = 1, quotas do
     local check = checks[i] or {}
     checks[i], check.key = check, KEYS[next_key]
@@ -102,6 +105,7 @@ local function read_checks()
     algorithm = ALGORITHMS[algorithm]
     check.algorithm = algorithm
     if mode == UNDO then read_stamp(check, at) end
+    if algorithm == PRODUCER_IDS then ids_check = check end
     algorithm.load(check, first, second, third, ids, at)
     at = at + ids * 32
   end
@@ -216,18 +220,17 @@ local function brief_answer()
   return answer
 end
 
--- What became of the ids of an ask, one byte each. At most one quota of an ask counts ids.
-local function id_outcomes_of()
-  for i = 1, quotas do
-    local check = checks[i]
-    if check.algorithm == PRODUCER_IDS then
-      if not check.id_outcomes then return string.rep('\0', check.ids) end
-      local bytes = {}
-      for place = 1, check.ids do bytes[place] = string.char(check.id_outcomes[place] or 0) end
-      return table.concat(bytes)
-    end
+-- Note what became of the ids of the ask at hand, one byte each.
+local function note_outcomes()
+  local found, bytes = ids_check.id_outcomes, nil
+  if found then
+    bytes = {}
+    for at = 1, ids_check.ids do bytes[at] = string.char(found[at] or 0) end
+    bytes = table.concat(bytes)
+  else
+    bytes = string.rep('\0', ids_check.ids)
   end
-  return ''
+  outcomes[#outcomes + 1] = pack('<I2I2', place - 2, #bytes) .. bytes
 end
 
 -- What a node knows is written again unless the bucket was reset since. A state that the node does not know may have lost
@@ -272,7 +275,7 @@ local function decide()
   if sequential then sum_delays() end
   local charged = apply(ends)
   local answer = is_brief and brief_answer() or answer_of()
-  if logged then id_outcomes = id_outcomes_of() end
+  if logged and ids_check then note_outcomes() end
   if retry and (charged or keeps and not refused) and not is_full() then
     kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. string.sub(answer, 2)
     set(retry, kept, caller_clock and ttl(RETRY_MS) or RETRY_MS)
@@ -281,14 +284,11 @@ local function decide()
   return answer
 end
 
-local answers, outcomes_by_ask, place, first_key
-
 -- Decide the asks from `place` on, until the call wrote much: the rest comes with the next call.
 local function decide_asks()
   while place <= #ARGV and written < MOST_WRITTEN do
-    ask, id_outcomes, first_key = ARGV[place], '', next_key
+    ask, first_key = ARGV[place], next_key
     answers[place] = decide()
-    if logged then outcomes_by_ask[place - 1] = id_outcomes end
     place = place + 1
   end
 end
@@ -304,7 +304,6 @@ local function pass_over(failed)
   local its_mode, skipped, _, context = unpack_(ASK, ask)
   next_key = first_key + skipped + (context > 0 and more_keys(its_mode) or 0)
   answers[place] = '\2' .. why
-  if logged then outcomes_by_ask[place - 1] = '' end
   place = place + 1
 end
 
@@ -324,7 +323,7 @@ local function run(keys, args)
   local keys_needed, writes = needs()
   assert(#keys == keys_needed, 'a call takes one key for each quota and each kept answer of its asks')
   store_time, next_key, place = caller_clock or store_now(), 1, 2
-  answers, outcomes_by_ask = { caller_clock and 0 or store_time }, logged and {}
+  answers, outcomes = { caller_clock and 0 or store_time }, {}
   local order = logged and writes and next_order(keys[#keys], clock) or 0
   repeat -- one pcall serves all asks up to one that fails
     local ok, failed = pcall(decide_asks)
@@ -332,8 +331,7 @@ local function run(keys, args)
     if fatal then return redis.error_reply(fatal) end
   until ok
   if logged then
-    answers[#answers + 1] = order
-    for _, outcomes in ipairs(outcomes_by_ask) do answers[#answers + 1] = outcomes end
+    answers[place], answers[place + 1] = order, table.concat(outcomes)
   end
   return answers
 end
