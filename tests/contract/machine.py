@@ -423,7 +423,9 @@ class Machine(RuleBasedStateMachine):
         ask=asks(),
         many=st.sampled_from((1, 3, 40)),
         first=st.integers(0, len(IDS) - 1),
-        what=st.sampled_from(("know", "lose", "lose and know", "reset", "full", "know", "reset and know")),
+        what=st.sampled_from(
+            ("know", "lose", "lose and know", "lose and others know", "reset", "reset and know", "full", "full")
+        ),
     )
     def renew(self, ask: Ask, many: int, first: int, what: str) -> None:
         """Write ids that a node knows, perhaps after the store lost its state or the bucket was reset."""
@@ -437,7 +439,8 @@ class Machine(RuleBasedStateMachine):
         if "reset" in what:
             self._reset(ask)
         if "know" in what:
-            known = self._look()
+            mark = self._look()
+            known = known if "others" in what else mark
         if what == "full":
             self._fill(full=True)
         self._renew(ask, known)

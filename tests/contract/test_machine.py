@@ -102,7 +102,11 @@ FAULTS = {
         "return last_reset and tonumber",
         "return false and tonumber",
     ),
-    "a renewal of what another state had": ("if not birth or birth ..", "if birth and not birth .."),
+    "a renewal to a state that nobody knows": ("if not birth or birth ..", "if birth and birth .."),
+    "a renewal of what another state had": (
+        "if not birth or birth .. history_now() ~= known_birth then",
+        "if not birth then",
+    ),
     "a renewal that leaves out what was lost": (
         "for _, id in ipairs(check.unseen) do\n    if remembered(check) < max_ids and",
         "for _, id in ipairs({}) do\n    if remembered(check) < max_ids and",
