@@ -145,7 +145,9 @@ class Screen:
             if one.is_held and one.name not in self._noted:
                 self._noted[one.name] = number = one.counts["producers"]
                 asked_s = one.asked_ms / 1000
-                self._note(f"{one.name}, producer {number}: held; its client is asked to wait {asked_s:.1f} s")
+                self._note(
+                    f"{one.name}, producer {number}: held; its client is asked to wait {asked_s:.1f} s"
+                )
             elif not one.is_held and one.name in self._noted:
                 number = self._noted.pop(one.name)
                 self._note(
