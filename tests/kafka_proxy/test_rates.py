@@ -11,7 +11,7 @@ import confluent_kafka
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from tests.kafka import quotas
 from tests.kafka.brokers import Cluster
@@ -117,6 +117,56 @@ def test_two_proxies_hold_one_byte_rate_where_two_brokers_let_twice_as_much(
     assert ours == pytest.approx(LIMIT, rel=0.1)
     assert kafkas > 1.5 * LIMIT
     assert [pusher.errors for pusher in through] == [[], []]
+
+
+class Requester:
+    """A producer that sends one record with each request, at a pace and then as fast as it is let."""
+
+    def __init__(self, bootstrap: str, topic: str, partition: int, pace: float) -> None:
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="requester", acks=1)
+        self._where = (topic, partition)
+        self._pace = pace
+        self._ended = threading.Event()
+        self.count = 0
+        self.error: KafkaError | None = None
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        topic, partition = self._where
+        began = time.monotonic()
+        try:
+            while not self._ended.is_set():
+                if time.monotonic() < began + SETTLE_S:
+                    self._ended.wait(began + self.count / self._pace - time.monotonic())
+                self._producer.send(topic, b"x", partition=partition).get(120)
+                self.count += 1
+        except KafkaError as error:
+            self.error = error
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._producer.close(timeout=1)
+
+
+@pytest.mark.prove
+def test_two_proxies_hold_one_request_rate(cluster, plain, other, quotagate, admin):
+    limit = 20
+    admin.create_topics([NewTopic("requested", replica_assignments={0: [1], 1: [2]})])
+    quotagate.put("client-id=requester", request_rate=limit)
+    with ExitStack() as stack:
+        requesters = []
+        for partition, proxy in enumerate((plain, other)):
+            requesters.append(Requester(proxy.bootstrap, "requested", partition, limit / 2))
+            stack.callback(requesters[-1].close)
+        time.sleep(SETTLE_S)
+        began, before = time.monotonic(), sum(each.count for each in requesters)
+        time.sleep(MEASURE_S)
+        found = (sum(each.count for each in requesters) - before) / (time.monotonic() - began)
+    say(f"a limit of {limit} requests/s: {found:.1f} through two proxies")
+    assert [each.error for each in requesters] == [None, None]
+    assert found == pytest.approx(limit, rel=0.1)
 
 
 def test_request_rate_is_held_by_the_clients_themselves(plain, quotagate, topic):
