@@ -165,8 +165,8 @@ def all_works() -> Iterator[Work]:
         yield Work(subject="quotagate", kind=kind, keys="uniform")
     for kind in ("one quota", "three quotas", "known id"):
         yield Work(subject="quotagate", kind=kind, keys="zipf")
-    for keys in ("hot", "uniform"):
-        yield Work(subject="quotagate", kind="known id", keys=keys, remembers=False)
+    yield Work(subject="quotagate", kind="known id", remembers=False)
+    yield Work(subject="quotagate", kind="known id", keys="uniform", remembers=False)
     for batch in (10, 100, 1_000):
         yield Work(subject="quotagate", kind="one quota", batch=batch)
     yield Work(subject="quotagate", kind="one quota", keys="uniform", batch=100)
