@@ -33,7 +33,7 @@ LASTS_S: Final = 40.0
 LIMIT, WINDOW_MS = 4, 12_000
 NEXT: Final = """
 What to read next:
-  integrations/kafka-proxy/README.md     what is enforced, which error a client gets
+  integrations/kafka-proxy/README.md     what is enforced, and how
   integrations/kafka-proxy/example.yaml  the configuration that this demo ran
   docs/kafka.md                          proxy or broker plugin; cost, sizing"""
 
@@ -51,7 +51,7 @@ async def demo(seconds: float, screen: Screen) -> None:
         playing.cancel()
         with suppress(asyncio.CancelledError):
             await playing
-        screen.say("everything stops")
+        screen.say("Everything stops.")
 
 
 async def play(stack: AsyncExitStack, seconds: float, screen: Screen) -> None:

@@ -52,9 +52,9 @@ class Arrangement:
 
 async def arrange(stack: AsyncExitStack, folder: Path, say: Callable[[str], None]) -> Arrangement:
     """Build what is missing and start everything; it is stopped with the stack, the last first."""
-    say("the proxy and the broker are built; the first time Maven fetches their parts, which takes minutes")
+    say("The proxy and the broker are built. The first time, that takes minutes.")
     await asyncio.to_thread(build)
-    say("a Kafka broker, Quotagate and the proxy start, on ports of their own; q or Ctrl-C ends it all")
+    say("A Kafka broker, Quotagate and the proxy start. Press q or Ctrl-C to end it all.")
     broker = await start_broker(stack, folder / "broker")
     port, home = free_port(), folder / "home"
     settings = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port)}

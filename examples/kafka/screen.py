@@ -18,7 +18,7 @@ from examples.kafka.senders import Sender
 
 DRAWN_EVERY_S: Final = 0.25
 SAID_EVERY_S: Final = 2.0
-WITHOUT_TRACE: Final = 76
+WITHOUT_TRACE: Final = 70
 """The width of the table's other columns."""
 SENDS, HELD = ("■", "green"), ("·", "dark_orange3")
 EVENTS: Final = 9
@@ -73,13 +73,11 @@ class Screen:
         """What it came to."""
         for one in senders:
             counts = one.counts
-            made = f"{counts['producers']} producer{'s' * (counts['producers'] != 1)}"
-            held = (
-                f"held {counts['holds']} times, {one.held_s:.0f} s in all"
-                if counts["holds"]
-                else "never held"
+            held = f"held {times(counts['holds'], 'time')}, {one.held_s:.0f} s in all"
+            self.say(
+                f"{one.name}: {counts['records']} records by {times(counts['producers'], 'producer')}, "
+                f"{held if counts['holds'] else 'never held'}, {counts['errors']} errors"
             )
-            self.say(f"{one.name}: {counts['records']} records by {made}, {held}, {counts['errors']} errors")
 
     def line(self, senders: Sequence[Sender], charged: int) -> str:
         """The counts in a line."""
@@ -119,15 +117,15 @@ class Screen:
     def _table(self, senders: Sequence[Sender]) -> Table:
         seconds = max(5, self._console.width - WITHOUT_TRACE)
         rows = Table(
-            Column("who"),
+            Column("who", no_wrap=True),
             Column(no_wrap=True),
             Column("made", justify="right"),
             Column("records", justify="right"),
             Column("errors", justify="right"),
-            Column("now", width=13, no_wrap=True),
+            Column("now", width=11, no_wrap=True),
             Column(f"last {seconds} s", no_wrap=True),
             box=None,
-            padding=(0, 2, 0, 0),
+            padding=(0, 1, 0, 0),
         )
         for one in senders:
             counts = (str(one.counts[name]) for name in ("producers", "records", "errors"))
@@ -159,3 +157,8 @@ class Screen:
         self._events.append(f"{time.monotonic() - self._began:5.1f} s  {event}")
         if not self._drawn:
             self.say(self._events[-1])
+
+
+def times(count: int, what: str) -> str:
+    """So many of something."""
+    return f"{count} {what}{'s' * (count != 1)}"
