@@ -22,6 +22,7 @@ from typing import Any, Final
 import httpx
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
+from kafka.errors import KafkaTimeoutError
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -71,7 +72,7 @@ class Sender(threading.Thread):
     def end_producer(self) -> None:
         """Close it, whatever it still waits for."""
         if self._producer is not None:
-            with suppress(Exception):
+            with suppress(KafkaTimeoutError):
                 self._producer.close(timeout=0)
 
     def end(self) -> None:
