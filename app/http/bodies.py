@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -34,8 +34,11 @@ LeaseText = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
 Address = Annotated[str, Meta(extra_json_schema=_AN_IP)]
 
 
-class UsageBody(Struct, forbid_unknown_fields=True, gc=False):
-    """The usage that an ask charges; at least one field."""
+U = TypeVar("U", bound="LeaseUsageBody")
+
+
+class LeaseUsageBody(Struct, forbid_unknown_fields=True, gc=False):
+    """Usage that a lease can hold: everything but producer ids."""
 
     requests: Count | UnsetType = UNSET
     connections: Count | UnsetType = UNSET
@@ -43,18 +46,28 @@ class UsageBody(Struct, forbid_unknown_fields=True, gc=False):
     produce_bytes: Amount | UnsetType = UNSET
     fetch_bytes: Amount | UnsetType = UNSET
     request_time_ms: Amount | UnsetType = UNSET
+
+
+class UsageBody(LeaseUsageBody):
+    """The usage that an ask charges; at least one field."""
+
     producer_ids: Annotated[list[NumberId | TextId], Meta(max_length=MAX_IDS)] | UnsetType = UNSET
 
 
-class AskBody(Struct, forbid_unknown_fields=True, gc=False):
-    """One ask."""
+class NamedUsageBody(Struct, Generic[U], forbid_unknown_fields=True, gc=False):
+    """Usage, and the names by which its quotas are found."""
 
-    usage: UsageBody
+    usage: U
     principal: Name | None = None
     client_id: ClientName | None = None
     ip: Address | None = None
     broker: Name | None = None
     listener: Name | None = None
+
+
+class AskBody(NamedUsageBody[UsageBody]):
+    """One ask."""
+
     mode: Mode = "admit"
     enforcement: Literal["deny"] | UnsetType = UNSET
     recheck: bool = False
@@ -119,26 +132,9 @@ class DecisionsBody(Struct, gc=False):
     decisions: list[DecisionBody]
 
 
-class LeaseUsageBody(Struct, forbid_unknown_fields=True, gc=False):
-    """Usage that a lease can hold: everything but producer ids."""
-
-    requests: Count | UnsetType = UNSET
-    connections: Count | UnsetType = UNSET
-    mutations: Count | UnsetType = UNSET
-    produce_bytes: Amount | UnsetType = UNSET
-    fetch_bytes: Amount | UnsetType = UNSET
-    request_time_ms: Amount | UnsetType = UNSET
-
-
-class WishBody(Struct, forbid_unknown_fields=True, gc=False):
+class WishBody(NamedUsageBody[LeaseUsageBody]):
     """The names that a lease is for, and the usage that it should hold at most; 0 to settle only."""
 
-    usage: LeaseUsageBody
-    principal: Name | None = None
-    client_id: ClientName | None = None
-    ip: Address | None = None
-    broker: Name | None = None
-    listener: Name | None = None
     at_ms: Count | UnsetType = UNSET
 
 

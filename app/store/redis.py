@@ -31,7 +31,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from app.store.client import blocking_client_of, client_of
+from app.store.client import blocking_client_of, client_of, is_clustered
 from app.store.connection import GREET_WITHIN_S, Command, Connection, Done
 from app.store.encoding import ORDER_STEP, answers_of, encode_call, encode_plans, read_reply
 from app.store.keys import BIRTH_KEY, ORDER_KEY, PROBE_KEY, RESETS_KEY, reset_key
@@ -354,13 +354,10 @@ async def run(client: Redis, *command: str | bytes | int) -> Any:
         return await cast("Any", client).execute_command(*command)
     except (RedisError, RedisClusterException, OSError) as error:
         failed = failure(error)
-        if not isinstance(failed, MissingFunctionError):
+        if not (isinstance(failed, MissingFunctionError) or is_clustered(client)):
             # The next call connects again: after a failover the address may point to another store.
-            pool = getattr(
-                client, "connection_pool", None
-            )  # a client of a cluster has none, and connects anew
-            if pool is not None:
-                await pool.disconnect(inuse_connections=False)
+            # The client of a cluster has no pool, and connects anew by itself.
+            await client.connection_pool.disconnect(inuse_connections=False)
         raise failed from error
 
 

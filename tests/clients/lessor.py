@@ -13,7 +13,7 @@ from app.domain.ask import Ask
 from app.domain.oracle import Oracle
 from app.domain.quota import KEYS, Quota
 from quotagate_client import CheckHeaders, Retries
-from quotagate_client.dialogues import Dialogue, Dialogues, Outcome, Send
+from quotagate_client.dialogues import Dialogue, Dialogues, Send, Sleep, carried_out
 from quotagate_client.leases import Holder
 from tests.bounds.leases import BEGIN_MS, RULES, of_alice
 
@@ -50,17 +50,10 @@ class Lessor:
         return Holder(self.dialogues(), {"principal": "alice"}, {self.usage: 1}, lease_ms)
 
     def carry_out(self, dialogue: Dialogue[T]) -> T:
-        outcome: Outcome | None = None
-        while True:
-            try:
-                step = dialogue.send(outcome)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            assert isinstance(step, Send), "a holder never sleeps"
-            outcome = self.answer(step)
+        return carried_out(dialogue, self.answer)
 
-    def answer(self, sent: Send) -> httpx.Response:
+    def answer(self, sent: Send | Sleep) -> httpx.Response:
+        assert isinstance(sent, Send), "a holder never sleeps"
         self.calls += 1
         assert sent.content is not None
         body = json.loads(sent.content)

@@ -424,16 +424,7 @@ class Machine(RuleBasedStateMachine):
         many=st.sampled_from((1, 3, 40)),
         first=st.integers(0, len(IDS) - 1),
         what=st.sampled_from(
-            (
-                "know",
-                "lose",
-                "lose and know",
-                "lose and others know",
-                "reset",
-                "reset and know",
-                "full",
-                "full",
-            )
+            ("know", "reset", "reset and know", "lose", "lose and know", "lose, others know", "full", "full")
         ),
     )
     def renew(self, ask: Ask, many: int, first: int, what: str) -> None:

@@ -362,13 +362,8 @@ function sampled_rate.settle(check, lease)
   return true
 end
 
-function sampled_rate.refund(check)
-  if not check.newest then return end
-  local list, left = samples_of(check), check.usage
-  for i = #list, 1, -1 do
-    local taken = min(list[i][1], left)
-    list[i][1], left = list[i][1] - taken, left - taken
-  end
+-- Write samples after something was given back. The TTL changes only if leases ended that nobody had settled.
+local function write_back(check, list)
   local packed = pack_previous(check, list)
   if check.holds and check.lapsed > 0 then
     write_all(check, packed)
@@ -376,6 +371,16 @@ function sampled_rate.refund(check)
     rebuild(check, packed)
     set_range(check.key, '0', check.text)
   end
+end
+
+function sampled_rate.refund(check)
+  if not check.newest then return end
+  local list, left = samples_of(check), check.usage
+  for i = #list, 1, -1 do
+    local taken = min(list[i][1], left)
+    list[i][1], left = list[i][1] - taken, left - taken
+  end
+  write_back(check, list)
 end
 
 -- Give back in the very sample that took it. A sample that is over, or gone, has nothing to give.
@@ -387,13 +392,7 @@ function sampled_rate.undo(check)
       local given = min(list[i][1], check.usage)
       if given == 0 then return 0 end
       list[i][1] = list[i][1] - given
-      local packed = pack_previous(check, list)
-      if check.holds and check.lapsed > 0 then
-        write_all(check, packed)
-      else
-        rebuild(check, packed)
-        set_range(check.key, '0', check.text)
-      end
+      write_back(check, list)
       return given
     end
   end

@@ -15,7 +15,7 @@ import httpx
 
 from quotagate_client.asks import Ask, Usage
 from quotagate_client.check import Check, CheckHeaders
-from quotagate_client.dialogues import Dialogue, Dialogues, Outcome, Send, Sleep
+from quotagate_client.dialogues import Dialogue, Dialogues, Outcome, Send, Sleep, carried_out
 from quotagate_client.leases import GRANTED, LEASE_MS, Holder, LeasedNames
 from quotagate_client.proxies import proxies_for
 from quotagate_client.results import Decision
@@ -171,14 +171,7 @@ class Client:
 
     def carry_out(self, dialogue: Dialogue[T]) -> T:
         """Do what a dialogue asks for, and return its result."""
-        outcome: Outcome | None = None
-        while True:
-            try:
-                step = dialogue.send(outcome)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            outcome = self._step(step)
+        return carried_out(dialogue, self._step)
 
     def _step(self, step: Send | Sleep) -> Outcome | None:
         if isinstance(step, Sleep):

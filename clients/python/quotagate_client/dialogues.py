@@ -54,6 +54,23 @@ class Sleep:
 Outcome = httpx.Response | httpx.RequestError
 Dialogue = Generator[Send | Sleep, Outcome | None, T]
 
+
+def carried_out(dialogue: Dialogue[T], do: Callable[[Send | Sleep], Outcome | None]) -> T:
+    """Do what a dialogue asks for, and return its result.
+
+    Args:
+        do: does one step of it, and returns what came of that.
+    """
+    outcome: Outcome | None = None
+    while True:
+        try:
+            step = dialogue.send(outcome)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        outcome = do(step)
+
+
 JSON: Final = {b"Content-Type": b"application/json"}
 
 
