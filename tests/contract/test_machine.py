@@ -147,6 +147,14 @@ FAULTS = {
         "  write_record(check)\n  return true",
     ),
     "a grant of all that is free": ("free / ((holds and #holds or 0) + 1)", "free"),
+    "a look that holds": (
+        "if mode == LOOK then return look_all() end",
+        "if mode == LOOK then look_all() return hold_all(unpack_(LEASE, ask, ends)) end",
+    ),
+    "a look at the wish and not at the grant": (
+        "checks[i].largest = checks[i].slice end",
+        "checks[i].largest = checks[i].usage end",
+    ),
     "one lease too many": (
         "#holds >= MOST_HOLDS then return THROTTLE",
         "#holds > MOST_HOLDS then return THROTTLE",
