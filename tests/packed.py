@@ -8,8 +8,11 @@ from app.domain.decision import OUTCOMES, REASONS
 from app.store.port import Answer, ChargeResult, PackedAnswer
 
 
-def packed(answer: Answer) -> PackedAnswer:
-    """Return an answer as the script would pack it."""
+def packed(answer: Answer, *, brief: bool = False) -> PackedAnswer:
+    """Return an answer as the script would pack it; briefly, if it admits and counts no ids."""
+    if brief:
+        numbers = [struct.pack("<dd", result.observed, result.remaining) for result in answer.results]
+        return PackedAnswer(b"\3" + b"".join(numbers), answer.at_ms, answer.order, answer.id_outcomes)
     if answer.error is not None:
         return PackedAnswer(b"\2" + str(answer.error).encode())
     kept = b"\0" if answer.kept is None else b"\1" + struct.pack("<H", len(answer.kept)) + answer.kept

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from asyncio import sleep
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -184,16 +185,17 @@ class DecisionLog(Logs):
             logged = self._introduced(page, planned, plain)
             if logged is None:
                 return
-        page.room -= logged.room
         page.count += 1
         if packed is None:
+            page.room -= logged.room
             page.rows += ADMISSION.pack(logged.place, self._now_ms(), NOT_ASKED, 0)
             return
-        order, outcomes = packed.order, packed.id_outcomes
+        answer, order, outcomes = packed.packed, packed.order, packed.id_outcomes
+        page.room -= logged.room + len(answer)
         head = ADMISSION.pack(
             logged.place, packed.at_ms, NOT_ASKED if order is None else order, len(outcomes)
         )
-        page.rows += head + packed.packed + outcomes
+        page.rows += head + answer + outcomes
 
     def late(
         self,
@@ -352,7 +354,7 @@ class DecisionLog(Logs):
         while True:
             await sleep(SEND_EVERY_S)
             try:
-                await self._send()
+                await self._send(begun_by=self._page.number)
             except Exception:
                 log.exception("decision log send failed unexpectedly")  # and is tried again
 
@@ -363,9 +365,16 @@ class DecisionLog(Logs):
                     self.log_status = await self._stream.status()
             await sleep(LOOK_EVERY_S)
 
-    async def _send(self) -> None:
-        """Send all that waits; a batch whose sending was cut short goes first, unchanged."""
+    async def _send(self, *, begun_by: float = math.inf) -> None:
+        """Send all that waits; a batch whose sending was cut short goes first, unchanged.
+
+        Args:
+            begun_by: leave a page of a higher number that still takes rows. On a busy node each batch would
+                else have the few rows that came while the last one was sent, and cost as much as a full one.
+        """
         while self._pending or self._waiting or self._unreported:
+            if not self._pending and self._is_filling(after=begun_by):
+                return
             self._pending = self._pending or self._next_batch()
             if self._pending is None:
                 continue  # what was to be packed is lost, and is reported next
@@ -374,6 +383,10 @@ class DecisionLog(Logs):
             if not (took or self._waiting):
                 return  # the dropped rows are reported when there is room
             await sleep(0)
+
+    def _is_filling(self, *, after: float) -> bool:
+        """Whether only a page waits that has a higher number and still takes rows."""
+        return bool(self._waiting) and self._waiting[0] is self._page and self._page.number > after
 
     def _next_batch(self) -> PendingBatch | None:
         """Return a batch of what waits, or None if nothing of it can be packed."""

@@ -14,10 +14,11 @@ arriving asks are answered without the store, until the reply arrives or the cal
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -58,7 +59,7 @@ Part = tuple[Group, int, int]
 """A group, and the start and end of its plans that are in one call."""
 
 
-class Gathering(Protocol):
+class Gathering(ABC):
     """Decides plans by the store: ``Gatherer``, or for a cluster ``app.admission.spreading``."""
 
     async def decide(
@@ -70,10 +71,52 @@ class Gathering(Protocol):
         on_behalf_of: str = "",
         within_s: float | None = None,
     ) -> tuple[list[PackedAnswer], StoreError | None]:
-        """Return the answers in order, as far as they came before a failure, and that failure or None."""
+        """Return the answers in order, as far as they came before a failure, and that failure or None.
+
+        Args:
+            late: called with the index of each plan whose answer arrives after the failure, and that answer;
+                what it charged remains charged.
+            on_behalf_of: the principal that the caller asks for; of several the first.
+            within_s: how long the asks may wait in the queue, if that is less than for all others.
+
+        Raises:
+            OverloadedError: the asks of this principal have waited too long; nothing was sent.
+            CallerGoneError: the caller left before anything was sent.
+        """
+        loop = asyncio.get_running_loop()
+        finished: asyncio.Future[Exception | None] = loop.create_future()
+
+        def done(_: Group, failure: Exception | None) -> None:
+            if not finished.done():
+                finished.set_result(failure)
+
+        def came_late(_: Group, place: int, answer: PackedAnswer) -> None:
+            if late is not None:
+                late(place, answer)
+
+        group = Group.of(plans, done, came_late, caller, on_behalf_of, caller.came_at or monotonic())
+        self.submit(group, within_s)
+        try:
+            failure = await finished
+        finally:
+            group.is_done = True  # also if nobody waits any more
+        if failure is None or isinstance(failure, StoreError):
+            return group.answers, failure
+        raise failure
+
+    @abstractmethod
+    def submit(self, group: Group, within_s: float | None = None) -> None:
+        """Decide the plans of a group; its callback may be called before this returns.
+
+        Args:
+            within_s: how long it may wait in the queue, if that is less than for all others.
+
+        Raises:
+            OverloadedError: the asks of this principal have waited too long; nothing is sent.
+        """
 
 
-class Gatherer:
+class Gatherer(Gathering):
     """Sends the plans of all requests to the store, one call at a time.
 
     Args:
@@ -118,48 +161,6 @@ class Gatherer:
         """How many asks are waiting for a call."""
         return self._queue.asks
 
-    async def decide(
-        self,
-        plans: Sequence[Plan | PackedPlan],
-        late: Callable[[int, PackedAnswer], None] | None = None,
-        *,
-        caller: Caller = ANYONE,
-        on_behalf_of: str = "",
-        within_s: float | None = None,
-    ) -> tuple[list[PackedAnswer], StoreError | None]:
-        """Return the answers in order, as far as they came before a failure, and that failure or None.
-
-        Args:
-            late: called with the index of each plan whose answer arrives after the failure, and that answer;
-                what it charged remains charged.
-            on_behalf_of: the principal that the caller asks for; of several the first.
-            within_s: how long the asks may wait in the queue, if that is less than for all others.
-
-        Raises:
-            OverloadedError: the asks of this principal have waited too long; nothing was sent.
-            CallerGoneError: the caller left before anything was sent.
-        """
-        loop = asyncio.get_running_loop()
-        finished: asyncio.Future[Exception | None] = loop.create_future()
-
-        def done(_: Group, failure: Exception | None) -> None:
-            if not finished.done():
-                finished.set_result(failure)
-
-        def came_late(_: Group, place: int, answer: PackedAnswer) -> None:
-            if late is not None:
-                late(place, answer)
-
-        group = Group.of(plans, done, came_late, caller, on_behalf_of, caller.came_at or monotonic())
-        self.submit(group, within_s)
-        try:
-            failure = await finished
-        finally:
-            group.is_done = True  # also if nobody waits any more
-        if failure is None or isinstance(failure, StoreError):
-            return group.answers, failure
-        raise failure
-
     def check(self, group: Group, within_s: float | None = None) -> None:
         """Check that a group could be submitted now.
 
@@ -171,14 +172,10 @@ class Gatherer:
             self._check_age(group, monotonic() - within_s)
 
     def submit(self, group: Group, within_s: float | None = None, *, is_checked: bool = False) -> None:
-        """Send a group when its turn comes; its callback may be called before this returns.
+        """Send a group when its turn comes; see ``Gathering``.
 
         Args:
-            within_s: how long it may wait in the queue, if that is less than for all others.
             is_checked: it was checked before, and is not shed now.
-
-        Raises:
-            OverloadedError: the asks of this principal have waited too long; nothing is sent.
         """
         group.within_s = within_s = self._queue_s if within_s is None else min(within_s, self._queue_s)
         queue = self._queue

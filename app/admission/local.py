@@ -307,31 +307,37 @@ class LocalAnswers:
             room -= max(len(renewal.ids), 1)
             ask = Ask({}, renewal.ids, renewal.principal)
             match = Match(renewal.applied, key)
-            pending.append(
-                PendingRenewal(key, renewal, ask, match, renewal_plan(match, ask, renewal.resets, secret))
-            )
+            plan = renewal_plan(match, ask, renewal.resets, renewal.birth, secret)
+            pending.append(PendingRenewal(key, renewal, ask, match, plan))
         return pending
 
     async def _sent(self, pending: Sequence[PendingRenewal]) -> bool:
-        """Send renewals; return whether all were answered. The others are kept."""
+        """Send renewals; return whether all were done. The others are kept."""
         edition, answers = self._known.edition, list[PackedAnswer]()
 
-        def came(place: int, answer: PackedAnswer) -> None:
+        def came_late(place: int, answer: PackedAnswer) -> None:
             self._renewed(pending[place], decode_answer(answer), edition)
 
         with suppress(OverloadedError, CallerGoneError):
-            answers, _ = await self._gatherer.decide([each.plan for each in pending], came)
-        for place, answer in enumerate(answers):
-            came(place, answer)
-        for each in pending[len(answers) :]:
+            answers, _ = await self._gatherer.decide([each.plan for each in pending], came_late)
+        left = [
+            each
+            for each, answer in zip(pending, answers, strict=False)
+            if not self._renewed(each, decode_answer(answer), edition)
+        ]
+        left += pending[len(answers) :]
+        for each in left:
             self._known.put_back(each.key, each.renewal, edition, self._now_ms() or 0)
-        return len(answers) == len(pending)
+        return not left
 
-    def _renewed(self, pending: PendingRenewal, answer: Answer, edition: int) -> None:
+    def _renewed(self, pending: PendingRenewal, answer: Answer, edition: int) -> bool:
+        """Note the answer to a renewal; return false if the store's state is not known."""
         key, renewal = pending.key, pending.renewal
         if answer.error is not None or not answer.results:
-            return
+            return True
         result = answer.results[0]
+        if result.outcome == "throttle":
+            return False
         was_reset = result.outcome == "reject"
         is_written = was_reset or result.open_ms > 0
         self._known.renewed(key, renewal, edition, answer.at_ms, was_reset=was_reset, is_written=is_written)
@@ -343,6 +349,7 @@ class LocalAnswers:
             self._known.wrote(key, answer.at_ms)
             self._metrics.count_renewal(Fill(renewal.applied.bucket, result.remembered, result.fill))
             self._logs.renewed(pending.ask, (pending.match,), answer)
+        return True
 
     def _in_force(self, applied: AppliedQuota) -> AppliedQuota | None:
         """Return a quota as it is now; None if it is gone or has another bucket."""

@@ -28,7 +28,7 @@ from app.decision_log.batch import (
 from app.decision_log.columns import quota_fields
 from app.domain.digest import digest
 from app.domain.usage import enforcement_of, ids_of, usage_of
-from app.store.encoding import VALUES_OF
+from app.store.encoding import admission_end
 
 PLAIN_BYTES: Final = 600
 """Bytes in memory of a waiting plain ask without its quotas and names; these are in its bytes."""
@@ -149,7 +149,8 @@ class LogPage:
                 yield WaitingRow(None, begin, end)
             else:
                 *_, outcomes = ADMISSION.unpack_from(self.rows, begin)
-                end = begin + ADMISSION.size + _answer_size(self.asks[place]) + outcomes
+                answer_at = begin + ADMISSION.size
+                end = admission_end(self.rows, answer_at, len(self.asks[place].places)) + outcomes
                 yield WaitingRow(place, begin, end)
             begin = end
 
@@ -167,7 +168,7 @@ class LogPage:
                 rest.introduce(plain, ask, quotas)
             rest.rows += _PLACE.pack(ask.place) + self.rows[begin + _PLACE.size : end]
             rest.count += 1
-            rest.room -= ask.room
+            rest.room -= ask.room + end - begin - ADMISSION.size
         return rest
 
     def packed(self, rows: bytes | bytearray, asks: int | None = None) -> PackedAdmissions:
@@ -188,11 +189,6 @@ def made_of(plain: PlainQuotas) -> tuple[Logged, Logged]:
     assert ask is not None
     assert quotas is not None
     return ask, quotas
-
-
-def _answer_size(plain: PlainQuotas) -> int:
-    """Return how long the answer is that admits an ask."""
-    return VALUES_OF[len(plain.places)].size if plain.places else 0
 
 
 def logged_ask(planned: PlannedAsk, plain: PlainQuotas, secret: bytes, *, plain_ids: bool) -> Logged:
@@ -220,7 +216,7 @@ def logged_ask(planned: PlannedAsk, plain: PlainQuotas, secret: bytes, *, plain_
     )
     held = PLAIN_BYTES + MATCH_BYTES * len(planned.matches) + 3 * len(packed)
     # The half of the ask has four bytes for each id, so it covers the outcomes of its ids.
-    room = ADMISSION.size + _answer_size(plain) + len(packed) // 2
+    room = ADMISSION.size + len(packed) // 2
     return keep(plain, Logged(packed, len(packed), held, room))
 
 

@@ -32,9 +32,9 @@ from app.admission.plan import (
 )
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
-from app.domain.quota import KEYS, MAX_CONNECTION_CREATION_RATE, Quota
+from app.domain.quota import MAX_CONNECTION_CREATION_RATE, Quota
 from app.domain.usage import enforcement_of, spreads_of, usage_field
-from app.store.encoding import COUNT, NUMBER, VALUES_OF, Values, pieces_of
+from app.store.encoding import COUNT, MOST_MATCHES, NUMBER, Values, pieces_of
 from app.store.port import PackedPlan, Plan
 
 OWN_BYTES: Final = 1_000
@@ -47,7 +47,8 @@ SHARED_MOST_BYTES: Final = 4 * 1024 * 1024
 
 _ADMITS: Final = Verdict("", "", "", 0.0, "deny", shadow=False, outcome="admit", throttle_ms=0)
 ADMITTED: Final[Sequence[Decision]] = [
-    combined("admit", (_ADMITS,) * quotas, detail=False, sequential=False) for quotas in range(len(VALUES_OF))
+    combined("admit", (_ADMITS,) * quotas, detail=False, sequential=False)
+    for quotas in range(MOST_MATCHES + 1)
 ]
 """The decision that is made when every quota admits, by their number; each is one object for all asks."""
 ADMITTED_ALONE: Final = decision_of(Ask(), None, None, sequential=False, alone=_ADMITS)[0]
@@ -389,6 +390,3 @@ def _packed(
     for field, per_unit, piece in amounts:
         argument += (NUMBER.pack(spent[field] / per_unit), piece)
     return PackedPlan(tuple([key for _, key in matches]), b"".join(argument), ids)
-
-
-assert len(VALUES_OF) > len(KEYS), "each key may match, and two of them twice"

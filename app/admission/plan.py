@@ -181,15 +181,17 @@ def local_verdict(
     )
 
 
-def renewal_plan(match: Match, ask: Ask, resets: int, secret: bytes) -> Plan:
+def renewal_plan(match: Match, ask: Ask, resets: int, birth: bytes, secret: bytes) -> Plan:
     """Return the plan to write ids that this node knows: uncharged, and never refused.
 
     Args:
         resets: the number of the last reset that the node knew of. If the bucket was reset since, the store
             writes nothing, and the outcome is ``reject``.
+        birth: of the state that the node knows. Of another one, which may have lost the number of that reset,
+            the store writes nothing, and the outcome is ``throttle``.
     """
-    spreads = b"".join(spreads_of(ask, secret))
-    return Plan("renew", (Charge(match.applied, match.key, resets, "deny", spreads),), at_ms=ask.at_ms)
+    charge = Charge(match.applied, match.key, resets, "deny", b"".join(spreads_of(ask, secret)))
+    return Plan("renew", (charge,), context=birth, at_ms=ask.at_ms)
 
 
 def hold_plan(ask: Ask, matches: Sequence[Match], lease: bytes, lease_ms: int) -> Plan:

@@ -8,19 +8,18 @@ once, to each primary in the order of the asks. Asks of a batch that share a buc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple, cast
 
 import structlog
 
-from app.admission.circuit import Circuit
+from app.admission.circuit import PAUSES_S, Circuit
 from app.admission.errors import AdmissionError
-from app.admission.gather import CLOSE_WITHIN_S, Gatherer
+from app.admission.gather import CLOSE_WITHIN_S, Gatherer, Gathering
 from app.admission.metrics import Metrics
 from app.admission.queue import Group
 from app.admission.spread import REFUSING, Came, Phase, SlotPlan, Steps, decide, groups_in
-from app.domain.caller import ANYONE, Caller
 from app.domain.slots import SlotGroups, slot_of, slot_of_tag
 from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
 from app.store.encoding import decode_answer, merged_answer, release_plan, undo_plan
@@ -128,7 +127,7 @@ class Running:
         self.error, self.is_refused = error, True
 
 
-class ClusterGatherer:
+class ClusterGatherer(Gathering):
     """Decides the asks of all requests by the primaries of a cluster.
 
     It is what ``Gatherer`` and ``Circuit`` are for a single primary.
@@ -187,13 +186,11 @@ class ClusterGatherer:
 
     def _watch_soon(self) -> None:
         """Look for the primaries again, until there are some."""
-        task = asyncio.create_task(self._watch(), name="find the primaries")
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._start(self._watch(), "find the primaries")
 
     async def _watch(self) -> None:
         while not self._reached and not self._is_closed:
-            await asyncio.sleep(0.25)  # as often as a store is examined that is away
+            await asyncio.sleep(PAUSES_S[-1])
             await self._cluster.refresh()
 
     async def stop(self) -> None:
@@ -210,16 +207,18 @@ class ClusterGatherer:
         metrics = cast("Metrics", _PrimaryMetrics(self._metrics, self._look_again))
         circuit = Circuit(store, metrics)
         self._reached[store.address] = Reached(store, circuit, Gatherer(circuit, **self._gathering))
-        task = asyncio.create_task(circuit.start(), name="examine a primary")
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._start(circuit.start(), "examine a primary")
 
     def _end(self, store: PrimaryStore) -> None:
         reached = self._reached.pop(store.address)
-        task = asyncio.create_task(self._leave(reached), name="leave a primary")
+        self._start(self._leave(reached), "leave a primary")
+        self._look_again()
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Start a task that ``stop`` cancels."""
+        task = asyncio.create_task(work, name=name)
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
-        self._look_again()
 
     async def _leave(self, reached: Reached) -> None:
         reached.store.give_up(StoreError("connection", "it has no slots any more"))
@@ -288,43 +287,8 @@ class ClusterGatherer:
             await reached.gatherer.close()
         await self._cluster.close()
 
-    async def decide(
-        self,
-        plans: Sequence[Plan | PackedPlan],
-        late: Callable[[int, PackedAnswer], None] | None = None,
-        *,
-        caller: Caller = ANYONE,
-        on_behalf_of: str = "",
-        within_s: float | None = None,
-    ) -> tuple[list[PackedAnswer], StoreError | None]:
-        """Return the answers in order; see ``Gatherer.decide``."""
-        loop = asyncio.get_running_loop()
-        finished: asyncio.Future[Exception | None] = loop.create_future()
-
-        def done(_: Group, failure: Exception | None) -> None:
-            if not finished.done():
-                finished.set_result(failure)
-
-        def came_late(_: Group, place: int, answer: PackedAnswer) -> None:
-            if late is not None:
-                late(place, answer)
-
-        group = Group.of(plans, done, came_late, caller, on_behalf_of, caller.came_at or monotonic())
-        self.submit(group, within_s)
-        try:
-            failure = await finished
-        finally:
-            group.is_done = True  # also if nobody waits any more
-        if failure is None or isinstance(failure, StoreError):
-            return group.answers, failure
-        raise failure
-
     def submit(self, group: Group, within_s: float | None = None) -> None:
-        """Decide the asks of a request; see ``Gatherer.submit``.
-
-        Raises:
-            OverloadedError: the asks of this principal have waited too long; nothing is sent.
-        """
+        """Decide the asks of a request; see ``Gathering``."""
         slots = [plan_slots(plan) for plan in group.plans]
         reached = self._of_all(slots)
         if reached is not None:
@@ -390,21 +354,23 @@ class ClusterGatherer:
     async def _run(self, asks: Sequence[Running], group: Group, within_s: float | None) -> None:
         """Decide asks, phase by phase; undos go with the next phase."""
         is_first = True
-        while waiting := [each for each in asks if each.wants is not None]:
-            phase = min(each.wants[0] for each in waiting if each.wants is not None)
-            now = [
-                each for each in waiting if each.wants is not None and each.wants[0] in {phase, Phase.UNDO}
-            ]
-            sent = [each.wants[1] for each in now if each.wants is not None]
-            for each in now:
-                if each.wants is not None and each.wants[0] != Phase.UNDO:
+        while waiting := [(each, *each.wants) for each in asks if each.wants is not None]:
+            first = min(phase for _, phase, _ in waiting)
+            now = [wanted for wanted in waiting if wanted[1] in {first, Phase.UNDO}]
+            for each, phase, _ in now:
+                if phase != Phase.UNDO:
                     each.last_phase = phase
-            plans = [plan for its in sent for plan in its]
             came = iter(
-                await self._send(plans, group, within_s if is_first else None, is_first=is_first, asks=now)
+                await self._send(
+                    [plan for _, _, its in now for plan in its],
+                    group,
+                    within_s if is_first else None,
+                    is_first=is_first,
+                    asks=[each for each, _, _ in now],
+                )
             )
             is_first = False
-            for each, its in zip(now, sent, strict=True):
+            for each, _, its in now:
                 each.came([next(came) for _ in its])
 
     async def _send(

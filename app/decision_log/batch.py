@@ -28,10 +28,11 @@ NODES: Final = f"{PREFIX}:{NODES_NAME}"
 """The heartbeat of the nodes, a hash: by a node's name the number of its newest batch in the stream and when
 that came, ``NUMBER:AT_MS``. A node that has sent none for ten minutes is removed."""
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The newest version of the layout of a batch; a writer leaves a newer one for a newer writer.
 
 The answers of admissions are in the bytes of the script, so another layout of these is another version too.
+Since version 3 some are brief; the first byte of each says so.
 """
 
 OLDEST: Final = 1

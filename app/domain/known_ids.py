@@ -271,12 +271,14 @@ class Renewal:
 
     Attributes:
         resets: as in ``KnownBucket``: if the bucket was reset after that, the store does not write them.
+        birth: the state of the store that the node knows: to another one the ids are not written.
         dies_ms: when the layer dies in which the node knows them; 0 without ids.
     """
 
     applied: AppliedQuota
     principal: str
     resets: int
+    birth: bytes
     ids: tuple[Id, ...]
     dies_ms: int = 0
 
@@ -695,7 +697,7 @@ class KnownIds:
             bucket.resets, bucket.birth = self._resets, self._birth  # it is confirmed, or all of it restored
 
     def put_back(self, key: bytes, renewal: Renewal, edition: int, now_ms: int) -> None:
-        """Keep a renewal that could not be sent for later.
+        """Keep a renewal for later that could not be sent, or that the store's state was not known for.
 
         Args:
             edition: that in which it was taken. If the node forgot something since, it may have been this.
@@ -739,7 +741,7 @@ class KnownIds:
         if not left:
             del self._lost[key]
         # what was reset since the loss was reset since the node learned it
-        return key, Renewal(bucket.applied, bucket.principal, 0, ids, dies_ms)
+        return key, Renewal(bucket.applied, bucket.principal, 0, self._birth, ids, dies_ms)
 
     def _next_waiting(self, most_ids: int, now_ms: int) -> tuple[bytes, Renewal] | None:
         key, waiting = next(iter(self._waiting.items()))
@@ -753,7 +755,7 @@ class KnownIds:
         if not ids and not has_to_ask:
             return None
         resets = waiting.resets if waiting.birth == self._birth else 0
-        return key, Renewal(waiting.applied, waiting.principal, resets, ids, dies_ms)
+        return key, Renewal(waiting.applied, waiting.principal, resets, self._birth, ids, dies_ms)
 
     def _wait(self, key: bytes, bucket: KnownBucket) -> _Waiting | None:
         """Return what waits of a bucket; None if too much waits for one bucket more."""

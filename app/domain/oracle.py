@@ -500,6 +500,7 @@ class Oracle:
         when_full: the verdict of a quota that needs a new bucket while the store is full.
 
     Attributes:
+        birth: that of the state, once a node has read it; empty before.
         resets: the number of the last reset of each bucket that was reset, by its key.
         full: the store is full. It takes no new bucket and no new kept answer, and no bucket of ids grows.
         corrections: how often a bucket's newest time was ahead of the clock.
@@ -523,6 +524,7 @@ class Oracle:
         self.sequential = sequential
         self.buckets: dict[tuple[object, ...], Bucket] = {}
         self.answers: dict[Content, tuple[Decision, int]] = {}
+        self.birth = b""
         self.resets: dict[tuple[object, ...], int] = {}
         self.corrections = 0
         self.births = 0
@@ -555,21 +557,25 @@ class Oracle:
             self.answers[retry] = (decision, now_ms)
         return decision
 
-    def renew(self, ask: Ask, applied: AppliedQuota, resets: int, now_ms: int) -> bool:
+    def renew(self, ask: Ask, applied: AppliedQuota, resets: int, birth: bytes, now_ms: int) -> Outcome:
         """Write ids that a node knows, and that the store may have lost, uncharged.
 
         Args:
             resets: the number of the last reset that the node knew of.
+            birth: of the state that the node knows.
 
         Returns:
-            whether they were written: not if the bucket was reset since.
+            ``admit`` if they were written; ``throttle`` if the state is another, ``reject`` if the bucket was
+            reset since.
         """
         part = self._part(replace(ask, mode="record"), applied, now_ms)
         assert isinstance(part.bucket, IdsBucket)
+        if not birth or birth != self.birth:
+            return "throttle"
         if self.resets.get(key_of(applied), 0) > resets:
-            return False
+            return "reject"
         part.bucket.renew(part.charge)
-        return True
+        return "admit"
 
     def stamp(self, applied: AppliedQuota, now_ms: int) -> Stamp:
         """The stamp of the last charge to a bucket, which was made now; from now on the bucket has a birth.
@@ -688,6 +694,7 @@ class Oracle:
         self.buckets.clear()
         self.answers.clear()
         self.resets.clear()
+        self.birth = b""
 
     def _part(self, ask: Ask, applied: AppliedQuota, now_ms: int) -> Part:
         quota = applied.quota

@@ -98,7 +98,6 @@ def build(
         caller_clock=by_callers,
         sequential=sequential,
         logged=settings.log != "off",
-        brief=settings.log != "all",  # which has the answers in full
         max_ids=settings.max_ids_per_principal,
         timeout_s=max(CALL_TIMEOUT_S, 2 * budget_s),
     )

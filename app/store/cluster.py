@@ -40,6 +40,12 @@ _OF_SLOT: Final = (MovedError, AskError, TryAgainError, ClusterDownError)
 """Errors that come before anything of a call has run, and that say nothing against the connection."""
 
 
+def _no_cluster() -> StoreError:
+    return StoreError(
+        "no_cluster", "the store is a single server, not a cluster: give its URL as redis://HOST:PORT"
+    )
+
+
 def _is_of_slot(reply: object) -> bool:
     return isinstance(reply, _OF_SLOT) and not isinstance(reply, MasterDownError)
 
@@ -145,7 +151,7 @@ class PrimaryStore(RedisStore):
 
     def _check_kind(self, server: Mapping[str, Any]) -> None:
         if not server.get("cluster_enabled"):
-            raise StoreError("no_cluster", "this is no cluster: give its URL as redis://HOST:PORT")
+            raise _no_cluster()
 
 
 class _SlotCalls:
@@ -358,7 +364,7 @@ class ClusterStore:
             except (RedisError, OSError) as error:
                 failed = failure(error)
                 if "cluster support disabled" in str(error):
-                    failed = StoreError("no_cluster", "this is no cluster: give its URL as redis://HOST:PORT")
+                    failed = _no_cluster()
                 continue
             finally:
                 client.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
 from msgspec import msgpack, structs
@@ -14,7 +14,7 @@ from app.domain.ask import MODES
 from app.domain.decision import BYTE_RATES, OUTCOMES, REASONS, REQUEST_RATES
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, Quota
 from app.domain.undo import Stamp
-from app.store.keys import reset_key, retry_key
+from app.store.keys import BIRTH_KEY, reset_key, retry_key
 from app.store.port import (
     Answer,
     Charge,
@@ -31,7 +31,10 @@ _ASK: Final = struct.Struct("<BBdH")
 QUOTA: Final = struct.Struct("<BBHdddddd")
 _RESULT: Final = struct.Struct("<BBBdddddd")
 _CONTEXT: Final = struct.Struct("<H")
+_OUTCOMES: Final = struct.Struct("<HH")
 HISTORY_BYTES: Final = 16
+BRIEF: Final = 3
+"""The first byte of an answer that has two numbers of each quota, which admits."""
 STAMPED: Final = 4
 """The first byte of an answer with the stamps of its charges."""
 NO_ANSWER: Final = 5
@@ -57,17 +60,19 @@ Values = tuple[float, ...]
 """The numbers of an admission: what is observed and what remains of each quota, in order; if the first one
 counts ids, then ``OPEN_MS``, ``REMEMBERED`` and ``FILL``, which are behind all of these."""
 OPEN_MS, REMEMBERED, FILL = -3, -2, -1
-_BRIEF_OF: Final = [struct.Struct("<x" + "dd" * quotas) for quotas in range(len(KEYS) + 3)]
-"""How a brief answer is read, by the number of quotas; two keys may match twice."""
+MOST_MATCHES: Final = len(KEYS) + 2
+"""The most quotas of an ask: each key may match, and two of them twice."""
+_BRIEF_OF: Final = [struct.Struct("<x" + "dd" * quotas) for quotas in range(MOST_MATCHES + 1)]
+"""How a brief answer is read, by the number of quotas."""
 
-OBSERVED, REMAINING = 3, 4
-VALUES: Final = 8
+_OBSERVED, _REMAINING = 3, 4
+_VALUES: Final = 8
 """What is read of each quota of a full answer: outcome, reason, clock and layers, then what is observed and
 what remains, and three numbers of ids or of forgiven debt."""
-VALUES_OF: Final = [struct.Struct("<B" + "BBB8xddddd" * quotas) for quotas in range(len(KEYS) + 3)]
-"""How these are read, by the number of quotas; two keys may match twice.
+_VALUES_OF: Final = [struct.Struct("<B" + "BBB8xddddd" * quotas) for quotas in range(MOST_MATCHES + 1)]
+"""How these are read, by the number of quotas.
 
-The decision log has answers in these bytes: another layout needs another ``VERSION`` of a batch of it.
+The decision log has answers in the bytes of both layouts; another one needs another ``VERSION`` of batches.
 """
 
 ORDER_STEP: Final = 128
@@ -99,20 +104,26 @@ def read_reply(reply: Sequence[Any], *, logged: bool) -> list[PackedAnswer]:
     at_ms = reply[0]
     if not logged:
         return [PackedAnswer(packed, at_ms) for packed in reply[1:]]
-    answers = len(reply) // 2 - 1
-    first = reply[answers + 1] * ORDER_STEP
+    first, found = reply[-2] * ORDER_STEP, dict(_id_outcomes(reply[-1]))
     return [
-        PackedAnswer(packed, at_ms, first + place if first else None, id_outcomes)
-        for place, (packed, id_outcomes) in enumerate(
-            zip(reply[1 : answers + 1], reply[answers + 2 :], strict=True)
-        )
+        PackedAnswer(packed, at_ms, first + place if first else None, found.get(place, b""))
+        for place, packed in enumerate(reply[1:-2])
     ]
+
+
+def _id_outcomes(packed: bytes) -> Iterator[tuple[int, bytes]]:
+    """By the place of their ask, what became of ids."""
+    at = 0
+    while at < len(packed):
+        place, ids = _OUTCOMES.unpack_from(packed, at)
+        at += _OUTCOMES.size + ids
+        yield place, packed[at - ids : at]
 
 
 def encode_plan(plan: Plan, *, clustered: bool = False) -> tuple[list[bytes], bytes]:
     """A plan's keys and its argument."""
     if plan.mode == "renew":
-        keys = [reset_key(plan.charges[0].key)]
+        keys = [reset_key(plan.charges[0].key), BIRTH_KEY]
     else:
         keys = [] if plan.retry is None else [retry_key(*plan.retry, clustered=clustered)]
     context = len(plan.context) + 1 if keys else 0
@@ -138,7 +149,7 @@ def decode_answer(answer: PackedAnswer) -> Answer:
     packed, at_ms, order = answer.packed, answer.at_ms, answer.order
     if packed[0] == 0:
         return Answer(_decode_results(packed[1:]), None, None, at_ms, order, answer.id_outcomes)
-    if packed[0] == 3:
+    if packed[0] == BRIEF:
         admitted = NUMBERS.iter_unpack(packed[1:])
         results = tuple([ChargeResult("admit", 0, None, 0, of, left, None, 0, 0.0) for of, left in admitted])
         return Answer(results, None, None, at_ms, order, answer.id_outcomes)
@@ -263,18 +274,36 @@ def admitted_values(packed: bytes, of_units: Sequence[bool]) -> Values | None:
 
     """
     if packed[0]:
-        return _BRIEF_OF[len(of_units)].unpack(packed) if packed[0] == 3 else None
-    values: Values = VALUES_OF[len(of_units)].unpack(packed)
+        return _BRIEF_OF[len(of_units)].unpack(packed) if packed[0] == BRIEF else None
+    values: Values = _VALUES_OF[len(of_units)].unpack(packed)
     at, admitted = 1, list[float]()
     for units in of_units:
-        after = at + VALUES
+        after = at + _VALUES
         if values[at] or values[at + 1] or values[at + 2] % _LAYER:
             return None
         if units and (values[after + FILL] or values[after + REMEMBERED]):
             return None
-        admitted += values[at + OBSERVED : at + REMAINING + 1]
+        admitted += values[at + _OBSERVED : at + _REMAINING + 1]
         at = after
-    return (*admitted, *values[1 + VALUES + OPEN_MS : 1 + VALUES])
+    return (*admitted, *values[1 + _VALUES + OPEN_MS : 1 + _VALUES])
+
+
+def admission_end(packed: bytes | bytearray, at: int, quotas: int) -> int:
+    """Where the answer ends that begins at ``at`` and admits an ask; no quotas have no answer."""
+    if not quotas:
+        return at
+    return at + (_BRIEF_OF if packed[at] == BRIEF else _VALUES_OF)[quotas].size
+
+
+def admission_numbers(packed: bytes, at: int, quotas: int) -> Values:
+    """What is observed and what remains of each quota, in order, in an answer that admits an ask."""
+    if not quotas:
+        return ()
+    if packed[at] == BRIEF:
+        return _BRIEF_OF[quotas].unpack_from(packed, at)
+    values: Values = _VALUES_OF[quotas].unpack_from(packed, at)
+    starts = range(1, len(values), _VALUES)
+    return tuple([number for its in starts for number in values[its + _OBSERVED : its + _REMAINING + 1]])
 
 
 def _encode_charge(plan: Plan, charge: Charge) -> bytes:

@@ -36,7 +36,10 @@ ORDER_KEY: Final = f"{PREFIX}:order".encode()
 """The number of the last call that was logged."""
 
 BIRTH_KEY: Final = f"{PREFIX}:birth".encode()
-"""Random bytes, written when they are missing: if they change, the store lost its state."""
+"""Random bytes, written when they are missing: if they change, the store lost its state.
+
+It is one for all slots: on a cluster nodes remember no ids, and neither read it nor renew.
+"""
 
 RESETS_KEY: Final = f"{PREFIX}:resets".encode()
 """The number of the last reset of any bucket that nodes may remember."""

@@ -60,7 +60,8 @@ class Plan(Struct, frozen=True):
         charges: in the order of the answer; may be empty when only a kept answer is looked for.
         retry: (principal, hash of the ask and of who sent it) under which an answer that charged is kept;
             None without an id or in a peek.
-        context: the node's own bytes, given back with a kept answer.
+        context: the node's own bytes, given back with a kept answer; in mode ``renew`` the birth of the state
+            that the node knows (``Mark``).
         at_ms: the caller's clock; None under the store's.
         ids: how many producer ids it has, which is counted from the charges; many ids make a call long.
         keeps: keep the answer even if nothing was charged, since other parts of the ask were.
@@ -259,7 +260,8 @@ class Mark(NamedTuple):
 
     Attributes:
         now_ms: the store's time.
-        birth: changes when the state is lost; empty if it is not known.
+        birth: changes when the state is lost, or may miss the newest writes after a failover or a start of
+            the server; empty if it is not known.
         resets: the number of the last reset of any bucket that nodes may remember; 0 without one.
     """
 

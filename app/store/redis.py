@@ -107,7 +107,7 @@ class RedisStore:
         caller_clock: bool = False,
         sequential: bool = False,
         logged: bool = False,
-        brief: bool = False,
+        brief: bool = True,
         max_ids: int = 1_000_000,
         timeout_s: float = 5.0,
         script: str = SCRIPT,
@@ -130,8 +130,6 @@ class RedisStore:
         self._logged = logged
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
-        self._server = b""
-        """Identifies the server that was examined last: after a failover the newest writes may be missing."""
         self.memory: Memory | None = None
         """The memory that the last examination found in use; None if that is unknown."""
 
@@ -222,7 +220,7 @@ class RedisStore:
         return int(order) * ORDER_STEP or None
 
     async def mark(self) -> Mark:
-        """By what a node notices a loss or a reset; another server's state counts as another.
+        """By what a node notices a loss or a reset; after a failover or a start the state counts as another.
 
         Raises:
             StoreError: no answer, or an error for one.
@@ -231,7 +229,7 @@ class RedisStore:
             self._client, MARK, (BIRTH_KEY, RESETS_KEY), secrets.token_hex(16)
         )
         now_ms = int(seconds) * 1000 + int(micros) // 1000
-        return Mark(now_ms, birth and birth + self._server, int(resets))
+        return Mark(now_ms, birth, int(resets))
 
     async def examine(self) -> tuple[Fault, ...]:
         """Check that the store decides and takes writes, and connect for calls if necessary.
@@ -329,7 +327,6 @@ class RedisStore:
             self._examiner.connection_pool.disconnect()
             raise failure(error) from error
         self._check_kind(server)
-        self._server = str(server.get("run_id", "")).encode()
         self.memory = Memory(int(server.get("used_memory", 0)), int(server.get("maxmemory", 0)))
         return tuple(_faults(server, self.memory))
 

@@ -81,7 +81,15 @@ def assemble() -> str:
     """The whole script."""
     makers = map(maker, ALGORITHMS)
     return "\n".join(
-        [numbers() + text("call"), text("holds"), text("undo"), *makers, text("order"), text("decide")]
+        [
+            numbers() + text("call"),
+            text("holds"),
+            text("history"),
+            text("undo"),
+            *makers,
+            text("order"),
+            text("decide"),
+        ]
     )
 
 
@@ -89,4 +97,4 @@ SCRIPT: Final = assemble()
 
 FORGET: Final = numbers() + text("order") + text("forget")
 
-MARK: Final = numbers() + text("mark")
+MARK: Final = numbers() + text("history") + text("mark")

@@ -9,146 +9,78 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
 from app.node.children import stop_event
+from examples.demo.__main__ import ended_by_q
 from examples.demo.arrangement import DidNotStart
 from examples.kafka.arrangement import Arrangement, arrange
+from examples.kafka.screen import Screen
+from examples.kafka.senders import TOPIC, Sender
 
 LASTS_S: Final = 40.0
-TOPIC: Final = "orders"
 LIMIT, WINDOW_MS = 4, 12_000
-DRAWN_EVERY_S: Final = 0.25
-SAID_EVERY_S: Final = 2.0
-BATCH: Final = 5
+NEXT: Final = """
+What to read next:
+  integrations/kafka-proxy/README.md     what is enforced, which error a client gets
+  integrations/kafka-proxy/example.yaml  the configuration that this demo ran
+  docs/kafka.md                          proxy or broker plugin; cost, sizing"""
 
 
-class Sender(threading.Thread):
-    """Sends batch after batch, and counts what the broker acknowledged."""
-
-    def __init__(self, name: str, bootstrap: str, *, loops: bool) -> None:
-        super().__init__(name=name, daemon=True)
-        self.counts: Counter[str] = Counter()
-        self.held_since: float | None = None
-        self._brokers = bootstrap
-        self._loops = loops
-        self._ended = threading.Event()
-        self._producer: Any = None
-
-    def run(self) -> None:
-        """Send until the end."""
-        while not self._ended.is_set():
-            if self._producer is None or self._loops:
-                self.end_producer()
-                self._producer = KafkaProducer(bootstrap_servers=self._brokers, client_id=self.name)
-                self.counts["producers"] += 1
-            began = self.held_since = time.monotonic()
-            futures = [self._producer.send(TOPIC, b"an order") for _ in range(BATCH)]
-            for future in futures:
-                while not future.is_done and not self._ended.is_set():
-                    time.sleep(0.01)
-                self.counts["records"] += future.is_done and future.succeeded()
-                self.counts["errors"] += future.is_done and future.failed()
-            self.held_since = None
-            self.counts["longest_ms"] = max(self.counts["longest_ms"], int((time.monotonic() - began) * 1000))
-            self._ended.wait(0.2)
-
-    def end_producer(self) -> None:
-        """Close it, whatever it still waits for."""
-        if self._producer is not None:
-            with suppress(Exception):
-                self._producer.close(timeout=0)
-
-    def end(self) -> None:
-        """Send no more."""
-        self._ended.set()
-        self.join()
-        self.end_producer()
-
-    @property
-    def state(self) -> str:
-        """What it does just now."""
-        waits = time.monotonic() - (self.held_since or time.monotonic())
-        return f"held for {waits:.0f} s" if waits > 1 else "sends"
-
-
-def table(senders: list[Sender], charged: int) -> Table:
-    """All there is to show."""
-    drawn = Table(title=f"{charged} of {LIMIT} new producer ids in {WINDOW_MS // 1000} s are used")
-    for column in ("producer", "made", "records", "errors", "longest wait", "now"):
-        drawn.add_column(column)
-    for one in senders:
-        counts = (one.counts["producers"], one.counts["records"], one.counts["errors"])
-        longest = f"{one.counts['longest_ms'] / 1000:.1f} s"
-        drawn.add_row(one.name, *map(str, counts), longest, one.state)
-    return drawn
-
-
-def line(senders: list[Sender], charged: int) -> str:
-    """The same for a file."""
-    said = (f"{one.name}: {one.counts['records']} records, {one.state}" for one in senders)
-    return f"{charged} of {LIMIT} ids; " + "; ".join(said)
-
-
-async def play(console: Console, seconds: float) -> None:
-    """From an empty folder to its end; nothing stays behind."""
+async def demo(seconds: float, screen: Screen) -> None:
+    """From an empty folder to its end, or until SIGINT, SIGTERM or q; nothing stays behind."""
     asked = stop_event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)  # the terminal is closed
     async with AsyncExitStack() as stack:
-        console.print("Quotagate, a broker and the proxy start; the first time, Maven fetches their parts")
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quotagate-kafka-")))
-        there = await arrange(stack, folder)
-        key = (there.home / "admin.key").read_text(encoding="ascii").strip()
-        headers = {"Authorization": f"Bearer {key}"}
-        operator = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=there.quotagate, headers=headers, trust_env=False)
-        )
-        quota = {"producer_ids_rate": {"limit": LIMIT, "window_ms": WINDOW_MS}}
-        (await operator.put("/v1/quotas/user=*", json=quota)).raise_for_status()
-        await asyncio.to_thread(make_topic, there)
-        senders = [
-            Sender("well-behaved", there.kafka, loops=False),
-            Sender("looping", there.kafka, loops=True),
-        ]
+        stack.enter_context(ended_by_q(asked))
+        playing = asyncio.create_task(play(stack, seconds, screen))
+        ending = asyncio.create_task(asked.wait())
+        await asyncio.wait({playing, ending}, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        playing.cancel()
+        with suppress(asyncio.CancelledError):
+            await playing
+        screen.say("everything stops")
+
+
+async def play(stack: AsyncExitStack, seconds: float, screen: Screen) -> None:
+    """Have both send for so long; what is started for it ends with the stack."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quotagate-kafka-")))
+    there = await arrange(stack, folder, screen.say)
+    key = (there.home / "admin.key").read_text(encoding="ascii").strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    http = httpx.AsyncClient(base_url=there.quotagate, headers=headers, trust_env=False)
+    operator = await stack.enter_async_context(http)
+    quota = {"producer_ids_rate": {"limit": LIMIT, "window_ms": WINDOW_MS}}
+    (await operator.put("/v1/quotas/user=*", json=quota)).raise_for_status()
+    await asyncio.to_thread(make_topic, there)
+    senders = [
+        Sender("well-behaved", "keeps its producer", there.kafka, loops=False),
+        Sender("looping", "a new one each time", there.kafka, loops=True),
+    ]
+    screen.begin()
+    for one in senders:
+        one.start()
+    try:
+        async with asyncio.timeout(seconds):
+            await screen.show(senders, lambda: charged_ids(operator), time.monotonic() + seconds)
+    except TimeoutError:
+        pass  # it is over
+    finally:
         for one in senders:
-            one.start()
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await show(console, senders, lambda: charged_ids(operator), asked)
-        finally:
-            for one in senders:
-                await asyncio.to_thread(one.end)
-        console.print(line(senders, await charged_ids(operator)))
-
-
-async def show(
-    console: Console, senders: list[Sender], charged: Callable[[], Any], asked: asyncio.Event
-) -> None:
-    """Draw until the end; without a terminal, say the counts now and then."""
-    if not console.is_terminal:
-        while not asked.is_set():
-            console.print(line(senders, await charged()))
-            await asyncio.sleep(SAID_EVERY_S)
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        while not asked.is_set():
-            live.update(table(senders, await charged()), refresh=True)
-            await asyncio.sleep(DRAWN_EVERY_S)
+            await asyncio.to_thread(one.end)
+        screen.sum_up(senders)
 
 
 async def charged_ids(operator: httpx.AsyncClient) -> int:
@@ -168,11 +100,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m examples.kafka", description="Quotagate before Kafka, live."
     )
-    parser.add_argument("--seconds", type=float, default=LASTS_S, help="how long")
+    parser.add_argument("--seconds", type=float, default=LASTS_S, help="how long both send")
+    screen = Screen(Console(highlight=False), LIMIT, WINDOW_MS / 1000)
     try:
-        asyncio.run(play(Console(highlight=False), parser.parse_args().seconds))
+        asyncio.run(demo(parser.parse_args().seconds, screen))
     except DidNotStart as error:
         sys.exit(str(error))
+    screen.say(NEXT)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import uuid
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +50,11 @@ class Arrangement:
     kafka: str
 
 
-async def arrange(stack: AsyncExitStack, folder: Path) -> Arrangement:
+async def arrange(stack: AsyncExitStack, folder: Path, say: Callable[[str], None]) -> Arrangement:
     """Build what is missing and start everything; it is stopped with the stack, the last first."""
+    say("the proxy and the broker are built; the first time Maven fetches their parts, which takes minutes")
     await asyncio.to_thread(build)
+    say("a Kafka broker, Quotagate and the proxy start, on ports of their own; q or Ctrl-C ends it all")
     broker = await start_broker(stack, folder / "broker")
     port, home = free_port(), folder / "home"
     settings = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port)}
@@ -127,7 +130,7 @@ async def start_and_hear(stack: AsyncExitStack, folder: Path, command: list[str]
 
 
 def java() -> str:
-    """A Java of 17 or later: the machine's, the one that built the proxy, or that of a wheel."""
+    """A Java of 17 or later: the machine's, or the one that built the proxy."""
     unpacked = (ROOT / ".tools" / "debian" / "root" / "usr" / "lib" / "jvm").glob("*/bin/java")
     found = shutil.which("java") or next(map(str, unpacked), None)
     if found is None:

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import pytest
 import redis
@@ -127,6 +127,27 @@ class Subjected(NamedTuple):
         return programs_of(self.pid), [self.store.pid] if self.store else []
 
 
+class Variant(NamedTuple):
+    """What is started once for all works that need it."""
+
+    subject: Subject
+    log: Log = "denied"
+    remembers: bool = True
+
+    @classmethod
+    def of(cls, work: Work) -> Self:
+        """The variant that a work needs."""
+        return cls(work.subject, work.log, work.remembers)
+
+    def __str__(self) -> str:
+        """Its name in results.
+
+        >>> print(Variant("quotagate", "all"))
+        quotagate/all
+        """
+        return f"{self.subject}/{self.log}" + ("" if self.remembers else "/no memory")
+
+
 class MissingError(Exception):
     """A peer cannot be had here, for this reason."""
 
@@ -142,7 +163,7 @@ class Arena:
         self._stack = stack
         self.cores = cores(os.sched_getaffinity(0))
         self.skipped: dict[str, str] = {}
-        self._running: dict[tuple[Subject, Log], Subjected] = {}
+        self._running: dict[Variant, Subjected] = {}
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-bench-")))
         self._fresh = self._known = 0
         self._other: Subjected | None = None
@@ -152,10 +173,10 @@ class Arena:
         """Whether a work's program runs; start it, or note why it cannot be had."""
         if work.subject in self.skipped:
             return False
-        key = work.subject, work.log
-        if key not in self._running:
+        variant = Variant.of(work)
+        if variant not in self._running:
             try:
-                self._running[key] = self._started(work)
+                self._running[variant] = self._started(work)
             except MissingError as error:
                 self.skipped[work.subject] = str(error)
                 return False
@@ -163,7 +184,7 @@ class Arena:
 
     def address(self, subject: Subject) -> tuple[str, int]:
         """Where a program listens that runs with the default log."""
-        return self._running[subject, "denied"].address
+        return self._running[Variant(subject)].address
 
     def run(
         self, work: Work, *, warm_s: float, seconds: float, connections: int, schedule: Sequence[int] = ()
@@ -174,7 +195,7 @@ class Arena:
             what the generator found, and how much processor time the program and its store took, in
             nanoseconds.
         """
-        subject = self._running[work.subject, work.log]
+        subject = self._running[Variant.of(work)]
         sequence = self._prime(work, subject, round(MOST_A_SECOND * (warm_s + seconds)))
         own, its_stores = subject.programs()
         found = self._generated(
@@ -208,14 +229,14 @@ class Arena:
         """The memory of each running program, without its store."""
         page = os.sysconf("SC_PAGE_SIZE")
         return {
-            "/".join(key): page * sum(_resident_pages(pid) for pid in subject.programs()[0])
-            for key, subject in self._running.items()
+            str(variant): page * sum(_resident_pages(pid) for pid in subject.programs()[0])
+            for variant, subject in self._running.items()
         }
 
     def versions(self) -> dict[str, str]:
         """The versions of the programs that run, as far as they are no packages of Python."""
         found: dict[str, str] = {"C compiler": _first_line("cc", "--version")}
-        for (name, _), subject in self._running.items():
+        for (name, *_), subject in self._running.items():
             if subject.store is not None:
                 with redis.Redis.from_url(subject.store.url) as client:
                     about = client.info("server")
@@ -237,7 +258,7 @@ class Arena:
     def _started(self, work: Work) -> Subjected:
         start: dict[Subject, Callable[[], Subjected]] = {
             "echo": lambda: self._asgi("tests.bench.peers.echo", None),
-            "quotagate": lambda: self._quotagate(work.log, self._stack),
+            "quotagate": lambda: self._quotagate(work.log, self._stack, work.remembers),
             "fastapi": lambda: self._asgi("tests.bench.peers.fastapi_gcra", self._store(self._stack)),
             "node": self._node,
             "nginx": self._nginx,
@@ -248,11 +269,15 @@ class Arena:
         with pinned(self.cores.store):
             return stack.enter_context(stores.server("valkey"))
 
-    def _quotagate(self, log: Log, stack: ExitStack) -> Subjected:
+    def _quotagate(self, log: Log, stack: ExitStack, remembers: bool = True) -> Subjected:
         store = self._store(stack)
         with pinned(self.cores.server):
             node = stack.enter_context(
-                service.running(store_url=store.url, environment={"QUOTAGATE_LOG": log})
+                service.running(
+                    store_url=store.url,
+                    environment={"QUOTAGATE_LOG": log},
+                    program="app.run.cli" if remembers else "tests.bench.peers.without_memory",
+                )
             )
         set_quotas(node)
         return Subjected(node.address, node.pid, store, node.database_url)

@@ -17,6 +17,7 @@ KINDS: Final = (
     "three quotas/hot",
     "three quotas/uniform",
     "known id/hot",
+    "known id/hot/no memory",
     "known id elsewhere/hot",
     "new id/hot",
     "denied rate/hot",

@@ -80,12 +80,12 @@ def _ratio(pairs: list[Pair]) -> float:
 
 def _known(keys: str, *, is_from_memory: bool) -> Callable[[Results], float | None]:
     """The ratio of known ids in the rounds that were answered from memory, or by the store."""
+    name = f"quotagate/known id/{keys}" + ("" if is_from_memory else "/no memory")
 
     def reached(results: Results) -> float | None:
         pairs = [
             pair
-            for kind in ("known id", "known id elsewhere")
-            for pair in results.pairs_of(f"quotagate/{kind}/{keys}")
+            for pair in results.pairs_of(name)
             if (pair.work.local if is_from_memory else 1 - pair.work.local) >= NEARLY_ALL
         ]
         return _ratio(pairs) if pairs else None

@@ -98,6 +98,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         batch: asks in a request; 0 asks for a single decision.
         log: which decisions the service logs.
+        remembers: whether a node of the service remembers producer ids.
         is_open: whether it is also measured at fixed rates.
     """
 
@@ -106,6 +107,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     keys: Keys = "hot"
     batch: int = 0
     log: Log = "denied"
+    remembers: bool = True
     is_open: bool = False
 
     @property
@@ -114,6 +116,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         parts = [self.subject, self.kind, self.keys]
         parts += [f"batch {self.batch}"] if self.batch else []
         parts += [f"log {self.log}"] if self.log != "denied" else []
+        parts += [] if self.remembers else ["no memory"]
         return "/".join(parts)
 
     @property
@@ -162,6 +165,8 @@ def all_works() -> Iterator[Work]:
         yield Work(subject="quotagate", kind=kind, keys="uniform")
     for kind in ("one quota", "three quotas", "known id"):
         yield Work(subject="quotagate", kind=kind, keys="zipf")
+    yield Work(subject="quotagate", kind="known id", remembers=False)
+    yield Work(subject="quotagate", kind="known id", keys="uniform", remembers=False)
     for batch in (10, 100, 1_000):
         yield Work(subject="quotagate", kind="one quota", batch=batch)
     yield Work(subject="quotagate", kind="one quota", keys="uniform", batch=100)

@@ -51,7 +51,7 @@ from app.domain.quota import KEYS, MAX_THROTTLE_MS, Quota
 from app.store import encoding
 from app.store.encoding import decode_answer, encode_plan, packed_answers_of
 from app.store.keys import RESETS_KEY
-from app.store.port import Answer, Charge, ChargeResult, PackedAnswer, PackedPlan, Plan
+from app.store.port import Answer, Charge, ChargeResult, Mark, PackedAnswer, PackedPlan, Plan
 from app.store.redis import RedisStore
 from app.store.script import LOOK_EVERY_MS, SCRIPT
 from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
@@ -90,6 +90,7 @@ MUST_MEET = (
     "open layer reported",
     "renewal",
     "renewal of what was reset",
+    "renewal of what another state had",
     *(f"lease {what}" for what in ("granted", "cut", "refused", "settled", "over", "of one too many")),
     "look at a lease that is cut",
     "lapse at a charge",
@@ -424,26 +425,43 @@ class Machine(RuleBasedStateMachine):
         ask=asks(),
         many=st.sampled_from((1, 3, 40)),
         first=st.integers(0, len(IDS) - 1),
-        what=st.sampled_from(("know", "lose", "reset", "full", "know", "reset and know")),
+        what=st.sampled_from(
+            (
+                "know",
+                "lose",
+                "lose and know",
+                "lose and others know",
+                "reset",
+                "reset and know",
+                "full",
+                "full",
+            )
+        ),
     )
     def renew(self, ask: Ask, many: int, first: int, what: str) -> None:
         """Write ids that a node knows, perhaps after the store lost its state or the bucket was reset."""
         ids = tuple((IDS[first:] + IDS)[:many])
         ask = replace(ask, producer_ids=ids, usage={}, mode="record")
         self._decide([ask])
-        known = self._last_reset()
-        if what == "lose":
+        known = self._look()
+        if "lose" in what:
             self.redis.flushall()
             self.oracle.lose()
         if "reset" in what:
             self._reset(ask)
-        if what == "reset and know":
-            known = self._last_reset()
+        if "know" in what:
+            mark = self._look()
+            known = known if "others" in what else mark
         if what == "full":
             self._fill(full=True)
         self._renew(ask, known)
         self._fill(full=False)
         self._decide([replace(ask, mode="admit")])
+
+    def _look(self) -> Mark:
+        mark = self.loop.run_until_complete(self.store.mark())
+        self.oracle.birth = mark.birth
+        return mark
 
     def _last_reset(self) -> int:
         return int(self.redis.get(RESETS_KEY) or 0)
@@ -457,16 +475,17 @@ class Machine(RuleBasedStateMachine):
     def _ids_matches(self, ask: Ask) -> tuple[Match, ...]:
         return matches_of(replace(ask, usage={}), self.quotas, RULES)
 
-    def _renew(self, ask: Ask, known: int) -> None:
+    def _renew(self, ask: Ask, known: Mark) -> None:
         ask = replace(ask, at_ms=self.now)
         for match in self._ids_matches(ask):
-            plan = renewal_plan(match, ask, known, SECRET)
+            plan = renewal_plan(match, ask, known.resets, known.birth, SECRET)
             (answer,) = self.loop.run_until_complete(self.store.decide([plan]))
             self.met["renewal"] += 1
-            expected = self.oracle.renew(ask, match.applied, known, self.now)
-            if (answer.results[0].outcome == "admit") != expected:
+            expected = self.oracle.renew(ask, match.applied, known.resets, known.birth, self.now)
+            if answer.results[0].outcome != expected:
                 raise Difference(f"{ask}\nrenewal: {answer}\noracle: {expected}")
-            self.met["renewal of what was reset"] += not expected
+            self.met["renewal of what was reset"] += expected == "reject"
+            self.met["renewal of what another state had"] += expected == "throttle"
             bucket = self._bucket(plan.charges[0])
             assert isinstance(bucket, IdsBucket)
             remembered = bucket.state.remembered(
@@ -474,7 +493,7 @@ class Machine(RuleBasedStateMachine):
             )
             if answer.results[0].remembered != remembered:
                 raise Difference(f"{ask}\nrenewal: {answer}\noracle remembers {remembered}")
-            if expected:
+            if expected == "admit":
                 at = max(self.now, bucket.newest_ms or 0)
                 self._compare_open(ask, plan.charges[0], answer.results[0], bucket.state, at)
             self._compare_expiry([match.key])
@@ -568,7 +587,7 @@ class Machine(RuleBasedStateMachine):
         leases = [next(self.names).to_bytes(16, "big") for _ in range(many)]
         plans = [hold_plan(wish, matches, lease, lease_ms) for lease in leases]
         answers: list[Answer] = []
-        self._look(ask, plans[0], caller)
+        self._would_grant(ask, plans[0], caller)
         while len(answers) < many:
             answers += self.loop.run_until_complete(self.store.decide(plans[len(answers) :]))
         for lease, plan, answer in zip(leases, plans, answers, strict=True):
@@ -589,7 +608,7 @@ class Machine(RuleBasedStateMachine):
             self.met["lease refused"] += got.decision == "throttle"
             self.met["lease of one too many"] += too_many
 
-    def _look(self, ask: Ask, plan: Plan, caller: Caller) -> None:
+    def _would_grant(self, ask: Ask, plan: Plan, caller: Caller) -> None:
         """Compare what each bucket would grant; the lease that follows finds that nothing changed."""
         expected = self.oracle.look(ask, self.quotas, RULES, self.now, caller)
         (answer,) = self.loop.run_until_complete(self.store.decide([with_(plan, mode="look")]))

@@ -69,6 +69,7 @@ MUST_MEET = (
     "passed without the store",
     "renewal",
     "renewal dropped",
+    "renewal before a loss is seen",
     "restored",
     "reset",
     "loss",
@@ -110,14 +111,12 @@ class Node:
     Attributes:
         looked: how many events (losses, resets) had happened when it read the marks last.
         noticed: the resets that it knows of.
-        losses: how many losses of the store's state it knows of.
     """
 
     local: LocalAnswers
     known: KnownIds
     looked: int = 0
     noticed: set[int] = field(default_factory=set)
-    losses: int = 0
     late: list[LateReply] = field(default_factory=list)
 
 
@@ -159,7 +158,6 @@ class Nodes(RuleBasedStateMachine):
         self.reset_until: dict[tuple[str, Any], tuple[int, int]] = {}
         self.used_at: dict[tuple[str, Any], int] = {}
         self.gone: set[tuple[str, Any]] = set()
-        self.losses = 0
         self.written: dict[str, list[tuple[int, Node | None]]] = {user: [] for user in USERS}
 
     @initialize(many=st.integers(1, 3), lag=st.sampled_from((0, 0, 3)), limit=st.sampled_from((2, 4, 8)))
@@ -224,6 +222,7 @@ class Nodes(RuleBasedStateMachine):
         """The marks, with the time of this test instead of the server's; the way takes a while."""
         self.now += self.lag
         mark = (await self.store.mark())._replace(now_ms=self.now)
+        self.oracle.birth = mark.birth
         self.now += self.lag
         return mark
 
@@ -381,6 +380,15 @@ class Nodes(RuleBasedStateMachine):
         self._renew(node)
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def renew_before_a_loss_is_seen(self, data: Any, user: str, each: Any) -> None:
+        """A node sees a reset and renews after the store has lost its state, which others may have seen."""
+        node, other = self._seen_reset(data, user, each), self._pick(data)
+        self.lose(really=True)
+        if other is not node:
+            self._look(other)
+        self._renew(node)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
     def lose_what_dies(self, data: Any, user: str, each: Any) -> None:
         """The store loses its state just before a layer dies, and a node that saw it renews just after."""
         node = self._pick(data)
@@ -426,7 +434,6 @@ class Nodes(RuleBasedStateMachine):
             if not any(self._is_certain(node, *place) for node in self.nodes):
                 del self.used_at[place]  # its bucket may have been reset, and now nobody can say whether
         self.redis.flushall()
-        self.losses += 1
         self.oracle.lose()
         self.events += 1
         self.lost = self.events
@@ -552,7 +559,7 @@ class Nodes(RuleBasedStateMachine):
     def _look(self, node: Node) -> None:
         self._read(node)
         self.loop.run_until_complete(node.local._look())
-        node.looked, node.losses = self.events, self.losses
+        node.looked = self.events
         node.noticed.update(range(self.lost + 1, self.events + 1))  # a loss hides what was before
 
     def _is_certain(self, node: Node, user: str, each: Any) -> bool:
@@ -563,7 +570,8 @@ class Nodes(RuleBasedStateMachine):
     def _renew(self, node: Node) -> None:
         self.renewing = node
         while pending := node.local._next():
-            self.loop.run_until_complete(node.local._sent(pending))
+            if not self.loop.run_until_complete(node.local._sent(pending)):
+                return  # until it has looked
 
     async def decide(
         self, plans: Sequence[Plan], late: LateCallback
@@ -661,12 +669,13 @@ class Nodes(RuleBasedStateMachine):
         ids = tuple(spreads[charge.spreads[at : at + 32]] for at in range(0, len(charge.spreads), 32))
         ask = Ask({}, ids, user, mode="record", at_ms=self.now)
         before = self._found(ask)
-        expected = self.oracle.renew(ask, charge.applied, int(charge.usage), self.now)
+        expected = self.oracle.renew(ask, charge.applied, int(charge.usage), plan.context, self.now)
         self.met["renewal"] += 1
-        self.met["renewal dropped"] += not expected
-        if (answer.results[0].outcome == "admit") != expected:
+        self.met["renewal dropped"] += expected == "reject"
+        self.met["renewal before a loss is seen"] += expected == "throttle"
+        if answer.results[0].outcome != expected:
             raise Difference(f"renewal of {ids}: {answer}, oracle {expected}")
-        if not expected:
+        if expected != "admit":
             return
         self.met["restored"] += len(ids) > len(before)
         for each in ids:
@@ -768,8 +777,7 @@ class Nodes(RuleBasedStateMachine):
             until, event = self.reset_until.get((user, each), (0, 0))
         if self.now >= until:
             raise Difference(f"{each} of {user} is written although it died at {until}, before {self.now}")
-        # Until a node has seen a loss, it asks the store about a reset that the store has forgotten.
-        if event in self.renewing.noticed and self.renewing.losses == self.losses:
+        if event in self.renewing.noticed:
             raise Difference(f"{each} of {user} is written although its bucket was reset")
 
     def _check_refusal(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:

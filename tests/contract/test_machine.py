@@ -21,11 +21,11 @@ QUICK_STEPS = 3_000
 
 FAULTS = {
     "the last ask's ids taken for those of an ask": (
-        "check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, nil,",
-        "check.id_outcomes, check.alive, check.changed, check.dirty, check.id_outcomes = nil, nil,",
+        "check.looked, check.alive, check.changed, check.dirty,",
+        "check.dirty, check.alive, check.changed, check.dirty,",
     ),
     "the last ask's bucket taken for a missing one": (
-        "check.text, check.newest = '', nil",
+        "check.text, check.newest = '', false",
         "check.text = ''",
     ),
     "> for >= at a bucket's last token": (
@@ -99,8 +99,13 @@ FAULTS = {
         "ADMIT",
     ),
     "a renewal of what was reset": (
-        "mode == RENEW and kept and tonumber",
-        "mode == RENEW and false and tonumber",
+        "return last_reset and tonumber",
+        "return false and tonumber",
+    ),
+    "a renewal to a state that nobody knows": ("if not birth or birth ..", "if birth and birth .."),
+    "a renewal of what another state had": (
+        "if not birth or birth .. history_now() ~= known_birth then",
+        "if not birth then",
     ),
     "a renewal that leaves out what was lost": (
         "for _, id in ipairs(check.unseen) do\n    if remembered(check) < max_ids and",
@@ -169,8 +174,8 @@ FAULTS = {
         "do return tokens_at(check, tokens, since, at) end",
     ),
     "a retry charged again": (
-        "if mode ~= RENEW and kept and now - unpack_('<d', kept) < RETRY_MS then",
-        "if false then",
+        "elseif kept and now - unpack_('<d', kept) < RETRY_MS then",
+        "elseif false then",
     ),
 }
 

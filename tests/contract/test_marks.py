@@ -14,7 +14,7 @@ from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.keys import BIRTH_KEY, RESETS_KEY, reset_key
 from app.store.redis import RedisStore
-from tests.stores import running
+from tests.stores import running, server
 
 SECRET = bytes(32)
 QUOTAS = {
@@ -77,11 +77,46 @@ async def test_only_a_reset_of_what_nodes_know_is_numbered(store: RedisStore, ra
 async def test_what_was_known_before_a_reset_is_not_written_again(
     store: RedisStore, raw: redis.asyncio.Redis
 ):
-    known = (await store.mark()).resets
+    mark = await store.mark()
     await store.forget([MATCH.key], {MATCH.key: 5_000})
-    (refused,) = await store.decide([renewal_plan(MATCH, ASK, known, SECRET)])
+    (refused,) = await store.decide([renewal_plan(MATCH, ASK, mark.resets, mark.birth, SECRET)])
     assert (refused.results[0].outcome, await raw.exists(MATCH.key)) == ("reject", 0)
-    known = (await store.mark()).resets
-    (taken,) = await store.decide([renewal_plan(MATCH, ASK, known, SECRET)])
+    mark = await store.mark()
+    (taken,) = await store.decide([renewal_plan(MATCH, ASK, mark.resets, mark.birth, SECRET)])
     assert (taken.results[0].outcome, taken.results[0].remembered) == ("admit", 2)
     assert taken.results[0].observed == 0  # nothing is charged
+
+
+async def test_what_was_known_before_a_loss_is_not_written_until_the_node_has_seen_the_loss(
+    store: RedisStore, raw: redis.asyncio.Redis
+):
+    before = await store.mark()
+    await raw.flushall()
+    plan = renewal_plan(MATCH, ASK, 0, before.birth, SECRET)
+    (refused,) = await store.decide([plan])  # nobody has given the new state a birth
+    assert (refused.results[0].outcome, await raw.keys()) == ("throttle", [])
+    after = await store.mark()
+    (refused,) = await store.decide([plan])
+    assert (refused.results[0].outcome, await raw.exists(MATCH.key)) == ("throttle", 0)
+    (taken,) = await store.decide([renewal_plan(MATCH, ASK, 0, after.birth, SECRET)])
+    assert (taken.results[0].outcome, taken.results[0].remembered) == ("admit", 2)
+
+
+async def test_state_of_a_server_that_started_again_is_another():
+    """The birth is still there, but the newest reset may not be."""
+    with server("valkey") as kept:
+        store = RedisStore(kept.url)
+        before = await store.mark()
+        await store.close()
+        with redis.Redis.from_url(kept.url) as raw:
+            raw.save()
+        kept.kill()
+        kept.start()
+        kept.until_it_answers()
+        store = RedisStore(kept.url)
+        await store.examine()
+        (refused,) = await store.decide([renewal_plan(MATCH, ASK, 0, before.birth, SECRET)])
+        after = await store.mark()
+        (taken,) = await store.decide([renewal_plan(MATCH, ASK, 0, after.birth, SECRET)])
+        assert (refused.results[0].outcome, taken.results[0].outcome) == ("throttle", "admit")
+        await store.close()

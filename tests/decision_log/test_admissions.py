@@ -25,7 +25,8 @@ from app.domain.ask import Ask
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
-from app.store.port import Answer, ChargeResult
+from app.store.port import Answer, Came, ChargeResult
+from tests.packed import packed
 from tests.unit.admission.fakes import PromptStore
 from workers.decision_log import admissions
 from workers.decision_log import rows as writer
@@ -50,12 +51,15 @@ SNAPSHOT = Snapshot().apply(
 
 
 class Said(NamedTuple):
-    """What the store says of an ask: the fate of every id, and whether all quotas admit."""
+    """What the store says of an ask: the fate of every id, whether all quotas admit, and whether it says that
+    briefly where it can.
+    """
 
     observed: float
     remaining: float
     fate: int
     admits: bool
+    is_brief: bool = False
 
 
 class Step(NamedTuple):
@@ -72,8 +76,10 @@ class Store(PromptStore):
         self.said = Said(0, 0, 0, admits=True)
         self._order = 0
 
-    def answers(self, plans: Sequence[Any]) -> list[Answer]:
-        return [self._answer(plan) for plan in plans]
+    def ask(self, plans: Sequence[Any], done: Came) -> None:
+        is_brief = self.said.admits and self.said.is_brief
+        came = [packed(self._answer(plan), brief=is_brief and not plan.ids) for plan in plans]
+        asyncio.get_running_loop().call_soon(done, came)
 
     def _answer(self, plan: Any) -> Answer:
         self._order += 128
@@ -175,7 +181,12 @@ ASKS = st.builds(
     at_ms=st.one_of(st.none(), st.integers(0, 2**40)),
 )
 SAID = st.builds(
-    Said, st.floats(0, 1e9), st.floats(-1e9, 1e9), st.integers(0, 2), st.sampled_from([True] * 7 + [False])
+    Said,
+    st.floats(0, 1e9),
+    st.floats(-1e9, 1e9),
+    st.integers(0, 2),
+    st.sampled_from([True] * 7 + [False]),
+    st.booleans(),
 )
 
 
@@ -189,7 +200,8 @@ TELLING = [
 """Asks with shared quotas and without, of which each fault shows in some way."""
 
 ADMITTED = [
-    Step(ask, Said(ask + 0.5, ask + 40.0, ask, admits=True)) for ask in (0, 1, 5, 2, 0, 3, 4, 1, 5, 2)
+    Step(ask, Said(ask + 0.5, ask + 40.0, ask, admits=True, is_brief=place > 5))
+    for place, ask in enumerate((0, 1, 5, 2, 0, 3, 4, 1, 5, 2))
 ]
 
 
@@ -232,10 +244,14 @@ def test_both_ways_make_the_same_rows() -> None:
 FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     "remaining for observed": (
         admissions,
-        "observed, remaining = values[at + OBSERVED], values[at + REMAINING]",
-        "remaining, observed = values[at + OBSERVED], values[at + REMAINING]",
+        "observed, remaining = numbers[2 * at], numbers[2 * at + 1]",
+        "remaining, observed = numbers[2 * at], numbers[2 * at + 1]",
     ),
-    "the first quota's numbers in each verdict": (admissions, "        at += VALUES\n", ""),
+    "the first quota's numbers in each verdict": (
+        admissions,
+        "in enumerate(its.charges)",
+        "in zip([0] * 9, its.charges, strict=False)",
+    ),
     "the fate of ids left out": (admissions, "outcomes if counts_ids else NO_IDS", "NO_IDS"),
     "the store's time for the caller's": (admissions, "at_ms if its.at_ms is None else its.at_ms", "at_ms"),
     "the place in the order left out": (admissions, "None if order == NOT_ASKED else order", "None"),

@@ -125,8 +125,8 @@ def test_wrong_lengths_with_the_right_sum_are_unreadable():
         (packed(["1", "n-1", "n", 1, [], []]), "int"),
         (packed({"version": 1}), "array"),
         (packed(_with(principal="x")).replace(b"\xa1x", b"\xa1\xff"), "UTF-8|utf"),
-        (packed([3, {"laid": "out anew"}]), "version is 3, newer than 2"),
-        (packed(replace(_with(), version=4)), "version is 4, newer than 2"),
+        (packed([VERSION + 1, {"laid": "out anew"}]), f"version is {VERSION + 1}, newer than {VERSION}"),
+        (packed(replace(_with(), version=VERSION + 2)), f"version is {VERSION + 2}, newer than {VERSION}"),
         (packed(replace(_with(), version=0)), "version is 0, older than 1"),
     ],
 )

@@ -44,6 +44,7 @@ EVERYTHING: Final[Values] = {
         ],
     },
     "service": {"type": "LoadBalancer", "annotations": {"cloud": "internal"}},
+    "envoy": {"enabled": True, "mapping": "gate-envoy"},
     "podDisruptionBudget": {"maxUnavailable": "25%"},
     "autoscaling": {"enabled": True},
     "workers": {

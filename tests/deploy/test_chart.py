@@ -146,6 +146,8 @@ def test_schema_has_each_value_and_accepts_the_defaults():
         ({"api": {"replicas": 0}}, "/api/replicas"),
         ({"api": {"drainSeconds": 20}}, "api.terminationGracePeriodSeconds"),
         ({"autoscaling": {"minReplicas": 7}}, "autoscaling.minReplicas"),
+        ({"config": {"QUOTAGATE_ENVOY_PORT": "8081"}}, "QUOTAGATE_ENVOY_PORT"),
+        ({"envoy": {"enabled": True, "port": 8080}}, "envoy.port"),
         ({"audit": {"enabled": True}}, "log.level"),
         ({"audit": {"enabled": True}, "log": {"level": "all", "url": "s3://logs"}}, "spark-application"),
     ],
@@ -182,7 +184,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_variables_are_settings_and_their_values_load(values, bare, monkeypatch, tmp_path):
     for name, pod in pods(rendered(values)).items():
         for variable, value in {**image_environment(), **environment(pod, SECRET)}.items():
-            if value.startswith("/etc/quotagate/tls/"):
+            if value.startswith("/etc/quotagate/"):
                 (tmp_path / PurePosixPath(value).name).touch()
                 value = str(tmp_path / PurePosixPath(value).name)  # noqa: PLW2901
             monkeypatch.setenv(variable, value)
@@ -407,12 +409,41 @@ def test_only_the_api_takes_connections():
     for policy in policies:
         taken = policy["spec"]["ingress"]
         if policy["metadata"]["name"] == "gate-api":
-            assert taken == [{"from": [{"podSelector": {}}], "ports": [{"port": "http"}]}]
+            ports = [{"port": "http"}, {"port": "grpc"}]
+            assert taken == [{"from": [{"podSelector": {}}], "ports": ports}]
         else:
             assert taken == []
         assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
-    plain = rendered({"networkPolicy": {"enabled": True}})
-    assert one("NetworkPolicy", plain, "api")["spec"]["policyTypes"] == ["Ingress"]
+    plain = one("NetworkPolicy", rendered({"networkPolicy": {"enabled": True}}), "api")["spec"]
+    assert plain["policyTypes"] == ["Ingress"]
+    assert plain["ingress"] == [{"ports": [{"port": "http"}]}]
+
+
+def test_envoy_asks_at_a_port_of_its_own_and_only_where_that_is_on():
+    assert "ENVOY" not in text("{}")
+    assert "grpc" not in text("{}")
+    manifests = rendered(EVERYTHING)
+    api = container(pods(manifests)["api"])
+    ports = {port["name"]: port["containerPort"] for port in api["ports"]}
+    given = environment(pods(manifests)["api"], SECRET)
+    assert ports == {"http": 8080, "grpc": int(given["QUOTAGATE_ENVOY_PORT"])}
+    service = {port["name"]: port for port in one("Service", manifests)["spec"]["ports"]}
+    assert (service["grpc"]["port"], service["grpc"]["targetPort"]) == (VALUES["envoy"]["port"], "grpc")
+    plain = one("Service", rendered({"envoy": {"enabled": True}}))["spec"]["ports"]
+    assert [port["appProtocol"] for port in plain] == ["http", "kubernetes.io/h2c"]
+    # The mapping is a file of a ConfigMap; without one the descriptors mean what they say.
+    file = PurePosixPath(given["QUOTAGATE_ENVOY_MAPPING"])
+    (mount,) = (each for each in api["volumeMounts"] if each["mountPath"] == str(file.parent))
+    (volume,) = (each for each in pods(manifests)["api"]["spec"]["volumes"] if each["name"] == mount["name"])
+    assert volume["configMap"] == {"name": "gate-envoy", "items": [{"key": file.name, "path": file.name}]}
+    unmapped = pods(rendered({"envoy": {"enabled": True}}))["api"]
+    assert "QUOTAGATE_ENVOY_MAPPING" not in environment(unmapped, SECRET)
+    # Nothing but the API listens there, and no other program needs the extra.
+    assert all("ENVOY" not in json.dumps(pod) for name, pod in pods(manifests).items() if name != "api")
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for place in (CHART / "values.yaml", ROOT / "docs/kubernetes.md"):
+        assert "REQUIREMENTS=requirements-envoy.txt" in place.read_text()
+    assert "requirements-envoy.txt" in dockerfile
 
 
 def test_prometheus_gets_its_key_from_a_secret():

@@ -36,6 +36,7 @@ class Deployment:
         self.nodes = [KnownIds() for _ in range(nodes)]
         self.alone = self.asked = 0
         self._oracle = Oracle(SECRET)
+        self._oracle.birth = b"birth"
         self._quotas = {"producer_ids_rate": {Entity.parse("user=*"): quota("user=*", "producer_ids_rate")}}
 
     def ask(self, node: KnownIds, event: Event) -> None:
@@ -48,7 +49,7 @@ class Deployment:
             self.alone += len(event.ids)
             while taken := node.next_renewal(50, now, lambda applied: applied):
                 _, renewal = taken
-                self._oracle.renew(Ask({}, renewal.ids, event.principal), applied, 0, now)
+                self._oracle.renew(Ask({}, renewal.ids, event.principal), applied, 0, b"birth", now)
                 self._tell(node, key, applied, renewal.ids, event, now)
             return
         ids = node.unknown(key, applied, event.ids, now) or event.ids

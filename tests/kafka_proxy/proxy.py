@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import httpx
 import yaml
 
 from app.node import tether
@@ -65,6 +66,16 @@ class Proxy(Program):
                 stderr=subprocess.STDOUT,
             )
         eventually(self._is_ready, within_s=START_WITHIN_S)
+
+    def counted(self, metric: str, **labels: str) -> float:
+        """The sum of a counter of the proxy over the series with these labels."""
+        page = httpx.get(f"http://{HOST}:{self.management}/metrics", timeout=60, trust_env=False).text
+        wanted = [f'{name}="{value}"' for name, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in page.splitlines()
+            if line.startswith(f"{metric}{{") and all(each in line for each in wanted)
+        )
 
     def logged(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")

@@ -25,7 +25,15 @@ def test_looping_producer_is_held_and_the_other_is_not():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if " ids; " in line]
-    assert any(re.search(r"looping: \d+ records, held for", line) for line in lines), done.stdout
-    good, looping = map(int, re.findall(r": (\d+) records", lines[-1]))
-    assert good > 2 * looping, lines[-1]
-    assert not any("well-behaved: 0 records" in line for line in lines[-2:])
+    assert any(re.search(r"looping: \d+ records, held", line) for line in lines), done.stdout
+    assert re.search(r"looping, producer \d+: held; its client is asked to wait \d", done.stdout), done.stdout
+    good, looping = (
+        re.search(rf"^{name}: (\d+) records by (\d+) producers?, (.*), 0 errors$", done.stdout, re.MULTILINE)
+        for name in ("well-behaved", "looping")
+    )
+    assert good is not None, done.stdout
+    assert looping is not None, done.stdout
+    assert (good[2], good[3]) == ("1", "never held")
+    assert re.match(r"held [1-9]", looping[3])
+    assert int(good[1]) > 2 * int(looping[1])
+    assert done.stderr == ""

@@ -75,6 +75,21 @@ def all_go_on(workers: Sequence[Worker]) -> None:
     eventually(went_on, within_s=120)
 
 
+def nobody_goes_on(between: proxy.Proxy, workers: Sequence[Worker]) -> None:
+    """Each has been refused, and comes again; meanwhile nothing was sent."""
+    eventually(lambda: refusals(between) >= 2 * CLIENTS)
+    before = [worker.sent for worker in workers]
+    again = refusals(between) + 2 * CLIENTS
+    eventually(lambda: refusals(between) >= again)
+    assert [worker.sent for worker in workers] == before
+    assert [worker.error for worker in workers if worker.error] == []
+
+
+def refusals(between: proxy.Proxy) -> float:
+    """How often the proxy's policy let a client wait, by its own metric."""
+    return between.counted("quotagate_proxy_decisions_total", decision="throttle", source="failure")
+
+
 @pytest.mark.parametrize("policy", ["admit", "throttle"])
 def test_clients_outlive_quotagate(policy, cluster, topic, tmp_path):
     # Clients end before what they wait for.
@@ -95,6 +110,8 @@ def test_clients_outlive_quotagate(policy, cluster, topic, tmp_path):
         eventually(lambda: "the policy answers" in between.logged())
         if policy == "admit":
             all_go_on(workers)
+        else:
+            nobody_goes_on(between, workers)
         nodes.enter_context(service.running(store_url=store, database_url=catalog, address=address))
         eventually(lambda: "Quotagate answers again" in between.logged())
         all_go_on(workers)

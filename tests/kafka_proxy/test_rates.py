@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import confluent_kafka
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from tests.kafka import quotas
 from tests.kafka.brokers import Cluster
@@ -119,6 +119,56 @@ def test_two_proxies_hold_one_byte_rate_where_two_brokers_let_twice_as_much(
     assert [pusher.errors for pusher in through] == [[], []]
 
 
+class Requester:
+    """A producer that sends one record with each request, at a pace and then as fast as it is let."""
+
+    def __init__(self, bootstrap: str, topic: str, partition: int, pace: float) -> None:
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="requester", acks=1)
+        self._where = (topic, partition)
+        self._pace = pace
+        self._ended = threading.Event()
+        self.count = 0
+        self.error: KafkaError | None = None
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        topic, partition = self._where
+        began = time.monotonic()
+        try:
+            while not self._ended.is_set():
+                if time.monotonic() < began + SETTLE_S:
+                    self._ended.wait(began + self.count / self._pace - time.monotonic())
+                self._producer.send(topic, b"x", partition=partition).get(120)
+                self.count += 1
+        except KafkaError as error:
+            self.error = error
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._producer.close(timeout=1)
+
+
+@pytest.mark.prove
+def test_two_proxies_hold_one_request_rate(cluster, plain, other, quotagate, admin):
+    limit = 20
+    admin.create_topics([NewTopic("requested", replica_assignments={0: [1], 1: [2]})])
+    quotagate.put("client-id=requester", request_rate=limit)
+    with ExitStack() as stack:
+        requesters = []
+        for partition, proxy in enumerate((plain, other)):
+            requesters.append(Requester(proxy.bootstrap, "requested", partition, limit / 2))
+            stack.callback(requesters[-1].close)
+        time.sleep(SETTLE_S)
+        began, before = time.monotonic(), sum(each.count for each in requesters)
+        time.sleep(MEASURE_S)
+        found = (sum(each.count for each in requesters) - before) / (time.monotonic() - began)
+    say(f"a limit of {limit} requests/s: {found:.1f} through two proxies")
+    assert [each.error for each in requesters] == [None, None]
+    assert found == pytest.approx(limit, rel=0.1)
+
+
 def test_request_rate_is_held_by_the_clients_themselves(plain, quotagate, topic):
     limit = 10
     quotagate.put("client-id=chatty", request_rate=limit)
@@ -126,13 +176,7 @@ def test_request_rate_is_held_by_the_clients_themselves(plain, quotagate, topic)
     try:
         for _ in range(15 * limit):
             producer.send(topic, b"x").get(60)
-        throttled = [
-            value
-            for group in producer.metrics().values()
-            for key, value in group.items()
-            if key == "throttle-time-max"
-        ]
-        assert max(throttled) > 0
+        assert throttle_time(producer) > 0
         (bucket,) = quotagate.http.get(
             "/v1/buckets", params={"bucket": "client-id=chatty", "quota": "request_rate"}
         ).json()["buckets"]
@@ -191,10 +235,7 @@ def by_kafka_python(plain, topic, _folder):
         fetched = 0
         while fetched < FETCHED:
             fetched += sum(map(len, consumer.poll(1000).values()))
-        metrics = consumer.metrics().values()
-        return max(
-            value for group in metrics for key, value in group.items() if key.endswith("throttle-time-max")
-        )
+        return throttle_time(consumer)
     finally:
         consumer.close()
 
@@ -236,6 +277,66 @@ def test_fetches_are_held_and_nothing_is_lost(fetch, cluster, plain, quotagate, 
     assert throttled_ms > 0
     # A batch passes whole, so the last fetch may exceed it by one.
     assert bucket["observed"] <= FETCH_LIMIT + len(RECORD) * 4
+
+
+def test_batch_that_is_larger_than_the_quota_passes_whole_and_is_recorded(cluster, plain, quotagate, topic):
+    producer = KafkaProducer(**cluster.properties)
+    producer.send(topic, b"x" * 50_000).get(60)
+    producer.close()
+    # The bucket lets 10,000 bytes pass at once.
+    quotagate.put("client-id=large", consumer_byte_rate=1_000)
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=plain.bootstrap, client_id="large", auto_offset_reset="earliest"
+    )
+    try:
+        while not consumer.poll(1000):
+            pass
+        bucket = {"bucket": "client-id=large", "quota": "consumer_byte_rate"}
+
+        def observed():
+            (found,) = quotagate.http.get("/v1/buckets", params=bucket).json()["buckets"]
+            return found["observed"] > 1_000
+
+        eventually(observed)
+        eventually(lambda: consumer.poll(100) or throttle_time(consumer) > 0)
+    finally:
+        consumer.close()
+
+
+def throttle_time(client: KafkaConsumer | KafkaProducer) -> float:
+    """The longest throttle time that a client reports, in ms."""
+    found = [
+        value
+        for group in client.metrics().values()
+        for key, value in group.items()
+        if key.endswith("throttle-time-max")
+    ]
+    return max(found, default=0.0)
+
+
+def test_changes_of_topics_are_counted_by_their_partitions(plain, quotagate, admin):
+    quotagate.put("client-id=counted", controller_mutation_rate={"limit": 0.001, "burst": 100})
+    bucket = {"bucket": "client-id=counted", "quota": "controller_mutation_rate"}
+    left = [100.0]
+
+    def counted() -> int:
+        """How many partitions were charged since it was last asked; next to nothing is refilled."""
+        (found,) = quotagate.http.get("/v1/buckets", params=bucket).json()["buckets"]
+        left.append(found["tokens"])
+        return round(left[-2] - left[-1])
+
+    for name, partitions in (("by-name", 4), ("grows", 3)):
+        admin.create_topics([NewTopic(name, num_partitions=partitions, replication_factor=1)])
+    client = KafkaAdminClient(bootstrap_servers=plain.bootstrap, client_id="counted")
+    try:
+        client.create_topics([NewTopic("made", num_partitions=7, replication_factor=1)])
+        assert counted() == 7
+        client.create_partitions({"grows": 8})
+        assert counted() == 5
+        client.delete_topics(["by-name"])
+        assert counted() == 4
+    finally:
+        client.close()
 
 
 def test_changes_of_topics_wait_and_then_go_through(plain, quotagate, admin, tmp_path):

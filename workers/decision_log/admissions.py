@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Final, NamedTuple
 
@@ -27,7 +27,7 @@ from app.decision_log.batch import (
     LoggedVerdict,
     Row,
 )
-from app.store.encoding import OBSERVED, REMAINING, VALUES, VALUES_OF
+from app.store.encoding import admission_end, admission_numbers
 
 NO_IDS: Final = b""
 _DECODER: Final = msgpack.Decoder(AdmittedAsk)
@@ -52,8 +52,6 @@ class _Equals(NamedTuple):
     row: Row
     at_ms: int | None
     charges: list[_Charge]
-    answer_size: int
-    read: Callable[[bytes, int], Sequence[float]]
 
 
 def with_rows(batch: Batch) -> Batch:
@@ -87,9 +85,7 @@ def _equals(admissions: Admissions, quotas: list[LoggedQuota]) -> Iterator[_Equa
             if place == len(quotas):
                 quotas.append(replace(quota, entity=charge.entity, bucket=charge.bucket))
             charges.append(_Charge(place, enforcement, charge.usage, quota.algorithm == "producer_ids"))
-        answer = VALUES_OF[len(charges)]
-        size = answer.size if charges else 0
-        yield _Equals(_row(ask, its), ask.at_ms, charges, size, answer.unpack_from)
+        yield _Equals(_row(ask, its), ask.at_ms, charges)
 
 
 def _asks(packed: bytes) -> Iterator[tuple[int, AdmittedAsk]]:
@@ -138,26 +134,25 @@ def _rows(rows: Sequence[Row], admissions: Admissions, equals: Sequence[_Equals]
         place, at_ms, order, ids = ADMISSION.unpack_from(packed, at)
         its = equals[place]
         answer_at = at + ADMISSION.size
-        ids_at = answer_at + its.answer_size
+        quotas = len(its.charges)
+        ids_at = admission_end(packed, answer_at, quotas)
         at = ids_at + ids
-        values = its.read(packed, answer_at) if its.charges else ()
-        yield _admission(its, at_ms, order, values, packed[ids_at:at])
+        numbers = admission_numbers(packed, answer_at, quotas)
+        yield _admission(its, at_ms, order, numbers, packed[ids_at:at])
     if at > len(packed) or next(others, None) is not None:
         raise ValueError("too few admissions")
 
 
-def _admission(its: _Equals, at_ms: int, order: int, values: Sequence[float], outcomes: bytes) -> Row:
+def _admission(its: _Equals, at_ms: int, order: int, numbers: Sequence[float], outcomes: bytes) -> Row:
     row = copy(its.row)
     force_setattr(row, "at_ms", at_ms if its.at_ms is None else its.at_ms)
     force_setattr(row, "order", None if order == NOT_ASKED else order)
     verdicts = []
-    at = 1
-    for quota, enforcement, usage, counts_ids in its.charges:
-        observed, remaining = values[at + OBSERVED], values[at + REMAINING]
+    for at, (quota, enforcement, usage, counts_ids) in enumerate(its.charges):
+        observed, remaining = numbers[2 * at], numbers[2 * at + 1]
         ids = outcomes if counts_ids else NO_IDS
         verdicts.append(
             LoggedVerdict(quota, enforcement, usage, "admit", 0, observed, remaining, None, 0, ids)
         )
-        at += VALUES
     force_setattr(row, "verdicts", verdicts)
     return row

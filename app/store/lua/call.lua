@@ -6,7 +6,8 @@ lives as long as the library; `begin` sets what belongs to one call.
 
 KEYS     For each ask, in order:
            string  the answer kept for the ask, only if the ask has an id (TTL: how long a retry gets it again);
-                   in mode renew the number of the bucket's last reset (TTL: how long a node may know what was in it)
+                   in mode renew the number of the bucket's last reset (TTL: how long a node may know what was in it),
+                   and one more key, the birth of the store's state (mark.lua)
            string  for each quota of the ask: its bucket; the algorithm's file draws the state
          In a call that is logged, at the end:
            string  the number of the last call that was logged (order.lua)
@@ -23,7 +24,7 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
               128 if a byte delay follows
            B  quotas (count)
            d  the caller's time (ms since 1970); ignored under the store's clock
-           I2 length of the context (bytes) + 1; 0 if the ask has no id; in mode renew 1
+           I2 length of the context (bytes) + 1; 0 if the ask has no id
            d  only if announced: the byte delay that buckets of other slots gave (ms), for KIP-124's sum
          A quota, struct <B B I2 d d d d d d>, then its ids:
            B  algorithm: 1 sampled rate, 2 token bucket, 3 producer ids
@@ -40,8 +41,9 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
               producer ids:  window (ms), interval (ms), ttl of a layer (ms)
            d  longest delay (ms)
            32 bytes for each id: its spread, eight I4; in mode undo one, which is the stamp of the charge (undo.lua)
-         The context: bytes that the node wants back with a kept answer. In modes hold, look and settle
-         instead struct <c16 d>: the name of the lease, how long it lasts (ms; 0 in mode settle).
+         The context: bytes that the node wants back with a kept answer. In mode renew the birth that the node knows, with
+         the history. In modes hold, look and settle instead struct <c16 d>: the name of the lease, how long it lasts (ms;
+         0 in mode settle).
 
 Reply    { now, answer, answer, ... }
            now     the store's time, an integer (ms since 1970); 0 under the callers' clocks
@@ -53,11 +55,12 @@ Reply    { now, answer, answer, ... }
                    ids, and there is no more to say
                    '\4' and a result for each quota; then for each quota what undo needs of its charge, and the history
                    (undo.lua)
-         A call that is logged goes on: the call's number, an integer (0 if it could write nothing), then for each answer
-         what became of the ask's ids, one byte each: 0 not written, 1 charged, 2 refreshed.
+         A call that is logged goes on: the call's number, an integer (0 if it could write nothing); then what became of
+         ids, one string, of each ask that has some: I2 its place among the answers (from 0), I2 ids (count), and for
+         each id one byte: 0 not written, 1 charged, 2 refreshed.
          A result, struct <B B B d d d d d d>:
-           B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject; in mode renew 3 if the bucket was reset since; in mode
-              settle 3 if nothing is held for the lease
+           B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject; in mode renew 2 if the store's state is not the one that
+              the node knows, 3 if the bucket was reset since; in mode settle 3 if nothing is held for the lease
            B  reason: 0 none, 1 capacity, 2 too large, 4 the store is full (this quota was not judged nor charged)
            B  clock: 0, 1 taken as the bucket's newest time, 2 bucket moved back; plus 4 x live layers of ids (count)
            d  throttle_ms (ms)

@@ -12,12 +12,15 @@ Example  of two quotas, the first admits and the second refuses: neither is char
 local ALGORITHMS = { make_sampled_rate(), make_token_bucket(), make_producer_ids() }
 local PRODUCER_IDS = ALGORITHMS[3]
 local QUOTA_BYTES, FIELD_AT = 52, 36 -- of a quota in an ask, and where its third parameter is in it
-local store_time, next_key, id_outcomes
+local store_time, next_key
+local answers, outcomes, place, first_key
+local ids_check -- the check of the ask at hand that counts ids; at most one does
 -- The checks of the ask at hand are the first `quotas` of these. Every ask uses the same tables: new ones of so many
--- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read.
+-- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read, and
+-- to false where there is nothing: each assignment of nil to a missing field may make Lua arrange the whole table anew.
 local checks, quotas = {}, 0
 local refused -- whether a quota that is not in shadow refuses the ask at hand
-local was_reset -- whether a bucket was reset since a node learned what it wants to renew
+local renewal -- the outcome of a renewal
 
 -- What a bucket grants of a wish (check.slice); where that is nothing, the wait until one unit is free (the wish, if that
 -- is less), or until the first lease ends if that is sooner, because leases are mostly settled with less than they hold.
@@ -47,7 +50,7 @@ local function own_result(check, later)
   if mode > RECORD then
     if mode == HOLD or mode == LOOK then return grant(check) end
     if mode == REFUND or mode == SETTLE or mode == UNDO then return ADMIT, 0 end
-    if mode == RENEW then return was_reset and REJECT or ADMIT, 0 end
+    if mode == RENEW then return renewal, 0 end
   end
   if check.limit == 0 and check.usage > 0 and check.algorithm ~= PRODUCER_IDS then
     if mode == RECORD then return DELAY, check.longest end
@@ -91,6 +94,7 @@ end
 -- Unpack the quotas of an ask and load their buckets; returns where the ask's context begins.
 local function read_checks()
   local at = delayed and 21 or 13
+  ids_check = nil
   for i = 1, quotas do
     local check = checks[i] or {}
     checks[i], check.key = check, KEYS[next_key]
@@ -101,6 +105,7 @@ local function read_checks()
     algorithm = ALGORITHMS[algorithm]
     check.algorithm = algorithm
     if mode == UNDO then read_stamp(check, at) end
+    if algorithm == PRODUCER_IDS then ids_check = check end
     algorithm.load(check, first, second, third, ids, at)
     at = at + ids * 32
   end
@@ -179,7 +184,7 @@ local function apply(ends)
       return false
     end
     if mode == RENEW then
-      for i = 1, was_reset and 0 or quotas do checks[i].algorithm.renew(checks[i]) end
+      for i = 1, renewal == ADMIT and quotas or 0 do checks[i].algorithm.renew(checks[i]) end
       return false
     end
   end
@@ -189,7 +194,8 @@ local function apply(ends)
   end
   local charged = false
   for i = 1, quotas do
-    if checks[i].reason ~= STORE_FULL and checks[i].algorithm.charge(checks[i]) then charged = true end
+    local check = checks[i]
+    if check.reason ~= STORE_FULL and check.algorithm.charge(check) then charged = true end
   end
   return charged
 end
@@ -223,22 +229,28 @@ local function brief_answer()
   return answer
 end
 
--- What became of the ids of an ask, one byte each. At most one quota of an ask counts ids.
-local function id_outcomes_of()
-  for i = 1, quotas do
-    local check = checks[i]
-    if check.algorithm == PRODUCER_IDS then
-      if not check.id_outcomes then return string.rep('\0', check.ids) end
-      local bytes = {}
-      for place = 1, check.ids do bytes[place] = string.char(check.id_outcomes[place] or 0) end
-      return table.concat(bytes)
-    end
+-- Note what became of the ids of the ask at hand, one byte each.
+local function note_outcomes()
+  local found, bytes = ids_check.id_outcomes, nil
+  if found then
+    bytes = {}
+    for at = 1, ids_check.ids do bytes[at] = string.char(found[at] or 0) end
+    bytes = table.concat(bytes)
+  else
+    bytes = string.rep('\0', ids_check.ids)
   end
-  return ''
+  outcomes[#outcomes + 1] = pack('<I2I2', place - 2, #bytes) .. bytes
+end
+
+-- What a node knows is written again unless the bucket was reset since. A state that the node does not know may have lost
+-- the number of that reset.
+local function outcome_of_renewal(birth, known_birth, last_reset)
+  if not birth or birth .. history_now() ~= known_birth then return THROTTLE end
+  return last_reset and tonumber(last_reset) > checks[1].usage and REJECT or ADMIT
 end
 
 local function decide()
-  local at_ms, context, retry, kept
+  local at_ms, context, retry, kept, birth
   mode, quotas, at_ms, context = unpack_(ASK, ask)
   local is_brief = brief and context == 0 and mode < HOLD
   keeps, stamped, delayed = false, false, nil
@@ -251,24 +263,28 @@ local function decide()
     retry = KEYS[next_key]
     next_key = next_key + 1
     kept = call('GET', retry)
-    if mode ~= RENEW and kept and now - unpack_('<d', kept) < RETRY_MS then
+    if mode == RENEW then
+      birth = call('GET', KEYS[next_key])
+      next_key = next_key + 1
+    elseif kept and now - unpack_('<d', kept) < RETRY_MS then
       next_key = next_key + quotas
       return '\1' .. string.sub(kept, 9)
     end
   end
   local ends = read_checks()
-  refused, was_reset = false, mode == RENEW and kept and tonumber(kept) > checks[1].usage
+  refused, renewal = false, mode == RENEW and outcome_of_renewal(birth, string.sub(ask, ends), kept)
   for i = 1, quotas do
     local check = checks[i]
     check.t, check.correction = now, 0
-    if check.newest and now < check.newest then correct(check) end
+    local newest = check.newest
+    if newest and now < newest then correct(check) end
     if check.holds then check.algorithm.reckon(check) end
     judge(check, 0)
   end
   if sequential then sum_delays() end
   local charged = apply(ends)
   local answer = is_brief and brief_answer() or answer_of()
-  if logged then id_outcomes = id_outcomes_of() end
+  if logged and ids_check then note_outcomes() end
   if retry and (charged or keeps and not refused) and not is_full() then
     kept = pack('<dI2', now, context - 1) .. string.sub(ask, ends) .. string.sub(answer, 2)
     set(retry, kept, caller_clock and ttl(RETRY_MS) or RETRY_MS)
@@ -277,27 +293,26 @@ local function decide()
   return answer
 end
 
-local answers, outcomes_by_ask, place, first_key
-
 -- Decide the asks from `place` on, until the call wrote much: the rest comes with the next call.
 local function decide_asks()
   while place <= #ARGV and written < MOST_WRITTEN do
-    ask, id_outcomes, first_key = ARGV[place], '', next_key
+    ask, first_key = ARGV[place], next_key
     answers[place] = decide()
-    if logged then outcomes_by_ask[place - 1] = id_outcomes end
     place = place + 1
   end
 end
+
+-- How many keys an ask with a context has in addition to its buckets.
+local function more_keys(its_mode) return its_mode == RENEW and 2 or 1 end
 
 -- Go on after an error. A bucket of the wrong Redis type or a bug in this script fails only the ask at `place`. Any
 -- other error of the store (it is out of memory, for example) fails the whole call, and is returned.
 local function pass_over(failed)
   local why = type(failed) == 'table' and failed.err or tostring(failed)
   if not (string.find(why, '^WRONGTYPE') or string.find(why, '^user_function')) then return why end
-  local _, skipped, _, context = unpack_(ASK, ask)
-  next_key = first_key + skipped + (context > 0 and 1 or 0)
+  local its_mode, skipped, _, context = unpack_(ASK, ask)
+  next_key = first_key + skipped + (context > 0 and more_keys(its_mode) or 0)
   answers[place] = '\2' .. why
-  if logged then outcomes_by_ask[place - 1] = '' end
   place = place + 1
 end
 
@@ -305,9 +320,8 @@ end
 local function needs()
   local keys, writes = logged and 1 or 0, false
   for i = 2, #ARGV do
-    local its_mode, its_quotas = byte(ARGV[i], 1, 2)
-    local low, high = byte(ARGV[i], CONTEXT_AT, CONTEXT_AT + 1)
-    keys = keys + its_quotas + (low + high > 0 and 1 or 0)
+    local its_mode, its_quotas, _, _, _, _, _, _, _, _, low, high = byte(ARGV[i], 1, CONTEXT_AT + 1)
+    keys = keys + its_quotas + (low + high > 0 and more_keys(its_mode) or 0)
     writes = writes or its_mode ~= PEEK and its_mode ~= LOOK
   end
   return keys, writes
@@ -318,7 +332,7 @@ local function run(keys, args)
   local keys_needed, writes = needs()
   assert(#keys == keys_needed, 'a call takes one key for each quota and each kept answer of its asks')
   store_time, next_key, place = caller_clock or store_now(), 1, 2
-  answers, outcomes_by_ask = { caller_clock and 0 or store_time }, logged and {}
+  answers, outcomes = { caller_clock and 0 or store_time }, {}
   local order = logged and writes and next_order(keys[#keys], clock) or 0
   repeat -- one pcall serves all asks up to one that fails
     local ok, failed = pcall(decide_asks)
@@ -326,8 +340,7 @@ local function run(keys, args)
     if fatal then return redis.error_reply(fatal) end
   until ok
   if logged then
-    answers[#answers + 1] = order
-    for _, outcomes in ipairs(outcomes_by_ask) do answers[#answers + 1] = outcomes end
+    answers[place], answers[place + 1] = order, table.concat(outcomes)
   end
   return answers
 end

@@ -3,7 +3,7 @@
 A bucket without leases looks as it did before there were leases. With leases, its state goes on:
 State    <c16 d d>  for each lease, ordered by their ends: its name, the units held, its end (ms)
 A check of a rate or a token bucket has
-  holds   { { name, units, end }, ... } in that order; nil if the bucket had no leases when it was loaded, so that asks
+  holds   { { name, units, end }, ... } in that order; false if the bucket had no leases when it was loaded, so that asks
           without leases pay for one look only. The others are then not set:
   held    the units of all of them
   lapsed  the units of leases that ended before this ask and that nobody had settled: spent at their end. The next

@@ -53,15 +53,15 @@ end
 
 function producer_ids.load(check, window, interval, layer_ttl, ids, ids_at)
   check.window, check.interval, check.layer_ttl, check.ids, check.ids_at = window, interval, layer_ttl, ids, ids_at
-  check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, nil, false, false, nil
-  check.missing, check.holds = -1, nil
+  check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, false, false, false, false
+  check.missing, check.holds = -1, false
   if not check.starts then
     check.starts, check.entries, check.segments, check.spare, check.unseen, check.stale = {}, {}, {}, {}, {}, {}
   end
   local starts, entries, segments = check.starts, check.entries, check.segments
   local packed = call('GETRANGE', check.key, '0', USUAL_HEAD_END)
   if #packed < HEAD_BYTES then
-    check.base, check.last, check.number, check.newest = nil, nil, 0, nil
+    check.base, check.last, check.number, check.newest = false, false, 0, false
     starts[0], starts[1], starts[2], starts[3] = 0, 0, 0, 0
     check.capacity, check.old_capacity, check.first, check.charges, check.room, check.ring = 0, 0, 0, 0, 0, 0
     shorten(entries, 0)

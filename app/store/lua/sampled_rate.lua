@@ -25,22 +25,22 @@ function sampled_rate.load(check, samples, sample_ms)
   if deny and samples < 2 then decided = 2 end
   check.deny, check.decided, check.span = deny, decided, decided * sample_ms
   check.samples, check.sample_ms, check.moved = samples, sample_ms, 0
-  check.window, check.is_charged, check.birth, check.took = nil, false, 0, 0
-  check.holds = nil
+  check.window, check.is_charged, check.birth, check.took, check.holds = false, false, 0, 0, false
   local text = call('GET', check.key)
   if text and #text >= RATE_BYTES then
-    check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last = unpack_(RATE, text)
-    check.text, check.newest = text, check.last
-    if check.n >= BIRTH then check.birth, check.n = floor(check.n / BIRTH), check.n % BIRTH end
-    local size = RATE_BYTES + check.n * SAMPLE_BYTES
+    local n, last
+    n, check.rest, check.oldest, check.oldest_last, check.value, check.start, last = unpack_(RATE, text)
+    if n >= BIRTH then check.birth, n = floor(n / BIRTH), n % BIRTH end
+    local size = RATE_BYTES + n * SAMPLE_BYTES
     if #text > size then
-      check.text = string.sub(text, 1, size)
       read_holds(check, text, size)
+      text = string.sub(text, 1, size)
     end
+    check.n, check.last, check.newest, check.text = n, last, last, text
   else
     check.n, check.rest, check.oldest, check.oldest_last, check.value, check.start, check.last =
       0, 0, -huge, -huge, 0, -huge, -huge
-    check.text, check.newest = '', nil
+    check.text, check.newest = '', false
   end
 end
 
@@ -120,9 +120,10 @@ end
 
 -- The sum and the window of the rate at `at`, if the usage were recorded now.
 local function measure(check, at)
-  local sum, elapsed = recorded(check, check.t, at)
+  local t = check.t
+  local sum, elapsed = recorded(check, t, at)
   local window = window_of(check, elapsed)
-  if at == check.t then check.sum, check.window = sum, window end -- a charge makes it so: then report takes it from here
+  if at == t then check.sum, check.window = sum, window end -- a charge makes it so: then report takes it from here
   return sum, window
 end
 
@@ -194,10 +195,10 @@ end
 local function judge_with(check, usage, later)
   if not check.deny then return delay(check, later) end
   if usage == 0 then return ADMIT, 0 end
-  local full = (check.decided - 1) * check.sample_ms / 1000
-  if usage / full > check.limit then return REJECT, 0, TOO_LARGE, check.limit * full end
+  local limit, full = check.limit, (check.decided - 1) * check.sample_ms / 1000
+  if usage / full > limit then return REJECT, 0, TOO_LARGE, limit * full end
   local sum, window = measure(check, check.t)
-  if sum / (window / 1000) <= check.limit then return ADMIT, 0 end
+  if sum / (window / 1000) <= limit then return ADMIT, 0 end
   local passes = check.holds and wait_beside_holds(check, usage) or passing(check, check.t + 1, huge)
   return THROTTLE, min(passes - now, MAX_THROTTLE_MS)
 end
@@ -320,23 +321,23 @@ function sampled_rate.touch(check)
 end
 
 function sampled_rate.charge(check)
-  local t, is_born = check.t, stamped and check.birth == 0
-  check.is_charged, check.took = true, check.usage
+  local t, usage, start, is_born = check.t, check.usage, check.start, stamped and check.birth == 0
+  check.is_charged, check.took = true, usage
   if is_born then bear(check) end
   if check.holds and check.lapsed > 0 then
-    record(check, check.usage, t)
+    record(check, usage, t)
     write_record(check)
-  elseif t - check.start < check.sample_ms then
-    local value = check.value + check.usage
+  elseif t - start < check.sample_ms then
+    local value = check.value + usage
     check.value, check.last = value, t
     if check.n == 0 then check.oldest_last = t end
     if is_born then
       set_range(check.key, '0', head_of(check))
     else
-      set_range(check.key, CURRENT_AT, pack(CURRENT, check.oldest_last, value, check.start, t))
+      set_range(check.key, CURRENT_AT, pack(CURRENT, check.oldest_last, value, start, t))
     end
   else
-    write_all(check, begin_sample(check, check.usage, t))
+    write_all(check, begin_sample(check, usage, t))
   end
   return true
 end
@@ -407,5 +408,5 @@ function sampled_rate.report(check)
     sum, window = sum + held_by(check), window_of(check, elapsed)
   end
   local seconds = window / 1000
-  return sum / seconds, check.limit * seconds - sum, lapsed_in(check), 0
+  return sum / seconds, check.limit * seconds - sum, check.holds and check.lapsed or 0, 0
 end

@@ -23,7 +23,7 @@ function token_bucket.load(check, burst, max_debt)
   check.burst, check.max_debt = burst, max_debt
   check.deny = check.flags % 2 == DENY -- the lowest flag; a call of `band` takes longer
   check.over, check.forgiven, check.birth, check.took = 0, 0, 0, 0
-  check.holds, check.most = nil, burst
+  check.holds, check.most = false, burst
   local packed = call('GET', check.key)
   if packed then
     check.tokens, check.at = unpack_(TOKENS, packed)
@@ -39,7 +39,7 @@ function token_bucket.load(check, burst, max_debt)
       end
     end
   else
-    check.tokens, check.at = nil, nil
+    check.tokens, check.at = false, false
   end
   check.newest = check.at
 end

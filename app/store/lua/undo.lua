@@ -6,21 +6,15 @@ back exactly. Buckets that no such ask ever charged have none, so their state is
 
 Charge   <d d d>   of the answer to a stamped ask, for each quota: the bucket's birth (0: it cannot be undone), the time
                    of the charge in the bucket (ms), what it took (units)
-         16 bytes  the history: the beginning of the id of the server's replication, which changes when a replica takes
-                   over and when the server starts; zeros if the server does not say
+         16 bytes  the history (history.lua)
 Stamp    <d d> and 16 bytes  of an ask in mode undo, for each quota: the birth, the time and the history of the charge
 Example  a charge of 4 into a new bucket at 1763719742123 ms: <7340121, 1763719742123, 4> and '8c1e5a3b90d2f647'
 ]]
 
 local BIRTHS = 16777216 -- births are whole numbers below this, so that they fit next to a count of samples
-local UNKNOWN_HISTORY = string.rep('\0', 16)
 
 local function history_now()
-  if not history then
-    local replication = redis.pcall('INFO', 'replication')
-    local id = type(replication) == 'string' and string.match(replication, 'master_replid:(%x+)')
-    history = id and #id >= 16 and string.sub(id, 1, 16) or UNKNOWN_HISTORY
-  end
+  history = history or history_of_server()
   return history
 end
 

@@ -158,6 +158,33 @@ async def test_batch_is_bounded_and_so_is_what_the_writer_makes_of_it(which: str
     assert log.dropped == 0
 
 
+async def test_rows_that_come_while_a_batch_is_sent_wait_until_the_next_time_unless_they_fill_a_page() -> (
+    None
+):
+    come = [3, 3, 4_000]
+
+    class Busy(Stream):
+        async def append(self, batch: bytes, rows: int, node: str, number: int) -> bool:
+            admit(log, alice, come.pop(0) if come else 0)
+            return await super().append(batch, rows, node, number)
+
+    stream = Busy()
+    log = log_to(stream)
+    alice = ready(Ask({"requests": 1}, principal="alice"))
+
+    async def sent() -> list[int]:
+        before = len(stream.taken)
+        await log._send(begun_by=log._page.number)
+        return [len(decode(batch).rows) for batch in stream.taken[before:]]
+
+    admit(log, alice)
+    assert [await sent(), await sent()] == [[1], [3]]
+    three, *full = await sent()
+    rest = await sent()
+    assert (three, len(set(full)), sum(full) + sum(rest), len(rest)) == (3, 1, 4_000, 1)
+    assert await sent() == []
+
+
 async def test_waiting_admissions_are_bounded_in_bytes_and_the_rest_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

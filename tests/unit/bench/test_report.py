@@ -124,9 +124,12 @@ def test_targets_are_met_short_or_not_measured(made):
     assert is_met
 
 
-@pytest.mark.parametrize(("local", "where"), [(0.0, "from the store"), (0.99, "from memory")])
-def test_known_ids_count_for_where_they_were_answered(made, local, where):
-    made.pairs += pairs("quotagate/known id/hot", (20, 10), local=local)
+@pytest.mark.parametrize(
+    ("work", "local", "where"),
+    [("known id/hot/no memory", 0.0, "from the store"), ("known id/hot", 0.99, "from memory")],
+)
+def test_known_ids_count_for_where_they_were_answered(made, work, local, where):
+    made.pairs += pairs(f"quotagate/{work}", (20, 10), local=local)
     figures = reached(made)
     known = {name: figures[name][0] for name in figures if name.endswith(", hot") and "known id" in name}
     assert known == {
@@ -136,7 +139,8 @@ def test_known_ids_count_for_where_they_were_answered(made, local, where):
 
 
 def test_known_ids_that_are_answered_both_ways_count_for_neither(made):
-    made.pairs += pairs("quotagate/known id/hot", (20, 10), local=0.5)
+    for name in ("known id/hot", "known id/hot/no memory"):
+        made.pairs += pairs(f"quotagate/{name}", (20, 10), local=0.5)
     figures = reached(made)
     assert {figures[name] for name in figures if "known id" in name} == {(None, None)}
 

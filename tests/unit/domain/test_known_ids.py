@@ -147,7 +147,7 @@ def test_reset_elsewhere_has_the_bucket_confirmed():
     assert not answers(known, 1)
     learn(known, 2)  # what is learned before it is confirmed is not kept
     key, renewal = known.next_renewal(100, BEGAN, lambda applied: applied) or (b"", None)
-    assert (key, renewal) == (KEY, Renewal(ALICE, "alice", 0, ()))
+    assert (key, renewal) == (KEY, Renewal(ALICE, "alice", 0, b"born", ()))
     assert renewal is not None
     known.renewed(key, renewal, known.edition, BEGAN, was_reset=False, is_written=True)
     assert answers(known, 1)

@@ -106,7 +106,7 @@ descriptors:
 """,
     "shadowed_by_a_value": """
 descriptors:
-  - {key: path, rate_limit: {unit: second, requests_per_unit: 1}}
+  - {key: path, value_to_metric: true, rate_limit: {unit: second, requests_per_unit: 1}}
   - {key: path, value: /free}
   - key: path
     value: /deep

@@ -15,7 +15,9 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
@@ -104,6 +106,20 @@ class AskerTest {
     }
     assertTrue(sizes.size() <= Asker.MAX_CALLS + 1, sizes.toString());
     assertEquals("Bearer the-key", keys.get(0));
+  }
+
+  @Test
+  void connectionIsUsedAgain() throws Exception {
+    Set<Integer> ports = ConcurrentHashMap.newKeySet();
+    answer =
+        (exchange, principals) -> {
+          ports.add(exchange.getRemoteAddress().getPort());
+          admitAll(exchange, principals);
+        };
+    for (int each = 0; each < 50; each++) {
+      asker.ask(ASK).get();
+    }
+    assertTrue(ports.size() <= Asker.MAX_CALLS, ports.toString());
   }
 
   private static void await(CountDownLatch latch) {

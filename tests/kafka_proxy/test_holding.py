@@ -1,0 +1,168 @@
+"""How long a request is held: of clients that do not wait by themselves, and of producers with acks=0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Final
+
+import pytest
+from kafka import KafkaConsumer
+from kafka.admin import NewTopic
+from kafka.errors import KafkaError
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer import ProduceRequest
+from kafka.record import MemoryRecordsBuilder
+
+from app.kafka import call
+from tests.kafka_proxy.proxy import HOST, Proxy
+from tests.kafka_proxy.test_odd_work import end_offset
+from tests.service import Service, eventually
+
+LONGEST_HOLD_MS: Final = 15_000
+"""The README of the proxy."""
+WITHIN_S: Final = 120.0
+LAST_BEFORE_KIP_219: Final = 5
+"""The last version of Produce whose clients do not pause by themselves."""
+THROTTLING_QUOTA_EXCEEDED: Final = 89
+
+_numbers = count()
+
+
+class Connection:
+    """One connection to a broker by way of the proxy, that sends on whatever it is answered."""
+
+    def __init__(self, proxy: Proxy, client_id: str) -> None:
+        # The proxy closes the first connection to a broker's port if it has not seen the cluster yet.
+        call.ask(proxy.bootstrap, {}, [MetadataRequest(topics=[])], WITHIN_S)
+        self._net = NetworkSelector()
+        server = f"{HOST}:{proxy.port + 1}"  # the port of the broker 1, which leads the topic's partition
+        self._manager = call._Connections(self._net, bootstrap_servers=[server], client_id=client_id)
+        self._connection: Any = None
+
+    def ask(self, question: Any) -> Any:
+        """The answer; None if there is to be none.
+
+        Raises:
+            KafkaError: the connection was closed.
+        """
+
+        async def exchange() -> Any:
+            if self._connection is None:
+                (broker,) = self._manager.cluster.bootstrap_brokers()
+                self._connection = self._manager.get_connection(
+                    broker.node_id, timeout_ms=WITHIN_S * 1000, refresh_metadata_on_err=False
+                )
+            answered = await self._connection.send_request(question, request_timeout_ms=WITHIN_S * 1000)
+            self._connection.unpause("throttle")  # kafka-python would wait by itself
+            return answered
+
+        answer = self._manager.call_soon(exchange)
+        while not answer.is_done:
+            self._net.poll(timeout_ms=1000, future=answer)
+        if answer.exception is not None:
+            raise answer.exception
+        return answer.value
+
+    def close(self) -> None:
+        self._manager.close()
+        self._net.close()
+
+
+@contextmanager
+def connected(proxy: Proxy, client_id: str) -> Iterator[Connection]:
+    made = Connection(proxy, client_id)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def full_disks(quotagate: Service) -> Iterator[None]:
+    """The throttle factor is 0."""
+    assert quotagate.http.post("/v1/volumes:drill", json={"factor": 0, "for_ms": 600_000}).is_success
+    try:
+        eventually(lambda: quotagate.ask(principal="x", usage={"produce_bytes": 1})["decision"] == "throttle")
+        yield
+    finally:
+        assert quotagate.http.delete("/v1/volumes:drill").is_success
+
+
+@pytest.fixture
+def led(admin) -> str:
+    """A topic of this test with one partition, which broker 1 leads."""
+    name = f"led-{next(_numbers)}"
+    admin.create_topics([NewTopic(name, replica_assignments={0: [1]})])
+    return name
+
+
+def produce(topic: str, version: int, acks: int = 1, size: int = 500) -> ProduceRequest:
+    records = MemoryRecordsBuilder(magic=2, compression_type=0, batch_size=2 * size)
+    records.append(timestamp=None, key=None, value=bytes(size))
+    records.close()
+    return ProduceRequest(
+        transactional_id=None,
+        acks=acks,
+        timeout_ms=10_000,
+        topic_data=[(topic, [(0, records.buffer())])],
+        max_version=version,
+    )
+
+
+def outcome(answer: Any) -> tuple[int, int]:
+    """The error and the throttle time of a produce response."""
+    [[partition]] = [topic.partition_responses for topic in answer.responses]
+    return partition.error_code, answer.throttle_time_ms
+
+
+def throttled(proxy: Proxy) -> float:
+    """How often Quotagate has answered the proxy that something has to wait, by the proxy's own metric."""
+    return proxy.counted("quotagate_proxy_decisions_total", decision="throttle", source="quotagate")
+
+
+def test_old_client_is_held_and_then_gets_the_rest_of_its_throttle_time(cluster, plain, quotagate, led):
+    with connected(plain, "old") as old, full_disks(quotagate):
+        before = throttled(plain)
+        error, left_ms = outcome(old.ask(produce(led, LAST_BEFORE_KIP_219)))
+        assert error == THROTTLING_QUOTA_EXCEEDED
+        assert left_ms > 0
+        assert throttled(plain) - before >= 2, "it was not held, for then it is asked for again"
+        before = throttled(plain)
+        error, left_ms = outcome(old.ask(produce(led, LAST_BEFORE_KIP_219 + 1)))
+        assert (error, left_ms > 0) == (THROTTLING_QUOTA_EXCEEDED, True)
+        assert throttled(plain) - before <= 1, "one that pauses by itself is answered at once"
+
+
+def test_who_sends_on_regardless_is_held_for_15_s_and_then_gets_the_rest(cluster, plain, quotagate, led):
+    a_minute: Mapping[str, Any] = {"limit": 10, "samples": 2, "sample_ms": 60_000, "enforcement": "deny"}
+    quotagate.put("client-id=regardless", producer_byte_rate=a_minute)
+    with connected(plain, "regardless") as client:
+        assert outcome(client.ask(produce(led, 9)))[0] == 0
+        error, asked_ms = outcome(client.ask(produce(led, 9)))
+        assert error == THROTTLING_QUOTA_EXCEEDED
+        assert asked_ms > LONGEST_HOLD_MS
+        before = throttled(plain)
+        # What was on its way when it was asked to wait is answered at once. What follows is held.
+        left_ms = asked_ms
+        while left_ms > asked_ms - LONGEST_HOLD_MS:
+            error, left_ms = outcome(client.ask(produce(led, 9)))
+            assert error == THROTTLING_QUOTA_EXCEEDED
+        assert left_ms > 0
+        assert throttled(plain) == before, "a connection that pauses is not asked for"
+
+
+def test_record_without_acknowledgement_is_lost_with_its_connection_when_the_wait_is_too_long(
+    cluster, plain, quotagate, led
+):
+    consumer = KafkaConsumer(**cluster.properties)
+    with connected(plain, "deaf") as deaf, full_disks(quotagate):
+        assert deaf.ask(produce(led, 9, acks=0)) is None
+        with pytest.raises(KafkaError):
+            deaf.ask(MetadataRequest(topics=[]))  # it comes after the record, on the same connection
+    with connected(plain, "heard") as heard:
+        eventually(lambda: outcome(heard.ask(produce(led, 9)))[0] == 0)
+    assert end_offset(consumer, led) == 1
+    consumer.close()
