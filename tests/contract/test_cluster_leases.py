@@ -133,5 +133,36 @@ async def test_buckets_hold_what_was_granted_while_slots_move(cluster: Cluster) 
         await holders.check(both[0])
 
 
+async def test_lease_with_a_lost_primary_is_decided_by_policy_and_holds_nothing() -> None:
+    with clusters.running(replicas=False) as own:
+        lost = own.primaries[1]
+        user = next(name for name in _users() if own.owner(slot_of_tag(f"user={name}".encode())) is not lost)
+        ip = next(name for name in _ips() if own.owner(slot_of_tag(f"ip={name}".encode())) is lost)
+        wish = ask_of(user, ip, deny=True, usage=dict.fromkeys(USAGES, 4))
+        async with nodes(own) as (node,):
+            taken = await node.leases.take(wish, LEASE_MS, [], ANYONE)
+            assert taken.granted == {"requests": 4, "connections": 4}
+            lost.kill()
+            refused = await node.leases.take(wish, LEASE_MS, [], ANYONE)
+            assert (refused.decision.decision, refused.decision.source) == ("admit", "fallback")
+            assert (refused.name, refused.granted, refused.decision.charged) == (None, {}, False)
+            settlement = Settlement(node.leases.named(taken.name or "", None), {"requests": 1})
+            settled = await node.leases.take(
+                ask_of(user, None, deny=True, usage={"requests": 0}), LEASE_MS, [settlement], ANYONE
+            )
+            assert settled.settled == [True], "where it can be"
+            assert await spent(node, f"user={user}", "request_rate") == 1, "the second wish holds nothing"
+
+
+def _users() -> Iterator[str]:
+    while True:
+        yield fresh("u")
+
+
+def _ips() -> Iterator[str]:
+    while True:
+        yield address()
+
+
 def _has_taken(holders: Holders, turns: int) -> bool:
     return holders.turns >= turns

@@ -33,8 +33,8 @@ FAULTS = {
         "tokens > check.usage then return ADMIT",
     ),
     "< for <= at a rate's limit": (
-        "/ 1000) <= check.limit then return ADMIT",
-        "/ 1000) < check.limit then return ADMIT",
+        "/ 1000) <= limit then return ADMIT",
+        "/ 1000) < limit then return ADMIT",
     ),
     "> for >= at the first id too many": (
         "if alive + unseen > check.limit then",  # for whole numbers the same as >= check.limit + 1
