@@ -124,7 +124,6 @@ class Admission:
         self.leases = Leases(
             self._gatherer,
             lambda: self.circuit.error,
-            spans=self._spans_slots,
             matches=self._matches_in_force,
             factor=factor,
             secret=secret,

@@ -32,7 +32,7 @@ from app.admission.log_rows import (
 )
 from app.admission.logs import Logs
 from app.admission.plain import Logged, PlainQuotas, PlannedAsk
-from app.admission.plan import Match
+from app.admission.plan import Match, why_by_policy
 from app.decision_log.batch import ADMISSION, NEXT_ROW, NOT_ASKED, Sibling
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
@@ -227,7 +227,8 @@ class DecisionLog(Logs):
     ) -> None:
         """Record a lease that was asked for, or settled, whatever else is logged."""
         if not self._off:
-            failure = "store_full" if decision.source == "fallback" else None
+            self._take_released(ask, matches, answer, lease)
+            failure = why_by_policy(answer) if decision.source == "fallback" else None
             at_ms = self._at_ms(ask, answer)
             self._take(DecisionEntry(kind, at_ms, ask, matches, answer, decision, verdicts, failure, lease))
 
@@ -271,6 +272,21 @@ class DecisionLog(Logs):
                 self._take(UndoneEntry("undone", each.at_ms, ask, of, each.order, each.taken))
             if each.undo_order is not None:
                 self._take(UndoneEntry("undo", each.at_ms, ask, of, each.undo_order, each.given))
+
+    def _take_released(
+        self, ask: Ask, matches: Sequence[Match], answer: Answer, lease: tuple[bytes, int]
+    ) -> None:
+        """Record what was held in one slot and freed at once: as a lease of which nothing was spent."""
+        by_key = {match.key: match for match in matches}
+        for each in answer.released:
+            of = (by_key[each.key],)
+            at_ms = each.at_ms if ask.at_ms is None else ask.at_ms
+            if each.order is not None:
+                self._take(UndoneEntry("lease", at_ms, ask, of, each.order, each.units, lease))
+            if each.release_order is not None and each.released_ms is not None:
+                at_ms = each.released_ms if ask.at_ms is None else ask.at_ms
+                its = lease[0], 0
+                self._take(UndoneEntry("settlement", at_ms, ask, of, each.release_order, 0.0, its))
 
     def _at_ms(self, ask: Ask, answer: Answer | None) -> int:
         """When it was decided: by the caller's clock where that counts, else by the store's or the node's."""

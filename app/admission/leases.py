@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 import structlog
+from msgspec import structs
 
 from app.admission.fallback import without_store
 from app.admission.gather import Gathering
@@ -24,10 +25,11 @@ from app.admission.plan import (
     restricted_matches,
     scaled_match,
     settle_plan,
+    why_by_policy,
 )
 from app.domain.ask import Ask
 from app.domain.caller import Caller
-from app.domain.decision import Decision, LimitedBy
+from app.domain.decision import Decision
 from app.store.encoding import decode_answer
 from app.store.port import Answer, PackedAnswer, Plan, StoreError
 
@@ -80,7 +82,6 @@ class Leases:
 
     Args:
         away: returns why the store is away; None if it is not.
-        spans: whether a plan needs several slots of a cluster; then nothing is granted.
         matches: returns the quotas in force.
         secret: returns the deployment's hash secret, which also seals the names.
     """
@@ -90,7 +91,6 @@ class Leases:
         gatherer: Gathering,
         away: Callable[[], StoreError | None],
         *,
-        spans: Callable[[Plan], bool] = lambda _plan: False,
         matches: Callable[[], Matches],
         factor: FactorSource,
         secret: Callable[[], bytes],
@@ -99,7 +99,6 @@ class Leases:
     ) -> None:
         self._gatherer = gatherer
         self._away = away
-        self._spans = spans
         self._matches = matches
         self._factor = factor
         self._secret = secret
@@ -164,10 +163,6 @@ class Leases:
             matches = tuple(scaled_match(match, factor) for match in matches)
         lease = secrets.token_bytes(LEASE_BYTES)
         plan = hold_plan(wish, matches, lease, lease_ms)
-        if self._spans(plan):
-            applied = matches[0].applied
-            limit = LimitedBy(applied.quota.key, applied.entity, applied.bucket, "capacity")
-            return None, Decision("reject", 0, False, len(matches), "local", limit), matches
         return SentPlan(plan, wish, matches), None, matches
 
     def _settling(self, settlement: Settlement, at_ms: int | None) -> SentPlan | None:
@@ -262,7 +257,7 @@ class Leases:
         assert sent.plan.lease is not None
         if not grants(decision):
             if decision.source == "fallback":
-                self._metrics.count_fallback("store_full")
+                self._metrics.count_fallback(why_by_policy(answer))
             self._metrics.count_lease("refused")
             return LeaseAnswer(replace(decision, charged=False), None, {}, 0, settled)
         self._metrics.count_lease("granted")
@@ -279,10 +274,11 @@ def count_lapses(metrics: Metrics, logs: Logs, ask: Ask, plan: Plan, answer: Ans
     """Count and log the units of leases that an answer found to be over, and that nobody had settled."""
     if ask.mode == "peek":
         return  # it does not write that, and another ask finds it again
-    for charge, result in zip(plan.charges, answer.results, strict=True):
+    for place, (charge, result) in enumerate(zip(plan.charges, answer.results, strict=True)):
         if charge.applied.quota.algorithm != "producer_ids" and result.lapsed:
             metrics.count_lapsed(result.lapsed)
-            logs.lapsed(ask, charge.applied, result.lapsed, answer)
+            own = structs.replace(answer, order=answer.orders[place]) if answer.orders else answer
+            logs.lapsed(ask, charge.applied, result.lapsed, own)
 
 
 def lasting_ms(wish: Ask, lease_ms: int) -> int:

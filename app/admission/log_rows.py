@@ -82,14 +82,18 @@ class ChangeEntry(NamedTuple):
 
 
 class UndoneEntry(NamedTuple):
-    """A charge that was taken back, or what was given back of it, which has the time of the charge."""
+    """A charge that was taken back, or what was given back of it, which has the time of the charge.
 
-    kind: Literal["undone", "undo"]
+    Also what was held for a lease in one slot and freed at once, and that it was freed.
+    """
+
+    kind: Literal["undone", "undo", "lease", "settlement"]
     at_ms: int
     ask: Ask
     matches: Sequence[Match]
     order: int
     units: float
+    lease: tuple[bytes, int] | None = None
 
 
 LogEntry = DecisionEntry | IdsEntry | ChangeEntry | UndoneEntry
@@ -249,6 +253,8 @@ class Packing:
             mode=entry.ask.mode,
             source="store",
             verdicts=[verdict],
+            what=None if entry.lease is None else entry.lease[0].hex(),
+            after=None if entry.lease is None else json.dumps({"lease_ms": entry.lease[1]}),
         )
 
     def _verdicts(self, entry: DecisionEntry) -> list[LoggedVerdict]:
@@ -289,19 +295,22 @@ class Packing:
 
 def _bucket_orders(entry: DecisionEntry) -> Sequence[int | None]:
     """The own places of the store's verdicts; a charge that was taken back has its place in another row."""
-    if entry.answer is None or not entry.answer.undone:
-        return entry.answer.orders if entry.answer is not None else ()
-    undone = {each.key for each in entry.answer.undone}
-    matches = entry.matches[len(entry.matches) - len(entry.answer.orders) :]
+    answer = entry.answer
+    if answer is None or not (answer.undone or answer.released):
+        return answer.orders if answer is not None else ()
+    elsewhere = {(each.key, each.order) for each in answer.undone}
+    elsewhere |= {(each.key, each.order) for each in answer.released}
+    matches = entry.matches[len(entry.matches) - len(answer.orders) :]
     return [
-        None if match.key in undone else order
-        for match, order in zip(matches, entry.answer.orders, strict=True)
+        None if (match.key, order) in elsewhere else order
+        for match, order in zip(matches, answer.orders, strict=True)
     ]
 
 
 def _order_of(entry: DecisionEntry) -> int | None:
-    if entry.answer is None or not entry.answer.undone:
-        return entry.answer.order if entry.answer is not None else None
+    answer = entry.answer
+    if answer is None or not (answer.undone or answer.released):
+        return answer.order if answer is not None else None
     return max((order for order in _bucket_orders(entry) if order is not None), default=None)
 
 

@@ -257,6 +257,11 @@ def by_policy_in(answer: Answer) -> int:
     return sum(result.reason in BY_POLICY for result in answer.results)
 
 
+def why_by_policy(answer: Answer) -> str:
+    """Return why policies gave some verdicts on an ask that the store answered."""
+    return "store_full" if answer.failure is None else answer.failure.reason
+
+
 def _by_policy(
     asks: Sequence[Ask], verdicts: tuple[Verdict, ...], plan: Plan, answer: Answer
 ) -> tuple[Verdict, ...]:

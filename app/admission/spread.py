@@ -8,6 +8,10 @@ admitted unless all of them are made:
 3. *Home* is charged last. It keeps the whole answer.
 4. If 2 or 3 refuse, or home has a kept answer, what was charged is *undone* (``app.domain.undo``).
 
+A lease is held in the same way: *look* at what each bucket would grant, *hold* the least of that in all of
+them, home last, and *release* it where another slot refuses. A release always gives back all that is still
+held (``app.domain.holds``), so it needs no stamps; one that fails leaves the hold to its end.
+
 Asks that cannot be refused, and that keep no answer, are charged everywhere at once. A slot whose primary is
 away is answered by the quotas' own ``on_store_failure``.
 
@@ -16,7 +20,7 @@ This module sends nothing: ``decide`` is a generator of what to send at once, an
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -24,9 +28,10 @@ from msgspec import structs
 
 from app.admission.errors import AdmissionError
 from app.domain.decision import BYTE_RATES, Outcome
+from app.domain.quota import KEYS
 from app.domain.slots import SlotGroup, SlotGroups, groups_of
-from app.store.encoding import UNKNOWN_RESULT, spread_context, undo_plan
-from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError, Undone
+from app.store.encoding import UNKNOWN_RESULT, release_plan, spread_context, undo_plan
+from app.store.port import Answer, Charge, ChargeResult, Plan, Released, StoreError, Undone
 
 MOVED_BACK: Final = 2
 """The correction of a bucket whose times moved back with a clock."""
@@ -35,6 +40,9 @@ NEVER_UNDONE: Final = ("refund", "settle")
 """The modes that give back or settle; they delay nobody."""
 
 REFUSING: Final = ("throttle", "reject")
+
+HOLD_AGAIN: Final = 3
+"""How often a lease is cut to the least that a bucket granted: each time others may have been quicker."""
 
 
 class Phase(IntEnum):
@@ -90,6 +98,8 @@ def decide(plan: Plan, groups: SlotGroups, *, sequential: bool = False) -> Steps
         AdmissionError: nothing is charged.
     """
     ask = _Ask(plan, groups, sequential=sequential)
+    if plan.mode == "hold":
+        return (yield from _hold(ask))
     if ask.sums and plan.retry is None and (plan.mode == "peek" or _cannot_be_refused(plan)):
         of_bytes = ask.byte_groups()
         ask.took(of_bytes, (yield Phase.LOOK, ask.parts(of_bytes, mode="peek")))
@@ -134,7 +144,7 @@ def _charge(ask: _Ask) -> Steps:
         ask.took((home,), came)
     if ask.is_over() or (home_is_lost and plan.retry is not None):
         ask.refreshes = True
-        yield from ask.move_back()
+        yield from ask.write_reckoned()
         return ask.answer()
 
     reached = tuple(group for group in others if group.slot not in ask.lost)
@@ -154,6 +164,30 @@ def _charge(ask: _Ask) -> Steps:
     return (yield from _ended(ask))
 
 
+def _hold(ask: _Ask) -> Steps:
+    """Look, hold the least that any bucket would grant, home last; release it if that was in vain."""
+    home, others = ask.groups
+    ask.took(ask.all, (yield Phase.LOOK, ask.parts(ask.all, mode="look")))
+    ask.would_hold()
+    if ask.is_in_vain():
+        yield from ask.write_reckoned()
+        return ask.answer()
+    if others:
+        ask.held(others, (yield Phase.CHARGE, ask.holds(others)))
+    if not ask.is_in_vain():
+        ask.held((home,), (yield Phase.HOME, ask.holds((home,))))
+    for _ in range(HOLD_AGAIN):
+        if ask.is_in_vain() or not (larger := ask.beyond_the_least()):
+            break
+        yield from ask.release(larger)
+        ask.held(larger, (yield Phase.UNDO, ask.holds(larger)))
+    if not ask.is_in_vain() and (larger := ask.beyond_the_least()):
+        ask.throttle(larger)
+    if ask.is_in_vain():
+        yield from ask.release(ask.all)
+    return ask.answer()
+
+
 def _ended(ask: _Ask) -> Steps:
     if ask.is_over():
         yield from ask.undo()
@@ -167,6 +201,7 @@ class _Ask:
         lost: the slots that did not answer.
         error: why nothing is decided, if a part was shed or its caller left.
         undone: the charges that were taken back.
+        units: for each charge of a lease what is held, or would be, in the limit's unit.
         refreshes: whether the seen ids are still to be refreshed, as a refusal does.
     """
 
@@ -181,11 +216,17 @@ class _Ask:
         self.lost: dict[int, StoreError] = {}
         self.error: AdmissionError | None = None
         self.undone: tuple[Undone, ...] = ()
+        self.units = [charge.usage for charge in plan.charges]
         self.refreshes = False
         self.sums = sequential and plan.mode not in NEVER_UNDONE and len(self.byte_groups()) > 0
         """Whether the byte delay counts for the other quotas."""
         self._stamped: list[tuple[SlotGroup, Answer]] = []
         """What was charged, and can be undone."""
+        self._held: dict[int, Answer] = {}
+        """What came of the holds that are there, by slot."""
+        self._released: list[Released] = []
+        self._looked_over: set[int] = set()
+        """The charges in whose buckets a look found leases that were over."""
         self._is_charged = False
 
     def parts(
@@ -249,8 +290,12 @@ class _Ask:
             byte_delay_ms=self._byte_delay_ms(),
         )
 
-    def took(self, groups: Sequence[SlotGroup], came: Sequence[Came]) -> None:
-        """Take what came of parts."""
+    def took(self, groups: Sequence[SlotGroup], came: Sequence[Came], *, wrote: bool = False) -> None:
+        """Take what came of parts.
+
+        Args:
+            wrote: they were no looks, so the ends of leases that they found are written.
+        """
         for group, its in zip(groups, came, strict=True):
             if isinstance(its, AdmissionError):
                 self.error = self.error or its
@@ -261,7 +306,8 @@ class _Ask:
             else:
                 self.at_ms = max(self.at_ms, its.at_ms)
                 for place, result in zip(group.places, its.results, strict=True):
-                    self.results[place], self.orders[place] = result, its.order
+                    self.results[place] = result if wrote else self._as_looked_at(place, result)
+                    self.orders[place] = its.order
                 if its.id_outcomes:
                     self.id_outcomes = its.id_outcomes
 
@@ -270,7 +316,7 @@ class _Ask:
         if self.plan.mode == "refund" and (self._is_charged or not _are_all_shed(came)):
             # What was given back cannot be undone, so the request is not refused.
             came = [StoreError("budget") if isinstance(its, AdmissionError) else its for its in came]
-        self.took(groups, came)
+        self.took(groups, came, wrote=True)
         for group, its in zip(groups, came, strict=True):
             if isinstance(its, Answer) and its.error is None and not self._refuses(group):
                 self._is_charged = True
@@ -325,24 +371,149 @@ class _Ask:
             for _, each in undone
         )
 
-    def move_back(self) -> Generator[tuple[Phase, list[SlotPlan]], list[Came], None]:
-        """Write what a look only reckons: that times in buckets move back with a clock.
+    def holds(self, groups: Sequence[SlotGroup]) -> list[SlotPlan]:
+        """The parts that hold the least of what the buckets grant."""
+        least = self._least()
+        plans = []
+        for slot, part in self.parts(groups):
+            charges = tuple(
+                structs.replace(charge, usage=least.get(_field(charge), charge.usage))
+                for charge in part.charges
+            )
+            plans.append(SlotPlan(slot, structs.replace(part, charges=charges)))
+        return plans
+
+    def would_hold(self) -> None:
+        """Note what a look says that each bucket would grant."""
+        for place, (charge, result) in enumerate(zip(self.plan.charges, self.results, strict=True)):
+            if not charge.applied.quota.shadow:
+                self.units[place] = result.granted
+
+    def held(self, groups: Sequence[SlotGroup], came: Sequence[Came]) -> None:
+        """Take what came of holds; a bucket grants at most what the look said, perhaps less."""
+        asked = self._least()
+        lapsed = [result.remembered for result in self.results]
+        self.took(groups, came, wrote=True)
+        for group, its in zip(groups, came, strict=True):
+            if not isinstance(its, Answer) or its.error is not None:
+                continue
+            for place in group.places:  # a slot may be held in twice, and each finds what was over by then
+                result = self.results[place]
+                self.results[place] = structs.replace(result, remembered=result.remembered + lapsed[place])
+            if self._refuses(group) or any(result.reason == "store_full" for result in its.results):
+                continue
+            self._held[group.slot] = its
+            own = self._least(group.places, {place: self.results[place].granted for place in group.places})
+            for place in group.places:
+                charge = self.plan.charges[place]
+                field = _field(charge)
+                self.units[place] = own.get(field, asked.get(field, charge.usage))
+
+    def is_in_vain(self) -> bool:
+        """Whether no lease is granted: a quota refuses it, a slot is lost, or a bucket has no room."""
+        return self.is_over() or bool(self.lost) or self._has_no_room()
+
+    def beyond_the_least(self) -> tuple[SlotGroup, ...]:
+        """The groups that hold more than a bucket of another one granted."""
+        least = self._least()
+        return tuple(
+            group
+            for group in self.all
+            if any(
+                self.units[place] > least.get(_field(self.plan.charges[place]), self.units[place])
+                for place in group.places
+            )
+        )
+
+    def throttle(self, groups: Sequence[SlotGroup]) -> None:
+        """Refuse a lease, as others were quicker each time; it may be asked for again at once."""
+        for group in groups:
+            for place in group.places:
+                if not self.plan.charges[place].applied.quota.shadow:
+                    self.results[place] = structs.replace(
+                        self.results[place], outcome="throttle", throttle_ms=1
+                    )
+
+    def release(
+        self, groups: Sequence[SlotGroup]
+    ) -> Generator[tuple[Phase, list[SlotPlan]], list[Came], None]:
+        """Free what is held in groups; what comes of it is only noted, as it else ends with the lease."""
+        groups = tuple(group for group in groups if group.slot in self._held)
+        if not groups:
+            return
+        plans = [SlotPlan(slot, release_plan(part)) for slot, part in self.parts(groups)]
+        came = yield Phase.UNDO, plans
+        for group, its in zip(groups, came, strict=True):
+            held = self._held.pop(group.slot)
+            freed = its if isinstance(its, Answer) and its.error is None else None
+            for at, place in enumerate(group.places):
+                charge, units = self.plan.charges[place], self.units[place]
+                if units > 0:
+                    released = Released(charge.key, units, held.order, held.at_ms)
+                    if freed is not None:
+                        released = released._replace(release_order=freed.order, released_ms=freed.at_ms)
+                    self._released.append(released)
+                if freed is not None:
+                    now = freed.results[at]
+                    self.results[place] = structs.replace(
+                        self.results[place],
+                        fill=now.held,
+                        remembered=self.results[place].remembered + now.lapsed,
+                    )
+
+    def _least(
+        self, places: Sequence[int] | None = None, units: Mapping[int, float] | None = None
+    ) -> dict[str, float]:
+        """The least that buckets grant, by usage field; shadow quotas follow the others."""
+        least: dict[str, float] = {}
+        for place in range(len(self.plan.charges)) if places is None else places:
+            charge = self.plan.charges[place]
+            if not charge.applied.quota.shadow:
+                field = _field(charge)
+                granted = self.units[place] if units is None else units[place]
+                least[field] = min(least.get(field, granted), granted)
+        return least
+
+    def _as_looked_at(self, place: int, result: ChargeResult) -> ChargeResult:
+        """What a look says; leases that it found to be over are counted when that is written."""
+        if not result.lapsed or self.plan.charges[place].applied.quota.algorithm == "producer_ids":
+            return result
+        self._looked_over.add(place)
+        return structs.replace(result, remembered=0)
+
+    def write_reckoned(self) -> Generator[tuple[Phase, list[SlotPlan]], list[Came], None]:
+        """Write what a look only reckons: that times move back with a clock, and that leases ended.
 
         Else each look would take its own time for that of the last charge, and the bucket would never age.
         """
-        plans = []
+        groups = []
         for group in self.all:
-            charges = tuple(
-                self.plan.charges[place]
+            places = tuple(
+                place
                 for place in group.places
-                if self.results[place].correction == MOVED_BACK
-                and self.plan.charges[place].applied.quota.algorithm != "producer_ids"  # they are refreshed
+                if place in self._looked_over or self.results[place].correction == MOVED_BACK
+                if self.plan.charges[place].applied.quota.algorithm != "producer_ids"  # they are refreshed
             )
-            if charges:
-                moved = Plan("refresh", charges, at_ms=self.plan.at_ms)
-                plans.append(SlotPlan(group.slot, moved))
-        if plans:
-            yield Phase.UNDO, plans
+            if places:
+                groups.append(SlotGroup(group.slot, places))
+        if not groups:
+            return
+        plans = [
+            SlotPlan(
+                group.slot,
+                Plan(
+                    "refresh",
+                    tuple(self.plan.charges[place] for place in group.places),
+                    at_ms=self.plan.at_ms,
+                ),
+            )
+            for group in groups
+        ]
+        came = yield Phase.UNDO, plans
+        for group, its in zip(groups, came, strict=True):
+            if isinstance(its, Answer) and its.error is None:
+                for place, written in zip(group.places, its.results, strict=True):
+                    self.results[place] = structs.replace(self.results[place], remembered=written.remembered)
 
     def answer(self) -> Answer:
         """The answer to the whole plan.
@@ -362,6 +533,7 @@ class _Ask:
             failure=failure,
             is_charged=self._is_charged,
             undone=self.undone,
+            released=tuple(self._released),
             refreshes=self.refreshes,
         )
 
@@ -373,6 +545,11 @@ class _Ask:
 
     def _has_no_room(self) -> bool:
         return any(result.reason == "store_full" for result in self.results)
+
+
+def _field(charge: Charge) -> str:
+    """The usage field of a charge; a lease takes the same of each bucket of one field."""
+    return KEYS[charge.applied.quota.key].usage
 
 
 def _are_all_shed(came: Sequence[Came]) -> bool:

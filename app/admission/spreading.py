@@ -22,7 +22,7 @@ from app.admission.queue import Group
 from app.admission.spread import REFUSING, Came, Phase, SlotPlan, Steps, decide, groups_in
 from app.domain.slots import SlotGroups, slot_of, slot_of_tag
 from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
-from app.store.encoding import decode_answer, merged_answer, undo_plan
+from app.store.encoding import decode_answer, merged_answer, release_plan, undo_plan
 from app.store.keys import retry_key, short
 from app.store.port import NONE_KNOWN, Answer, Fault, PackedAnswer, PackedPlan, Plan, StoreError, Undone
 from app.store.port import Came as CallCame
@@ -434,14 +434,17 @@ class ClusterGatherer(Gathering):
         return came
 
     def _undo_late(self, part: SlotPlan, packed: PackedAnswer, asks: Sequence[Running], group: Group) -> None:
-        """Take back what a late call charged for an ask that was refused meanwhile."""
+        """Take back what a late call charged for an ask that was refused meanwhile, or held for any lease."""
         answer = decode_answer(packed)
-        if not answer.stamps or any(result.outcome in REFUSING for result in answer.results):
+        if any(result.outcome in REFUSING for result in answer.results):
             return
-        of = [each for each in asks if part.plan.charges[0].key in each.phases]
-        if not of or not all(each.is_refused for each in of):
-            return
-        plan = undo_plan(zip(part.plan.charges, answer.stamps, strict=True), part.plan.at_ms)
+        plan = None
+        if part.plan.mode == "hold":  # a lease is not granted without the answers of all slots
+            plan = release_plan(part.plan)
+        elif answer.stamps:
+            of = [each for each in asks if part.plan.charges[0].key in each.phases]
+            if of and all(each.is_refused for each in of):
+                plan = undo_plan(zip(part.plan.charges, answer.stamps, strict=True), part.plan.at_ms)
         if plan is not None and (reached := self._of_slot(part.slot)):
             reached.gatherer.submit(
                 Group.of([plan], lambda _group, _error: None, None, group.caller, group.on_behalf_of)
@@ -449,7 +452,10 @@ class ClusterGatherer(Gathering):
 
 
 def segments(running: Sequence[Running]) -> Iterator[list[Running]]:
-    """Begin asks; cut where one would be charged before an earlier one that shares a bucket with it."""
+    """Begin asks; cut where one would be charged before an earlier one that shares a bucket with it.
+
+    A lease is cut off too, if its look would come before what earlier leases give back.
+    """
     segment: list[Running] = []
     last: dict[bytes, Phase] = {}
     for each in running:
@@ -459,7 +465,10 @@ def segments(running: Sequence[Running]) -> Iterator[list[Running]]:
             each.phases = dict.fromkeys(keys, earliest)
         else:
             each.phases = _phases_of(cast("Plan", each.plan), each.slots)
-            if any(each.phases[key] < last.get(key, Phase.LOOK) for key in keys):
+            is_lease = each.plan.mode == "hold"
+            if any(
+                (Phase.LOOK if is_lease else each.phases[key]) < last.get(key, Phase.LOOK) for key in keys
+            ):
                 yield segment
                 segment, last = [], {}
                 earliest = Phase.LOOK

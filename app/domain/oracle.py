@@ -654,6 +654,21 @@ class Oracle:
         decision = Decision(outcome, throttle_ms, grants and bool(parts), len(parts), source, limited_by)
         return Leased(decision, granted_of(ask.usage, slices) if grants else {})
 
+    def look(
+        self, ask: Ask, quotas: Quotas, rules: MatchingRules, now_ms: int, caller: Caller = ANYONE
+    ) -> tuple[float, ...]:
+        """The units that each bucket would grant of a wish, shadow quotas too; writes nothing.
+
+        Raises:
+            OutOfBoundsError: the caller is bound, and a bucket is shared with others.
+        """
+        applied = restrict(ask, applied_quotas(ask, quotas, rules), caller.bound_to)
+        looking = replace(ask, mode="peek", deny=True)
+        before = self.corrections, self.lapsed
+        units = tuple(judge_lease(self._part(looking, quota, now_ms))[1] for quota in applied)
+        self.corrections, self.lapsed = before
+        return units
+
     def settle(self, ask: Ask, quotas: Quotas, rules: MatchingRules, now_ms: int, lease: bytes) -> bool:
         """Charge what was spent of a lease now, and free the rest; return whether any bucket held it.
 

@@ -84,6 +84,7 @@ ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
 _MODES: Final = {
     **{mode: number for number, mode in enumerate((*MODES, "refresh", "renew", "hold", "settle"))},
     "undo": 16,
+    "look": 17,
 }
 _KEEPS, _STAMPED, _DELAYED = 32, 64, 128
 _FIELDS: Final = {key.usage: number for number, key in enumerate(KEYS.values())}
@@ -234,6 +235,13 @@ def undo_plan(charges: Iterable[tuple[Charge, Stamp]], at_ms: int | None) -> Pla
         if stamp.birth
     )
     return Plan("undo", undone, at_ms=at_ms) if undone else None
+
+
+def release_plan(plan: Plan) -> Plan:
+    """The plan that frees all that a plan holds for its lease."""
+    assert plan.lease is not None
+    charges = tuple(structs.replace(charge, usage=0) for charge in plan.charges)
+    return Plan("settle", charges, at_ms=plan.at_ms, lease=(plan.lease[0], 0))
 
 
 async def packed_answers_of(store: StoreCalls, plans: Sequence[Plan | PackedPlan]) -> list[PackedAnswer]:

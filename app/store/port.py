@@ -55,7 +55,8 @@ class Plan(Struct, frozen=True):
     Attributes:
         mode: the ask's; or ``refresh``, which refreshes the ids that are seen, as any refusal does, and
             writes nothing else; or ``renew``, which writes ids that the node knows, and charges nothing; or
-            ``undo``, which takes back what charges took (``app.domain.undo``).
+            ``undo``, which takes back what charges took (``app.domain.undo``); or ``look``, which says what
+            each bucket would grant of a lease, and writes nothing.
         charges: in the order of the answer; may be empty when only a kept answer is looked for.
         retry: (principal, hash of the ask and of who sent it) under which an answer that charged is kept;
             None without an id or in a peek.
@@ -66,12 +67,12 @@ class Plan(Struct, frozen=True):
         keeps: keep the answer even if nothing was charged, since other parts of the ask were.
         stamped: answer with the stamps of what was charged, by which it can be undone.
         byte_delay_ms: the delay that byte rates of other slots gave, to be waited out first (KIP-124).
-        lease: in modes ``hold`` and ``settle`` the name of the lease, and how long it lasts in milliseconds
-            (0 when it is settled). Hold takes as much of the usage as every bucket grants, settle says what
-            was spent of that.
+        lease: in modes ``hold``, ``look`` and ``settle`` the name of the lease, and how long it lasts in
+            milliseconds (0 when it is settled). Hold takes as much of the usage as every bucket grants,
+            settle says what was spent of that.
     """
 
-    mode: Mode | Literal["refresh", "renew", "hold", "settle", "undo"]
+    mode: Mode | Literal["refresh", "renew", "hold", "settle", "undo", "look"]
     charges: tuple[Charge, ...]
     recheck: bool = False
     retry: tuple[str | None, bytes] | None = None
@@ -139,7 +140,7 @@ class ChargeResult(Struct, frozen=True):
 
     @property
     def held(self) -> float:
-        """In modes hold and settle, the units that the bucket holds now; the script's ``fill``."""
+        """In modes hold, look and settle, the units that the bucket holds now; the script's ``fill``."""
         return self.fill
 
     @property
@@ -152,7 +153,10 @@ class ChargeResult(Struct, frozen=True):
 
     @property
     def granted(self) -> float:
-        """In mode hold, the units that are held now, if every quota admits; the script's ``open_ms``."""
+        """In mode hold, the units that are held now, if every quota admits; the script's ``open_ms``.
+
+        In mode look, those that this bucket would grant.
+        """
         return self.open_ms
 
 
@@ -173,6 +177,22 @@ class Undone(NamedTuple):
     undo_order: int | None = None
 
 
+class Released(NamedTuple):
+    """Units that one slot of a cluster held and freed at once, as another one granted less or nothing.
+
+    Attributes:
+        order, at_ms: of the hold: its place among all decisions of the store, and the store's time.
+        release_order, released_ms: of the release; None if nothing came of it, and it ends with the lease.
+    """
+
+    key: bytes
+    units: float
+    order: int | None
+    at_ms: int
+    release_order: int | None = None
+    released_ms: int | None = None
+
+
 class Answer(Struct, frozen=True):
     """What the store answers to one plan.
 
@@ -190,6 +210,7 @@ class Answer(Struct, frozen=True):
         failure: why some of these results, with reason ``store_failure``, are not the store's.
         is_charged: False if nothing stayed charged although no quota refused the ask.
         undone: charges that were made and taken back.
+        released: of a lease, what was held and freed at once.
         refreshes: the seen ids are still to be refreshed.
     """
 
@@ -204,6 +225,7 @@ class Answer(Struct, frozen=True):
     failure: StoreError | None = None
     is_charged: bool = True
     undone: tuple[Undone, ...] = ()
+    released: tuple[Released, ...] = ()
     refreshes: bool = False
 
 

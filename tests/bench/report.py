@@ -33,7 +33,7 @@ def written(path: Path) -> list[Path]:
     if results.pairs:
         is_published = path.parent.name == "benchmarks"
         made.append((path.parent.parent if is_published else path.parent) / "scale.md")
-        made[0].write_text(scale.page(results), encoding="utf-8")
+        made[0].write_text(scale.page(results) + scale.by_hand(made[0]), encoding="utf-8")
     for ending, text in texts.items():
         target = path.with_name(path.stem + ending)
         target.write_text(text, encoding="utf-8")

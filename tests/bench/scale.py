@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.bench.markdown import number, table
@@ -47,6 +48,16 @@ class Cost(NamedTuple):
     def nodes_at_the_wall(self) -> float:
         """How many API cores keep one store busy."""
         return self.api_us / self.store_us if self.store_us else float("inf")
+
+
+BY_HAND: Final = "## Which arrangement\n"
+"""Where the part of the page begins that no run replaces."""
+
+
+def by_hand(path: Path) -> str:
+    """The part of a page that no run replaces; nothing if there is no page yet."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return text[text.index(BY_HAND) :] if BY_HAND in text else ""
 
 
 def page(results: Results) -> str:

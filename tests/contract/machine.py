@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace as with_
 
 from app.admission import metrics, plain
 from app.admission.admission import count_answer
@@ -91,6 +92,7 @@ MUST_MEET = (
     "renewal of what was reset",
     "renewal of what another state had",
     *(f"lease {what}" for what in ("granted", "cut", "refused", "settled", "over", "of one too many")),
+    "look at a lease that is cut",
     "lapse at a charge",
     "lapse at a refusal",
     "wait beyond a lease's end",
@@ -576,6 +578,7 @@ class Machine(RuleBasedStateMachine):
         leases = [next(self.names).to_bytes(16, "big") for _ in range(many)]
         plans = [hold_plan(wish, matches, lease, lease_ms) for lease in leases]
         answers: list[Answer] = []
+        self._would_grant(ask, plans[0], caller)
         while len(answers) < many:
             answers += self.loop.run_until_complete(self.store.decide(plans[len(answers) :]))
         for lease, plan, answer in zip(leases, plans, answers, strict=True):
@@ -595,6 +598,16 @@ class Machine(RuleBasedStateMachine):
             self.met["lease cut"] += grants and granted != ask.usage
             self.met["lease refused"] += got.decision == "throttle"
             self.met["lease of one too many"] += too_many
+
+    def _would_grant(self, ask: Ask, plan: Plan, caller: Caller) -> None:
+        """Compare what each bucket would grant; the lease that follows finds that nothing changed."""
+        expected = self.oracle.look(ask, self.quotas, RULES, self.now, caller)
+        (answer,) = self.loop.run_until_complete(self.store.decide([with_(plan, mode="look")]))
+        got = tuple(result.granted for result in answer.results)
+        if got != expected:
+            raise Difference(f"{ask}\nthe store would grant {got}, the oracle {expected}")
+        self.met["look at a lease"] += 1
+        self.met["look at a lease that is cut"] += min(got) not in {0, max(got)}
 
     def _settle(self, ask: Ask, lease: bytes, spent: dict[str, float]) -> None:
         ask = replace(ask, usage=spent, at_ms=self.now)

@@ -198,23 +198,41 @@ async def test_asks_of_one_request_are_decided_together_over_several_slots(clust
         assert await spent(node, f"ip={ip}", "connection_creation_rate") == USER_LIMIT
 
 
-async def test_lease_is_taken_in_one_slot_and_refused_in_several(cluster: Cluster) -> None:
+@pytest.mark.parametrize("several", [False, True], ids=["one slot", "two slots"])
+async def test_lease_is_held_in_all_its_slots_and_settled(cluster: Cluster, several: bool) -> None:
+    user, ip = fresh("u"), address()
+    async with nodes(cluster, 2) as both:
+        caller = Caller(key="own")
+        wish = ask_of(user, ip if several else None, usage={"requests": 8, "connections": 8}, deny=True)
+        taken = await both[0].leases.take(wish, 10_000, [], caller)
+        assert (taken.decision.decision, taken.granted) == ("admit", {"requests": 8, "connections": 8})
+        assert await spent(both[0], f"user={user}", "request_rate") == 8
+        assert await spent(both[0], f"ip={ip}", "connection_creation_rate") == 8 * several
+        lease = both[1].leases.named(taken.name or "", "own")
+        nothing = replace(wish, usage={"requests": 0})
+        settlement = Settlement(lease, {"requests": 3, "connections": 2})
+        for ok in (True, False):
+            settled = await both[1].leases.take(nothing, 10_000, [settlement], caller)
+            assert settled.settled == [ok], "the second time it is over"
+        assert await spent(both[0], f"user={user}", "request_rate") == 3
+        assert await spent(both[0], f"ip={ip}", "connection_creation_rate") == 2 * several
+
+
+async def test_lease_of_two_slots_is_granted_the_least_and_refused_if_one_refuses(cluster: Cluster) -> None:
     user, ip = fresh("u"), address()
     async with nodes(cluster) as (node,):
-        caller = Caller(key="own")
-        wish = ask_of(user, None, usage={"requests": 8}, deny=True)
-        taken = await node.leases.take(wish, 10_000, [], caller)
-        assert (taken.decision.decision, taken.granted) == ("admit", {"requests": 8})
-        assert await spent(node, f"user={user}", "request_rate") == 8
-        lease = node.leases.named(taken.name or "", "own")
-        nothing = ask_of(user, None, usage={"requests": 0}, deny=True)
-        settled = await node.leases.take(nothing, 10_000, [Settlement(lease, {"requests": 3})], caller)
-        assert settled.settled == [True]
-        assert await spent(node, f"user={user}", "request_rate") == 3
-        several = ask_of(user, ip, usage={"requests": 8, "connections": 8}, deny=True)
-        refused = await node.leases.take(several, 10_000, [], caller)
-        assert (refused.decision.decision, refused.name) == ("reject", None)
-        assert await spent(node, f"ip={ip}", "connection_creation_rate") == 0
+        caller, settlements = Caller(), list[Settlement]()
+        for _ in range(2):  # the second time after the first lease gave back, which comes first
+            wish = ask_of(user, ip, usage={"requests": 1_000, "connections": 1_000}, deny=True)
+            taken = await node.leases.take(wish, 10_000, settlements, caller)
+            assert taken.granted == {"requests": USER_LIMIT / 2, "connections": IP_LIMIT / 2}
+            settlements = [Settlement(node.leases.named(taken.name or "", None), {})]
+        await node.decide([ask_of(fresh("u"), ip, usage={"connections": IP_LIMIT / 2})])
+        refused = await node.leases.take(ask_of(user, ip, deny=True), 10_000, settlements[:0], caller)
+        assert (refused.decision.decision, refused.name, refused.granted) == ("throttle", None, {})
+        assert refused.decision.limited_by is not None
+        assert refused.decision.limited_by.bucket == f"ip={ip}"
+        assert await spent(node, f"user={user}", "request_rate") == USER_LIMIT / 2, "what the first one holds"
 
 
 async def test_every_call_of_a_script_is_looked_at(cluster: Cluster, scanned: list[int]) -> None:

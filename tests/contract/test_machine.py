@@ -33,8 +33,8 @@ FAULTS = {
         "tokens > check.usage then return ADMIT",
     ),
     "< for <= at a rate's limit": (
-        "/ 1000) <= check.limit then return ADMIT",
-        "/ 1000) < check.limit then return ADMIT",
+        "/ 1000) <= limit then return ADMIT",
+        "/ 1000) < limit then return ADMIT",
     ),
     "> for >= at the first id too many": (
         "if alive + unseen > check.limit then",  # for whole numbers the same as >= check.limit + 1
@@ -152,6 +152,14 @@ FAULTS = {
         "  write_record(check)\n  return true",
     ),
     "a grant of all that is free": ("free / ((holds and #holds or 0) + 1)", "free"),
+    "a look that holds": (
+        "if mode == LOOK then return look_all() end",
+        "if mode == LOOK then look_all() return hold_all(unpack_(LEASE, ask, ends)) end",
+    ),
+    "a look at the wish and not at the grant": (
+        "checks[i].largest = checks[i].slice end",
+        "checks[i].largest = checks[i].usage end",
+    ),
     "one lease too many": (
         "#holds >= MOST_HOLDS then return THROTTLE",
         "#holds > MOST_HOLDS then return THROTTLE",

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 from hypothesis import strategies as st
@@ -16,10 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
+from app.admission.leases import Settlement
 from app.admission.metrics import Metrics
 from app.admission.plan import matches_of, plan_of
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
+from app.domain.caller import ANYONE
 from app.domain.decision import Decision
 from app.domain.entity import Entity
 from app.domain.ladder import applied_quotas
@@ -33,8 +35,12 @@ from tests.contract.machine import RULES, SECRET, Difference, explored, rare
 from tests.report import say
 
 MAX_IDS = 160
-QUICK_STEPS, STEPS = 300, 4_000
+QUICK_STEPS, STEPS = 300, 6_000
 MUST_MEET = (
+    *(
+        f"lease {what}"
+        for what in ("of several slots", "cut", "refused", "settled on the way", "over", "lapsed")
+    ),
     "several slots",
     "refused",
     "retry",
@@ -42,6 +48,24 @@ MUST_MEET = (
     "clock back",
     *(f"mode {mode}" for mode in ("record", "refund", "peek")),
 )
+
+
+class Taken(NamedTuple):
+    """A lease: its names at the nodes and in the oracle."""
+
+    ask: Ask
+    name: str
+    own: bytes
+    granted: dict[str, float]
+
+
+class Lapses(Metrics):
+    """Counts what leases lost that nobody had settled."""
+
+    units = 0.0
+
+    def count_lapsed(self, units: float) -> None:
+        self.units += units
 
 
 class SpreadMachine(RuleBasedStateMachine):
@@ -52,6 +76,7 @@ class SpreadMachine(RuleBasedStateMachine):
     loop: asyncio.AbstractEventLoop
     cluster: Cluster
     nodes: dict[bool, Admission]
+    lapses: Lapses
     in_force: ClassVar[dict[str, dict[Entity, Quota]]]
     """The quotas, for the nodes, which live longer than a history."""
 
@@ -65,6 +90,7 @@ class SpreadMachine(RuleBasedStateMachine):
         self.names = itertools.count()
         self.epochs = itertools.count(1)
         self.asked: list[Ask] = []
+        self.leases: list[Taken] = []
         self.oracle = Oracle(SECRET, max_ids=MAX_IDS, sequential=sequential)
         self.admission = self.nodes[sequential]
         for key in KEYS:
@@ -133,6 +159,43 @@ class SpreadMachine(RuleBasedStateMachine):
             self.oracle.reset(applied, 0)
             self.met["reset"] += 1
 
+    @rule(
+        ask=asks(),
+        lease_ms=st.sampled_from((1, 50, 200, 900, 3_000)),
+        parts=st.lists(st.sampled_from((0.0, 0.5, 1.0)), max_size=2),
+        ms=st.sampled_from((0, 0, 1, 60, 250, 1_000)),
+        enough=st.booleans(),
+        whole=st.sampled_from((0, 1, 1, 20, 20)),
+    )
+    def lease(self, ask: Ask, lease_ms: int, parts: list[float], ms: int, enough: bool, whole: int) -> None:
+        """Settle leases, perhaps some, and take one on the way, perhaps where there is something to share."""
+        self.now += ms
+        usage = {"requests": 3 * whole, "connections": 2 * whole} if whole else ask.usage or {"requests": 3}
+        if enough:
+            for row in KEYS.values():
+                if row.usage in usage:
+                    changed = {
+                        entity: replace(quota, limit=20, burst=33.0, shadow=quota.shadow and not whole)
+                        for entity, quota in self.quotas[row.name].items()
+                    }
+                    self.quotas = {**self.quotas, row.name: changed}
+        if whole:
+            ask = Ask({}, None, "a", "c", "10.0.0.1", "1", "L")
+        wish = replace(ask, usage=usage, producer_ids=None, mode="admit", deny=True, detail=False)
+        wish = replace(wish, recheck=False, cluster_action=False, at_ms=self.now)
+        settled = [(self.leases.pop(), part) for part in parts if self.leases]
+        self._take(wish, lease_ms, settled)
+
+    @rule(ask=asks(), ms=st.sampled_from((49, 50, 200, 900, 3_000)), deny=st.booleans())
+    def lapse(self, ask: Ask, ms: int, deny: bool) -> None:
+        """Leave leases alone for a while, then ask for what the last one is of."""
+        if self.leases:
+            ask = replace(self.leases[-1].ask, detail=True, mode=ask.mode)
+        self.now += ms
+        ask = replace(ask, producer_ids=None, usage=ask.usage or {"requests": 1}, deny=deny)
+        for _ in range(3):
+            self._decide([ask])
+
     @invariant()
     def count_step(self) -> None:
         self.met["steps"] += 1
@@ -145,6 +208,7 @@ class SpreadMachine(RuleBasedStateMachine):
     def _decide(self, asks: Sequence[Ask]) -> None:
         asks = [replace(ask, at_ms=self.now) for ask in asks]
         type(self).in_force = self.quotas
+        self.oracle.lapsed = self.lapses.units = 0.0
         got = self.loop.run_until_complete(self._decided(asks))
         for ask, decision in zip(asks, got, strict=True):
             expected = self.oracle.decide(ask, self.quotas, RULES, self.now)
@@ -155,6 +219,54 @@ class SpreadMachine(RuleBasedStateMachine):
             self.met[f"mode {ask.mode}"] += 1
             self.met["refused"] += decision.decision in {"throttle", "reject"}
             self.met["several slots"] += self._slots(ask) > 1
+        if all(ask.mode != "peek" for ask in asks):
+            self._compare_lapsed(asks[0])
+
+    def _take(self, wish: Ask, lease_ms: int, settled: list[tuple[Taken, float]]) -> None:
+        """Take a lease and settle others; only then compare, as the node settles first."""
+        if not any(wish.usage.values()):
+            return
+        type(self).in_force = self.quotas
+        leases, name = self.admission.leases, next(self.names).to_bytes(16, "big")
+        settlements = [
+            Settlement(
+                leases.named(taken.name, None), {field: part * of for field, of in taken.granted.items()}
+            )
+            for taken, part in settled
+        ]
+        self.oracle.lapsed = self.lapses.units = 0.0
+        got = self.loop.run_until_complete(leases.take(wish, lease_ms, settlements, ANYONE))
+        ok = [
+            self.oracle.settle(
+                replace(taken.ask, mode="record", usage=each.spent, at_ms=self.now),
+                self.quotas,
+                RULES,
+                self.now,
+                taken.own,
+            )
+            for (taken, _), each in zip(settled, settlements, strict=True)
+        ]
+        ask = replace(wish, mode="record", deny=False)
+        expected = self.oracle.lease(ask, self.quotas, RULES, self.now, name, lease_ms)
+        decision = replace(got.decision, charged=bool(got.name) and got.decision.applied > 0)
+        if (decision, got.granted, got.settled) != (*expected, ok):
+            raise Difference(f"{wish} {settled}\ncluster: {got}\noracle:  {expected} {ok}")
+        self._compare_lapsed(wish)
+        if got.name is not None and got.decision.applied:
+            self.leases.append(Taken(wish, got.name, name, got.granted))
+        spans = self._slots(wish) > 1
+        self.met["lease of several slots"] += spans and got.name is not None
+        self.met["lease cut"] += spans and got.name is not None and got.granted != wish.usage
+        self.met["lease refused"] += spans and got.name is None
+        self.met["lease settled on the way"] += spans and any(ok)
+        self.met["lease over"] += not all(ok)
+
+    def _compare_lapsed(self, ask: Ask) -> None:
+        """The node counts what leases lost that nobody had settled."""
+        if not math.isclose(self.lapses.units, self.oracle.lapsed):
+            lapsed = self.lapses.units, self.oracle.lapsed
+            raise Difference(f"{ask}\nlapsed on the cluster: {lapsed[0]}, in the oracle: {lapsed[1]}")
+        self.met["lease lapsed"] += self.lapses.units > 0
 
     async def _decided(self, asks: Sequence[Ask]) -> list[Any]:
         decisions = await self.admission.decide(asks)
@@ -194,7 +306,7 @@ def run(cluster: Cluster, examples: int, steps: int) -> Counter[str]:
     class Run(SpreadMachine):
         pass
 
-    Run.cluster, Run.nodes = cluster, {}
+    Run.cluster, Run.nodes, Run.lapses = cluster, {}, Lapses()
 
     def opened(loop: asyncio.AbstractEventLoop) -> None:
         for sequential in (False, True):
@@ -218,7 +330,7 @@ async def _open(cluster: Cluster, machine: type[SpreadMachine], *, sequential: b
         secret=lambda: SECRET,
         sequential=sequential,
         budget_s=30.0,
-        metrics=Metrics(),
+        metrics=machine.lapses,
     )
     await admission.open()
     return admission

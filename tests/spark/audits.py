@@ -77,13 +77,17 @@ def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[BucketRow]:
                 "lease": leased and leased["what"],
                 "lease_ms": leased and json.loads(leased["after"])["lease_ms"],
             }
+            in_part = any(verdict["bucket_order"] is not None for verdict in row["verdicts"])
             for verdict in row["verdicts"]:
+                if in_part and verdict["bucket_order"] is None:
+                    continue  # given by a look in a slot of a cluster, or in a row of its own
                 counts_ids = verdict["algorithm"] == "producer_ids"
                 is_alone = counts_ids and verdict["observed"] is None and row["kind"] != "renewal"
                 named = {"renewal", "lease", "settlement", "undone", "undo"}
                 how = row["kind"] if row["kind"] in named else "alone" if is_alone else ""
                 ids = row["ids"] if counts_ids else None
                 said = {**whole, **verdict, "ids": ids, "key": _key(verdict), "how": how}
+                said["order"] = verdict["bucket_order"] if in_part else whole["order"]
                 found.append(BucketRow(**{name: said[name] for name in BucketRow._fields}))
     return sorted(found, key=lambda one: (one.key, one.order))
 

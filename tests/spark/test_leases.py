@@ -5,13 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 
-from app.decision_log.batch import STREAM
+from app.decision_log.batch import STREAM_NAME
+from app.domain.slots import slot_of
+from app.store.keys import shared_key
+from tests import clusters, stores
+from tests.ports import HOST
 from tests.service import Service, eventually, running
 from tests.spark.audits import Findings, judge
 from workers.decision_log.rows import decode, table
@@ -23,7 +28,8 @@ QUOTAS = {
     "controller_mutation_rate": {"limit": 20, "burst": 100},
     "request_rate": {"limit": 30, "samples": 3, "shadow": True},
 }
-FIELDS = {"fetch_bytes": 1_500, "mutations": 60, "requests": 40}
+SHARED = {"connection_creation_rate": {"limit": 20, "burst": 60, "algorithm": "token_bucket"}}
+FIELDS = {"fetch_bytes": 1_500, "mutations": 60, "requests": 40, "connections": 20}
 
 
 class Traffic:
@@ -42,7 +48,11 @@ class Traffic:
 
     def step(self) -> None:
         self.now_ms += self.dice.choice((0, 1, 20, 100, 400, 1_000))
-        names: dict[str, Any] = {"principal": self.dice.choice(("a", "b")), "at_ms": self.now_ms}
+        names: dict[str, Any] = {
+            "principal": self.dice.choice(("a", "b")),
+            "ip": self.dice.choice(("10.0.0.1", "10.0.0.2")),
+            "at_ms": self.now_ms,
+        }
         if self.dice.random() < 0.5:
             mode = self.dice.choice(("admit", "admit", "admit", "record", "refund", "peek"))
             self.node.ask(**names, usage=self.usage(), mode=mode)
@@ -70,21 +80,39 @@ class Traffic:
             self.leases.append((answer["lease"], answer["granted"]))
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    settings = {"QUOTAGATE_CLOCK": "caller", "QUOTAGATE_LOG": "all"}
-    with running(environment=settings) as node, redis.Redis.from_url(node.store_url) as store:
+@contextmanager
+def store(stream: str, *, clustered: bool) -> Iterator[tuple[str, Any]]:
+    """A store, on a cluster of three primaries or on one: its URL, and a client of what has the stream."""
+    if not clustered:
+        with stores.running("valkey") as url, redis.Redis.from_url(url) as client:
+            yield url, client
+        return
+    with clusters.running(replicas=False) as cluster:
+        port = cluster.owner(slot_of(stream.encode())).port
+        with redis.Redis(HOST, port) as client:
+            yield cluster.url, client
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["one primary", "cluster"])
+def rows(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
+    settings = {"QUOTAGATE_CLOCK": "caller", "QUOTAGATE_LOG": "all", "QUOTAGATE_QUEUE_MS": "60000"}
+    stream = shared_key(STREAM_NAME, clustered=request.param)
+    with (
+        store(stream, clustered=request.param) as (url, client),
+        running(store_url=url, environment=settings) as node,
+    ):
         node.put("user=*", **QUOTAS)
+        node.put("ip=*", **SHARED)
         traffic = Traffic(node)
         for _ in range(STEPS):
             traffic.step()
 
         def logged() -> list[Row]:
-            batches = [decode(entry[b"batch"]) for _, entry in store.xrange(STREAM)]
+            batches = [decode(entry[b"batch"]) for _, entry in client.xrange(stream)]
             found = table(batches).to_pylist()
             return found if sum(bool(row["verdicts"]) for row in found) >= traffic.rows else []
 
-        return eventually(logged)
+        yield eventually(logged)
 
 
 def wrong(found: Findings) -> int:
@@ -105,7 +133,7 @@ def test_leases_of_a_node_are_judged_exactly(rows: list[Row]):
         ("settlement", "reject"),
     }
     assert lapsed
-    assert all(each["units"] > 0 and each["quota"] in QUOTAS for each in lapsed)
+    assert all(each["units"] > 0 and each["quota"] in QUOTAS | SHARED for each in lapsed)
     assert not found.cases, found.cases[:3]
     assert wrong(found) == 0
     assert found.total("judged") == found.total("verdicts") > STEPS

@@ -58,6 +58,18 @@ def test_routes_decide_on_a_cluster() -> None:
         once = node.ask(**ask, id="once", mode="refund")
         assert node.ask(**ask, id="once", mode="refund") == once
         assert spent(node, "user=alice") == USER_LIMIT - 1
+        wish = {"principal": "alice", "ip": "10.0.0.2", "usage": {"requests": 1_000}}
+        leased = node.http.post("/v1/leases", json={"ask": wish, "lease_ms": 10_000}).json()
+        assert (leased["decision"], leased["granted"]) == ("admit", {"requests": 1})
+        settle = [{"lease": leased["lease"], "usage": {"requests": 0}}]
+        renewed = node.http.post(
+            "/v1/leases", json={"ask": wish, "lease_ms": 10_000, "settle": settle}
+        ).json()
+        assert (renewed["granted"], renewed["settled"][0]["ok"]) == ({"requests": 1}, True)
+        assert (spent(node, "user=alice"), spent(node, "ip=10.0.0.2")) == (USER_LIMIT, 1)
+        ended = node.http.request("DELETE", f"/v1/leases/{renewed['lease']}", json={"usage": {"requests": 0}})
+        assert ended.json()["ok"] is True
+        assert (spent(node, "user=alice"), spent(node, "ip=10.0.0.2")) == (USER_LIMIT - 1, 0)
         answer = node.http.post("/v1/buckets:reset", json={"bucket": "user=alice"})
         assert answer.is_success, answer.text
         assert spent(node, "user=alice") == 0

@@ -17,7 +17,8 @@ ARGV[1]  The call, struct <B B d>:
            B  1 to add delays up as KIP-124 does, plus 2 if the call is logged, plus 4 for brief answers
            d  the most ids remembered for one principal (count)
 ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
-           B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew, 6 hold, 7 settle, 16 undo (undo.lua);
+           B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew, 6 hold, 7 settle, 16 undo (undo.lua),
+              17 look: what hold would grant in these buckets, without a write;
               plus 32 to keep the answer even if no bucket of this ask was charged: buckets of other slots were,
               64 to answer with the stamps of what was charged, by which it can be undone,
               128 if a byte delay follows
@@ -32,7 +33,7 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
            I2 ids (count)
            d  limit (units a second; of producer ids: ids a window)
            d  usage (units; of producer ids: ids); in mode renew the number of the last reset that the node knew of;
-              in mode hold the wish, in mode settle what was spent,
+              in modes hold and look the wish, in mode settle what was spent,
               in mode undo what the charge took
            ddd parameters of the algorithm:
               sampled rate:  samples (count), sample_ms (ms), which usage field (number)
@@ -41,8 +42,8 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
            d  longest delay (ms)
            32 bytes for each id: its spread, eight I4; in mode undo one, which is the stamp of the charge (undo.lua)
          The context: bytes that the node wants back with a kept answer. In mode renew the birth that the node knows, with
-         the history. In modes hold and settle instead struct <c16 d>: the name of the lease, how long it lasts (ms; 0 in
-         mode settle).
+         the history. In modes hold, look and settle instead struct <c16 d>: the name of the lease, how long it lasts (ms;
+         0 in mode settle).
 
 Reply    { now, answer, answer, ... }
            now     the store's time, an integer (ms since 1970); 0 under the callers' clocks
@@ -65,10 +66,11 @@ Reply    { now, answer, answer, ... }
            d  throttle_ms (ms)
            d  observed (units of the limit), d remaining (units), d largest usage that could pass (units; 0 if none);
               of ids that were not too many: for how long (ms) the layer stays open that now holds all ids of the ask;
-              0 if it does not hold all; in mode hold of an ask that is granted: the units now held
+              0 if it does not hold all; in mode hold of an ask that is granted: the units now held; in mode look: those that
+              this bucket would grant
            d  ids remembered (count); of units: those of leases that ended since the last write, and were not settled
-           d  fill of the newest filter (0 to 1); of a token bucket: units of debt that were forgiven; in modes hold and
-              settle: units that the bucket holds now
+           d  fill of the newest filter (0 to 1); of a token bucket: units of debt that were forgiven; in modes hold,
+              look and settle: units that the bucket holds now
 
 Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the store's clock:
          FCALL quotagate_... 1 qg1:{user=alice}:request_rate:user=alice:token_bucket.11.1000.cluster.0
@@ -81,7 +83,7 @@ local CALL, ASK, QUOTA, RESULT = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
 local CONTEXT_AT = 11 -- where the length of the context is in an ask
 local FIRST_RESULT, BRIEF, FIRST_BRIEF = '<xBBBdddddd', '<dd', '<Bdd' -- the first with the byte before it
 local LEASE = '<c16d'
-local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW, HOLD, SETTLE, UNDO = 0, 1, 2, 3, 4, 5, 6, 7, 16
+local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW, HOLD, SETTLE, UNDO, LOOK = 0, 1, 2, 3, 4, 5, 6, 7, 16, 17
 local KEEP, STAMPED, DELAYED = 32, 64, 128
 local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
 local CAPACITY, TOO_LARGE, STORE_FULL = 1, 2, 4

@@ -48,7 +48,7 @@ end
 -- The outcome of one quota by itself: its algorithm's, adjusted for the mode and for connection rates.
 local function own_result(check, later)
   if mode > RECORD then
-    if mode == HOLD then return grant(check) end
+    if mode == HOLD or mode == LOOK then return grant(check) end
     if mode == REFUND or mode == SETTLE or mode == UNDO then return ADMIT, 0 end
     if mode == RENEW then return renewal, 0 end
   end
@@ -86,7 +86,7 @@ local function correct(check)
   if check.newest - now <= check.algorithm.clock_window(check) or mode == REFUND or mode == UNDO then
     check.t, check.correction = check.newest, TAKEN_AS_NEWEST
   else
-    check.algorithm.move(check, now - check.newest, mode ~= PEEK)
+    check.algorithm.move(check, now - check.newest, mode ~= PEEK and mode ~= LOOK)
     check.correction = MOVED_BACK
   end
 end
@@ -151,6 +151,14 @@ local function hold_all(lease, lease_ms)
   return false
 end
 
+-- Say what each bucket would grant, and write nothing.
+local function look_all()
+  for i = 1, quotas do
+    if checks[i].outcome == ADMIT then checks[i].largest = checks[i].slice end
+  end
+  return false
+end
+
 -- Charge what was spent of a lease, and free the rest, wherever units are held for it.
 local function settle_all(lease)
   for i = 1, quotas do
@@ -166,6 +174,7 @@ local function apply(ends)
   if mode > RECORD then
     if mode == HOLD then return hold_all(unpack_(LEASE, ask, ends)) end
     if mode == SETTLE then return settle_all(unpack_(LEASE, ask, ends)) end
+    if mode == LOOK then return look_all() end
     if mode == REFUND then
       for i = 1, quotas do checks[i].algorithm.refund(checks[i]) end
       return quotas > 0
@@ -197,7 +206,7 @@ local function answer_of()
   for i = 1, quotas do
     local check = checks[i]
     local observed, remaining, ids, fill, layers = check.algorithm.report(check)
-    if mode == HOLD or mode == SETTLE then fill = held_by(check) end
+    if mode == HOLD or mode == SETTLE or mode == LOOK then fill = held_by(check) end
     local result = pack(i == 1 and FIRST_RESULT or RESULT, check.outcome, check.reason,
       check.correction + 4 * (layers or 0), check.throttle_ms, observed, remaining, check.largest, ids, fill)
     answer = i == 1 and result or answer .. result
@@ -307,13 +316,13 @@ local function pass_over(failed)
   place = place + 1
 end
 
--- How many keys the asks of a call need; and whether any may write. Peeks do not, so a call of peeks takes no number.
+-- How many keys the asks of a call need; and whether any may write. A call that cannot, of peeks, takes no number.
 local function needs()
   local keys, writes = logged and 1 or 0, false
   for i = 2, #ARGV do
     local its_mode, its_quotas, _, _, _, _, _, _, _, _, low, high = byte(ARGV[i], 1, CONTEXT_AT + 1)
     keys = keys + its_quotas + (low + high > 0 and more_keys(its_mode) or 0)
-    writes = writes or its_mode ~= PEEK
+    writes = writes or its_mode ~= PEEK and its_mode ~= LOOK
   end
   return keys, writes
 end

@@ -22,7 +22,7 @@ from app.domain.digest import digest, fingerprint
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import PRODUCER_IDS_RATE, REQUEST_RATE, Quota
-from app.store.port import Answer, ChargeResult, StoreError, Undone
+from app.store.port import Answer, ChargeResult, Released, StoreError, Undone
 
 SECRET = b"s" * 32
 EVERYONE = Entity.of(user=ANY)
@@ -109,6 +109,27 @@ async def test_charge_that_was_taken_back_has_rows_of_its_own_and_no_place_in_th
     assert [each.verdicts[0].bucket_order for each in (gone, back)] == [512, 640]
     assert (row.order, [each.bucket_order for each in row.verdicts]) == (384, [384, None])
     assert ids.key != rate.key
+
+
+async def test_part_of_a_lease_that_was_released_has_rows_of_its_own():
+    stream = Stream()
+    log = log_to(stream)
+    ids, rate = matches()
+    lease = b"l" * 16, 500
+    released = (Released(rate.key, 7.0, 512, 3_900, 640, 3_910), Released(ids.key, 3.0, 384, 3_950))
+    found = structs.replace(answer(), order=700, orders=(384, 700), released=released)
+    decision = Decision("admit", 0, True, 2, "store", None)
+    log.leased("lease", ASK, matches(), found, decision, [verdict(match) for match in matches()], lease)
+    await log._send()
+    held, freed, left, row = stream.rows
+    assert [(each.kind, each.at_ms, each.order) for each in (held, freed, left)] == [
+        ("lease", 3_900, 512),
+        ("settlement", 3_910, 640),
+        ("lease", 3_950, 384),
+    ]
+    assert {each.what for each in stream.rows} == {lease[0].hex()}
+    assert [each.verdicts[0].usage for each in (held, freed, left)] == [7.0, 0.0, 3.0]
+    assert (row.order, [each.bucket_order for each in row.verdicts]) == (700, [None, 700])
 
 
 async def test_decision_is_a_row_with_everything_that_made_it():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from app.admission import spread
 from app.admission.errors import OverloadedError
 from app.admission.spread import REFUSING, Came, Phase, SlotPlan, decide, groups_in
 from app.domain.ladder import AppliedQuota
@@ -18,6 +19,7 @@ from app.domain.slots import slot_of
 from app.domain.undo import Stamp
 from app.store.encoding import NO_ANSWER, UNKNOWN_RESULT, decode_answer, no_answer
 from app.store.port import Answer, Charge, ChargeResult, PackedAnswer, Plan, StoreError
+from tests.planted import planted
 
 LIMIT = 20
 HISTORY = b"h" * 16
@@ -44,6 +46,8 @@ class Slots:
         self.kept: dict[tuple[str | None, bytes], Answer] = {}
         self.away: set[int] = set()
         self.orphans: Counter[bytes] = Counter()
+        self.holds: dict[bytes, dict[bytes, float]] = {}
+        """By key of a bucket and name of a lease."""
 
     def answer(self, part: SlotPlan) -> Came:
         """Decide a part as the script does."""
@@ -53,6 +57,8 @@ class Slots:
         assert {slot_of(charge.key) for charge in plan.charges} <= {part.slot}, "a part spans slots"
         if plan.mode == "undo":
             return Answer(tuple(self._undone(charge) for charge in plan.charges))
+        if plan.lease is not None:
+            return self._leased(plan, plan.lease[0])
         if plan.retry is not None and plan.retry in self.kept:
             return self.kept[plan.retry]
         results = [self._judged(charge, plan) for charge in plan.charges]
@@ -70,8 +76,41 @@ class Slots:
             self.kept[plan.retry] = structs.replace(answer, kept=plan.context)
         return answer
 
+    def held(self, key: bytes) -> float:
+        """What a bucket holds for all leases."""
+        return sum(self.holds.get(key, {}).values())
+
+    def _leased(self, plan: Plan, lease: bytes) -> Answer:
+        """Look, hold or settle; a bucket grants half of what is free, as to two holders."""
+        if plan.mode == "settle":
+            for charge in plan.charges:
+                if self.holds.get(charge.key, {}).pop(lease, None) is not None:
+                    self.used[charge.key] += int(charge.usage)
+            return Answer(tuple(UNKNOWN_RESULT for _ in plan.charges))
+        free = {charge.key: LIMIT - self.used[charge.key] - self.held(charge.key) for charge in plan.charges}
+        grants = {
+            charge.key: min(charge.usage, max(free[charge.key] // 2, min(free[charge.key], 1)))
+            for charge in plan.charges
+        }
+        refused = not all(grants.values())
+        least = min(grants.values())
+        for charge in plan.charges:
+            if plan.mode == "hold" and not refused:
+                its = self.holds.setdefault(charge.key, {})
+                its[lease] = its.get(lease, 0) + least
+        return Answer(
+            tuple(
+                structs.replace(
+                    UNKNOWN_RESULT,
+                    outcome="admit" if grants[charge.key] else "throttle",
+                    open_ms=int(grants[charge.key] if plan.mode == "look" else least),
+                )
+                for charge in plan.charges
+            )
+        )
+
     def _judged(self, charge: Charge, plan: Plan) -> ChargeResult:
-        fits = self.used[charge.key] + charge.usage <= LIMIT
+        fits = self.used[charge.key] + self.held(charge.key) + charge.usage <= LIMIT
         refuses = not fits and plan.mode in {"admit", "peek"} and charge.enforcement == "deny"
         return structs.replace(UNKNOWN_RESULT, outcome="throttle" if refuses else "admit")
 
@@ -307,3 +346,178 @@ def _check(slots: Slots, finished: Sequence[Asking], lost: Counter[bytes]) -> No
         )
         assert admitted[key] <= used <= LIMIT, (key, admitted[key], used)
         assert used <= admitted[key] + lost[key] + undos_lost + shed, "more is orphaned than was lost"
+
+
+def lease_for(*buckets: str, wish: float = 12, name: bytes = b"l" * 16) -> Plan:
+    charges = tuple(structs.replace(charge_of(bucket), usage=wish) for bucket in buckets)
+    return Plan("hold", charges, lease=(name, 500))
+
+
+def granted(asking: Asking) -> float:
+    """What an ask for a lease was granted in each bucket; 0 if it was refused."""
+    answer = asking.answer
+    if answer is None or answer.failure is not None or not asking.is_admitted:
+        return 0
+    units = {result.granted for result in answer.results}
+    assert len(units) == 1, "a lease has the same in each bucket"
+    return units.pop()
+
+
+def test_lease_is_looked_at_and_held_at_home_last_with_the_least() -> None:
+    slots = Slots()
+    slots.used[b"qg1:{ip=1}:b"] = 8
+    asking = run_all(slots, lease_for("user=a", "ip=1"))
+    assert asking.phases == [Phase.LOOK, Phase.CHARGE, Phase.HOME]
+    assert granted(asking) == slots.held(b"qg1:{user=a}:b") == slots.held(b"qg1:{ip=1}:b") == 6
+
+
+def test_lease_refused_by_the_look_holds_nothing() -> None:
+    slots = Slots()
+    slots.used[b"qg1:{ip=1}:b"] = LIMIT
+    asking = run_all(slots, lease_for("user=a", "ip=1"))
+    assert (asking.phases, asking.is_admitted, slots.held(b"qg1:{user=a}:b")) == ([Phase.LOOK], False, 0)
+
+
+def test_lease_refused_at_home_is_released_elsewhere() -> None:
+    slots = Slots()
+    asking = Asking(lease_for("user=a", "ip=1"))
+    for _ in range(2):
+        asking.step([slots.answer(part) for part in asking.wants])
+    assert slots.held(b"qg1:{ip=1}:b") == 10
+    slots.used[b"qg1:{user=a}:b"] = LIMIT
+    while asking.wants:
+        asking.step([slots.answer(part) for part in asking.wants])
+    assert (asking.phases[-1], asking.is_admitted) == (Phase.UNDO, False)
+    assert slots.held(b"qg1:{ip=1}:b") == 0
+    assert asking.answer is not None
+    (released,) = asking.answer.released
+    assert (released.units, released.released_ms) == (10, 0)
+
+
+def test_lease_that_home_grants_less_of_is_cut_elsewhere() -> None:
+    slots = Slots()
+    asking = Asking(lease_for("user=a", "ip=1"))
+    for _ in range(2):
+        asking.step([slots.answer(part) for part in asking.wants])
+    slots.used[b"qg1:{user=a}:b"] = 14
+    while asking.wants:
+        asking.step([slots.answer(part) for part in asking.wants])
+    assert granted(asking) == slots.held(b"qg1:{user=a}:b") == slots.held(b"qg1:{ip=1}:b") == 3
+
+
+def test_lease_is_refused_if_others_are_quicker_each_time() -> None:
+    slots = Slots()
+    asking = Asking(lease_for("user=a", "ip=1", "ip=2"))
+    for _ in range(2):
+        asking.step([slots.answer(part) for part in asking.wants])
+    taken = 0
+    while asking.wants:
+        if asking.wants[0].plan.mode == "hold":
+            key = asking.wants[0].plan.charges[0].key
+            slots.used[key] = LIMIT - max(8 - 2 * taken, 1)
+            taken += 1
+        asking.step([slots.answer(part) for part in asking.wants])
+    assert (asking.is_admitted, taken) == (False, 4)
+    assert not any(map(slots.held, slots.holds))
+
+
+def test_lease_with_a_lost_slot_is_decided_by_policy_and_holds_nothing() -> None:
+    for policy, admits in (("admit", True), ("throttle", False)):
+        slots = Slots()
+        charges = tuple(charge_of(bucket, on_store_failure=policy) for bucket in ("user=a", "ip=1"))
+        asking = Asking(Plan("hold", charges, lease=(b"l" * 16, 500)))
+        asking.step([slots.answer(part) for part in asking.wants])
+        slots.away = {slot_of(b"{user=a}")}
+        while asking.wants:
+            asking.step([slots.answer(part) for part in asking.wants])
+        assert asking.answer is not None
+        assert (asking.is_admitted, asking.answer.failure) == (admits, AWAY)
+        assert not any(map(slots.held, slots.holds))
+
+
+def race_leases(seed: int) -> None:
+    """Interleave leases, settlements and asks at random, and lose parts; check what is held and used.
+
+    Raises:
+        AssertionError: more is used than the limit, or something else is held than was granted.
+    """
+    chance = random.Random(seed)
+    slots = Slots()
+    lost = Counter[bytes]()
+    unsure = set[tuple[bytes, bytes]]()
+    """The buckets and leases of parts that were lost."""
+    admitted = Counter[bytes]()
+    plans = [_plan_beside_leases(chance, number) for number in range(60)]
+    waiting: list[Asking] = []
+    while plans or waiting:
+        if plans and (not waiting or chance.random() < 0.3):
+            waiting.append(Asking(plans.pop()))
+            continue
+        asking = chance.choice(waiting)
+        came = []
+        for part in asking.wants:
+            came.append(_came(slots, part, chance, lost))
+            if part.plan.lease is not None and not isinstance(came[-1], Answer):
+                unsure |= {(charge.key, part.plan.lease[0]) for charge in part.plan.charges}
+        asking.step(came)
+        for charge in asking.plan.charges:
+            assert slots.used[charge.key] + slots.held(charge.key) <= LIMIT
+        if asking.wants:
+            continue
+        waiting.remove(asking)
+        if asking.plan.lease is None:
+            if asking.is_admitted and asking.answer is not None and asking.answer.is_charged:
+                admitted.update(charge.key for charge in asking.plan.charges)
+            continue
+        name, units = asking.plan.lease[0], granted(asking)
+        for charge in asking.plan.charges:
+            if (charge.key, name) not in unsure:
+                held = slots.holds.get(charge.key, {}).get(name, 0)
+                assert held == units, f"{held} are held in {charge.key!r} of {units} that were granted"
+        if units and chance.random() < 0.7:
+            spent = chance.randint(0, int(units))
+            charges = tuple(structs.replace(charge, usage=spent) for charge in asking.plan.charges)
+            plans.append(Plan("settle", charges, lease=(name, 0)))
+
+
+def race_many(seeds: int) -> None:
+    for seed in range(seeds):
+        race_leases(seed)
+
+
+def _plan_beside_leases(chance: random.Random, number: int) -> Plan:
+    buckets = chance.sample(("user=a", "ip=1", "ip=2", "listener=L"), chance.randint(2, 3))
+    if chance.random() < 0.7:
+        return lease_for(*buckets, wish=chance.randint(1, 12), name=b"%016d" % number)
+    return plan_for(*buckets)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_interleaving_of_leases_holds_what_it_grants(seed: int) -> None:
+    race_leases(seed)
+
+
+FAULTS = {
+    "a refused lease that stays held": ("        yield from ask.release(ask.all)\n", "        pass\n"),
+    "a lease that is not cut to the least": (
+        "if ask.is_in_vain() or not (larger := ask.beyond_the_least()):",
+        "if larger := ():",
+    ),
+    "a lease that is cut and held in addition to the first one": (
+        "        yield from ask.release(larger)\n",
+        "",
+    ),
+    "a lease of what slots answered that are not lost": (
+        "return self.is_over() or bool(self.lost) or self._has_no_room()",
+        "return self.is_over()",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_in_leases_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = planted(spread, *FAULTS[fault])
+    monkeypatch.setitem(globals(), "decide", faulty["decide"])
+    monkeypatch.setitem(globals(), "Phase", faulty["Phase"])
+    with pytest.raises(AssertionError):
+        race_many(200)

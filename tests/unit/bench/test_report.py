@@ -172,6 +172,11 @@ def test_results_are_read_as_they_were_written(made, tmp_path: Path):
     assert results.read(path) == made
     names = [each.name for each in written(path)]
     assert names == ["scale.md", "results.md", "results-cost.svg", "results-latency.svg"]
+    page_of_scale = tmp_path / "scale.md"
+    page_of_scale.write_text(f"# Old\n\n{scale.BY_HAND}\nBy hand.\n", encoding="utf-8")
+    written(path)
+    assert page_of_scale.read_text(encoding="utf-8").endswith(f"\n{scale.BY_HAND}\nBy hand.\n")
+    assert "# Old" not in page_of_scale.read_text(encoding="utf-8")
     for name in names[2:]:
         drawn = ET.parse(tmp_path / name).getroot()
         assert drawn.tag.endswith("svg")
