@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -161,8 +162,19 @@ class UndoMachine(Machine):
         return own
 
 
-def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bool = True) -> Counter[str]:
+def run(
+    url: str,
+    *,
+    examples: int,
+    steps: int,
+    script: str = SCRIPT,
+    shrink: bool = True,
+    only: Collection[str] = (),
+) -> Counter[str]:
     """Run the machine against a store, and return which events it met how often.
+
+    Args:
+        only: the names of the rules to choose from, if not all.
 
     Raises:
         Difference: the store and the oracle disagreed.
@@ -172,4 +184,4 @@ def run(url: str, *, examples: int, steps: int, script: str = SCRIPT, shrink: bo
         pass
 
     Run.script = script
-    return explored(Run, url, examples=examples, steps=steps, shrink=shrink)
+    return explored(Run, url, examples=examples, steps=steps, shrink=shrink, only=only)
