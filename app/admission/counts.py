@@ -86,7 +86,7 @@ COUNTERS: Final = (
 SUMS: Final = (
     *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped"),
     *("stores_away", "catalogs_away", "queue_asks", "local_ids", "known_ids", "renewals"),
-    "unmapped_descriptors",
+    *("unmapped_descriptors", "unsent_answers"),
 )
 HISTOGRAMS: Final = ("decision_seconds", "store_seconds", "queue_seconds", "script_asks")
 """The fields of ``Counts`` that are added up over processes, by their types."""
@@ -110,6 +110,7 @@ class Counts(Struct):
         renewals: asks by which it wrote known ids again.
         envoy_requests: what the rate-limit service for Envoy answered, by outcome.
         unmapped_descriptors: descriptors of these requests that named nothing to limit.
+        unsent_answers: answers that could not be written to their connection.
     """
 
     decisions: dict[Labels, float] = field(default_factory=dict)
@@ -148,6 +149,7 @@ class Counts(Struct):
     lapsed: float = 0.0
     leased: Gauges = field(default_factory=dict)
     unmapped_descriptors: int = 0
+    unsent_answers: int = 0
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:

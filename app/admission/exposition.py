@@ -121,6 +121,9 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
         _gauge("queue_asks", "Asks in this node that wait for a store call.", c.queue_asks),
         _counter("shed", "Requests and connections rejected by load shedding, by cause.", c.shed, "cause"),
         _counter(
+            "unsent_answers", "Answers that could not be written to their connection.", c.unsent_answers
+        ),
+        _counter(
             "envoy_requests",
             "Answers of Envoy's rate-limit service, by outcome.",
             c.envoy_requests,

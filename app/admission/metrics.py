@@ -228,6 +228,10 @@ class Metrics:
         """Count a request or connection that was shed."""
         _increment(self._counts.shed, cause)
 
+    def count_unsent_answer(self) -> None:
+        """Count an answer that could not be written to its connection."""
+        self._counts.unsent_answers += 1
+
     def count_envoy_request(self, outcome: str, unmapped: int = 0) -> None:
         """Count an answer of the rate-limit service for Envoy, and its descriptors that named nothing."""
         _increment(self._counts.envoy_requests, outcome)

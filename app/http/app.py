@@ -29,6 +29,7 @@ from app.http.decisions import DecisionRoutes
 from app.http.health import Readiness
 from app.http.hot import HotRoute, PlainRoute, failure, refuse
 from app.http.intake import Intake
+from app.http.outbox import Outbox
 from app.http.problems import FieldError, ProblemError, unprocessable
 from app.http.static import StaticPage, Turnstile
 from app.http.wire import Clock
@@ -67,6 +68,7 @@ def create_app(
         static_pages(api),
         api,
         access,
+        Outbox(metrics.count_unsent_answer),
     )
 
 
@@ -102,12 +104,19 @@ class Front:
 
     Attributes:
         hot: the hot routes by path; the lane answers their ordinary requests itself.
+        outbox: for these answers.
     """
 
     def __init__(
-        self, hot: Mapping[str, PlainRoute], same: Mapping[str, StaticPage], rest: FastAPI, access: Access
+        self,
+        hot: Mapping[str, PlainRoute],
+        same: Mapping[str, StaticPage],
+        rest: FastAPI,
+        access: Access,
+        outbox: Outbox,
     ) -> None:
         self.hot = hot
+        self.outbox = outbox
         self._same = same
         self._rest = rest
         self._access = access

@@ -118,14 +118,13 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> No
     import uvicorn
 
     from app.http.lane import LaneProtocol
-    from app.http.outbox import Outbox
     from app.run import wiring
 
     _limit_unread(listener)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     connections = _connections(settings)
     app = wiring.build(settings, counts, lambda: server.should_exit, connections)
-    protocol = partial(LaneProtocol, allowed=connections, routes=app.hot, outbox=Outbox())
+    protocol = partial(LaneProtocol, allowed=connections, routes=app.hot, outbox=app.outbox)
     server = uvicorn.Server(uvicorn.Config(**_options(settings, app, protocol)))
 
     def stop(*_: object) -> None:

@@ -35,7 +35,6 @@ from app.http.check_question import Sources
 from app.http.connections import Connections
 from app.http.health import Readiness
 from app.http.lane import LaneProtocol
-from app.http.outbox import Outbox
 from app.http.protocol import Protocol
 from app.http.wire import Clock
 from tests.http.application import KEY, app_of
@@ -178,7 +177,7 @@ async def serving(
             metrics=metrics,
         )
         protocol = (
-            partial(LaneProtocol, allowed=allowed, routes=app.hot, outbox=Outbox())
+            partial(LaneProtocol, allowed=allowed, routes=app.hot, outbox=app.outbox)
             if Ways.lane
             else partial(Protocol, allowed=allowed)
         )

@@ -27,7 +27,6 @@ from app.http.app import create_app
 from app.http.check_question import Sources
 from app.http.health import Readiness
 from app.http.lane import LaneProtocol
-from app.http.outbox import Outbox
 from app.http.protocol import Protocol
 from app.http.slowdown import Slowdown
 from app.http.wire import Clock
@@ -225,7 +224,7 @@ class InMemory:
             metrics=self.metrics,
             slices=Slices(clock=lambda: 0.0),  # work is never deferred, however slow the machine is
         )
-        self._kind: Any = partial(LaneProtocol, routes=app.hot, outbox=Outbox()) if lane else Protocol
+        self._kind: Any = partial(LaneProtocol, routes=app.hot, outbox=app.outbox) if lane else Protocol
         self._config = uvicorn.Config(app, log_config=None, ws="none", access_log=False, proxy_headers=False)
         self._config.load()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from app.admission.metrics import Metrics
 from app.http.outbox import Outbox
 from tests.http.ways import Line
 
 
 async def test_answers_wait_for_the_end_of_the_turn_and_keep_their_order() -> None:
-    outbox, lines = Outbox(), [Line(), Line()]
+    outbox, lines = Outbox(Metrics().count_unsent_answer), [Line(), Line()]
     loop = asyncio.get_running_loop()
     for line in lines:
         outbox.add(line, b"a", loop)
@@ -20,7 +21,7 @@ async def test_answers_wait_for_the_end_of_the_turn_and_keep_their_order() -> No
 
 
 async def test_what_is_sent_early_is_sent_once_and_the_next_turn_has_its_own() -> None:
-    outbox, line = Outbox(), Line()
+    outbox, line = Outbox(Metrics().count_unsent_answer), Line()
     loop = asyncio.get_running_loop()
     outbox.add(line, b"a", loop)
     outbox.flush()
@@ -43,10 +44,12 @@ class Broken(Line):
 
 
 async def test_connection_that_fails_is_cut_and_the_others_get_their_answers() -> None:
-    outbox, broken, line = Outbox(), Broken(), Line()
+    metrics, broken, line = Metrics(), Broken(), Line()
+    outbox = Outbox(metrics.count_unsent_answer)
     loop = asyncio.get_running_loop()
     outbox.add(broken, b"a", loop)
     outbox.add(line, b"b", loop)
     outbox.flush()
     assert line.sent == b"b"
     assert broken.has_ended
+    assert b"quotagate_unsent_answers_total 1.0" in await metrics.text()
