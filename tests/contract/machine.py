@@ -267,18 +267,19 @@ class Machine(RuleBasedStateMachine):
         self._lease(ask, lease_ms, ANYONE, 66)
 
     @rule(
-        lease_ms=st.sampled_from((900, 3_000)),
+        lease_ms=st.sampled_from((200, 900, 3_000)),
         part=st.sampled_from((0.0, 0.5)),
         algorithm=st.sampled_from(("sampled_rate", "token_bucket", "token_bucket")),
     )
     def settle_at_once(self, lease_ms: int, part: float, algorithm: Algorithm) -> None:
-        """Take a lease from buckets with room for it, and give back what was not spent."""
+        """Take a lease from buckets with room for it, ask for too much, and give back what was not spent."""
         ask = Ask({"mutations": 10}, None, "b", "c", "10.0.0.1", "1", "L", detail=True)
         for entity, quota in list(self.quotas["controller_mutation_rate"].items()):
             roomy = replace(quota, algorithm=algorithm, limit=20, burst=33.0, shadow=False)
             self._set("controller_mutation_rate", entity, roomy)
         before = len(self.leases)
         self._lease(ask, lease_ms, ANYONE)
+        self._decide([replace(ask, usage={"mutations": 30}, deny=True)])
         for taken, lease, granted in self.leases[before:]:
             self._settle(taken, lease, {field: part * amount for field, amount in granted.items()})
         self._decide([replace(ask, usage={"mutations": 1}, mode="peek")])

@@ -207,7 +207,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "one lease too many": ("lease_to_many", "change_quota"),
     "a lease held where another quota refuses": LEASING,
     "a wait that takes leases for over": LEASING,
-    "a wait for tokens that takes leases for lasting": LEASING,
+    "a wait for tokens that takes leases for lasting": ("settle_at_once", "lease", "change_quota"),
     "a retry charged again": ("ask", "retry"),
 }
 """The rules that lead to a fault which random histories of all rules may not meet in time."""
