@@ -32,7 +32,7 @@ class Running:
         self.http = httpx.Client(
             base_url=self.url, timeout=60, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
         )
-        self.output = home.with_suffix(".out")
+        self.output = home.with_name(f"{home.name}-{port}.out")
         bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
         own = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port), **settings}
         with self.output.open("wb") as output:
@@ -142,12 +142,16 @@ def eventually(holds: Callable[[], object], *, within_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def port() -> int:
+def a_free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number: int = free.getsockname()[1]
         return number
+
+
+@pytest.fixture
+def port() -> int:
+    return a_free_port()
 
 
 @pytest.fixture
@@ -166,34 +170,59 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Running]]:
             running.up.wait()
 
 
-def test_up_prints_its_address_and_what_to_try(start):
-    running = start().ready()
-    output = running.logged()
-    assert f"curl '{running.url}/v1/decisions'" in output
-    assert running.http.get("/health/ready").is_success
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One `quotagate up` for tests that start it in no special way and change nothing of each other's."""
+    running = Running(tmp_path_factory.mktemp("shared") / "home", a_free_port())
+    try:
+        yield running.ready()
+    finally:
+        running.up.kill()
+        running.up.wait()
 
 
-def test_admin_key_is_made_once_and_only_its_owner_can_read_it(start):
+def most_bytes(running: Running) -> list[float]:
+    """The memory limit of the store, as the metrics say it; without one, readiness would report a fault."""
+    assert running.http.get("/health/ready").json()["store"] == "ok"
+    lines = running.http.get("/metrics").text.splitlines()
+    return [float(line.split()[1]) for line in lines if line.startswith("quotagate_store_memory_max_bytes ")]
+
+
+def test_up_prints_its_address_and_what_to_try(shared):
+    output = shared.logged()
+    assert f"curl '{shared.url}/v1/decisions'" in output
+    assert shared.http.get("/health/ready").is_success
+
+
+def test_store_has_a_memory_limit_by_default(shared):
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert most_bytes(shared) == [machine // 4]
+
+
+def test_second_instance_with_the_same_home_is_refused(shared):
+    second = Running(shared.home, a_free_port())
+    try:
+        assert second.up.wait(timeout=60) == 1
+    finally:
+        second.up.kill()
+    assert "another `quotagate up`" in second.logged()
+
+
+def test_state_and_admin_key_survive_a_restart(start):
+    """The key is made once, and only its owner can read it. The store's memory limit is what is set."""
     running = start().ready()
     key = running.key()["Authorization"].removeprefix("Bearer ")
     assert running.logged().count(key) == 1
     assert stat.S_IMODE((running.home / "admin.key").stat().st_mode) == 0o600
-    running.end()
-    again = start().ready()
+    running.set_ids_per_window(5)
+    assert running.decide(1, 2, 3, 4, 5) == "admit"
+    assert running.end() == 0
+    again = start(QUOTAGATE_STORE_MEMORY="33554432").ready()
+    assert most_bytes(again) == [33_554_432]
     assert key not in again.logged()
     assert again.key()["Authorization"].endswith(key)
-
-
-def test_store_has_a_memory_limit_by_default_or_as_set(start):
-    """Without a limit, readiness would report a fault."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for settings, most in (({}, machine // 4), ({"QUOTAGATE_STORE_MEMORY": "33554432"}, 33_554_432)):
-        running = start(**settings).ready()
-        assert running.http.get("/health/ready").json()["store"] == "ok"
-        lines = running.http.get("/metrics").text.splitlines()
-        bound = [line.split()[1] for line in lines if line.startswith("quotagate_store_memory_max_bytes ")]
-        assert [float(bytes_) for bytes_ in bound] == [most]
-        running.end()
+    assert again.decide(6) == "throttle"
+    assert again.decide(1, 2, 3, 4, 5) == "admit"
 
 
 def open_to_others(home: Path) -> dict[str, str]:
@@ -241,16 +270,6 @@ def test_home_that_was_open_to_others_is_closed_and_this_is_logged(start):
     ]
     assert line["paths"][0] == str(again.home)
     assert {str(again.home / name) for name in ("admin.key", "catalog.db")} <= set(line["paths"])
-
-
-def test_state_survives_a_restart(start):
-    running = start().ready()
-    running.set_ids_per_window(5)
-    assert running.decide(1, 2, 3, 4, 5) == "admit"
-    assert running.end() == 0
-    again = start().ready()
-    assert again.decide(6) == "throttle"
-    assert again.decide(1, 2, 3, 4, 5) == "admit"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -317,12 +336,11 @@ def test_children_that_never_end_are_reported(tmp_path):
     os.close(held)
 
 
-def test_dead_api_is_started_again(start):
-    running = start().ready()
-    os.kill(running.one(" serve "), signal.SIGKILL)
-    eventually(lambda: running.restarts("api") == [0.0])
+def test_dead_api_is_started_again(shared):
+    os.kill(shared.one(" serve "), signal.SIGKILL)
+    eventually(lambda: shared.restarts("api") == [0.0])
     # The supervisor holds the listening socket, so a caller waits for the new API instead of being refused.
-    assert running.http.get("/health/live").is_success
+    assert shared.http.get("/health/live").is_success
 
 
 def test_dead_api_of_two_is_started_again(start):
@@ -369,13 +387,6 @@ def test_truncated_file_is_read_up_to_its_last_complete_write(start):
     assert ids["observed"] == 4
     assert again.decide(1, 2, 3, 4) == "admit"
     assert again.observed()["quotas"][0]["observed"] == 4
-
-
-def test_second_instance_with_the_same_home_is_refused(start):
-    start().ready()
-    second = start()
-    assert second.up.wait(timeout=60) == 1
-    assert "another `quotagate up`" in second.logged()
 
 
 def test_port_in_use_is_reported(start, port):
