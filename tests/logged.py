@@ -52,7 +52,7 @@ class Logged:
         bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
         return {
             **bare,
-            **_settings(self.folder),
+            **settings(self.folder),
             "QUOTAGATE_REDIS_URL": self.nodes[0].store_url,
             "QUOTAGATE_DATABASE_URL": self.nodes[0].database_url,
         }
@@ -121,9 +121,9 @@ class Logged:
 def two_nodes(folder: Path, **how: Any) -> Iterator[Logged]:
     """Run two nodes with the quotas of the traffic in force; ``how`` has further settings of both."""
     with ExitStack() as stack:
-        first = stack.enter_context(running(environment=_settings(folder), **how))
+        first = stack.enter_context(running(environment=settings(folder), **how))
         same = {"store_url": first.store_url, "database_url": first.database_url}
-        second = stack.enter_context(running(environment=_settings(folder), **(how | same)))
+        second = stack.enter_context(running(environment=settings(folder), **(how | same)))
         quotas = definitions()
         for entity, its in quotas.items():
             first.put(entity, **its)
@@ -140,13 +140,22 @@ def in_force(node: Service) -> set[tuple[str, str]]:
 
 
 @contextmanager
-def workers(logged: Logged) -> Iterator[subprocess.Popen[bytes]]:
-    """The workers as a child program; stopped at the end as an operator does."""
+def workers(
+    logged: Logged, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The workers as a child program; stopped at the end as an operator does.
+
+    ``environment`` adds variables.
+    """
     command = [sys.executable, "-P", "-m", "workers"]
     said = logged.folder.with_name("workers.jsonl")
     with said.open("ab") as output:
         program = subprocess.Popen(
-            command, env=logged.environment, cwd=logged.folder.parent, stdout=output, stderr=output
+            command,
+            env={**logged.environment, **(environment or {})},
+            cwd=logged.folder.parent,
+            stdout=output,
+            stderr=output,
         )
     try:
         yield program
@@ -159,7 +168,8 @@ def logged_id(principal: str, producer_id: int) -> int:
     return int.from_bytes(digest(SECRET, principal, producer_id), "big", signed=True)
 
 
-def _settings(folder: Path) -> dict[str, str]:
+def settings(folder: Path) -> dict[str, str]:
+    """The settings of nodes, workers and commands whose log is in a folder."""
     return {
         "QUOTAGATE_LOG": "all",
         "QUOTAGATE_LOG_URL": str(folder),
