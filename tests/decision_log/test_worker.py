@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import redis
 from msgspec.structs import replace
 
-from app.decision_log.batch import STREAM
+from app.decision_log.batch import STREAM, VERSION
 from app.decision_log.status import GROUP, STATUS_KEY
 from app.node.settings import Settings
 from tests.decision_log import worker
@@ -105,7 +105,7 @@ def test_pending_batches_are_written_by_the_next_worker(shared, client, folder):
 def test_unreadable_batches_are_set_aside_and_counted_and_block_nothing(shared, client, folder):
     node = Node()
     good = list(node.batches(3))
-    newer = replace(node.batch(), version=3)
+    newer = replace(node.batch(), version=VERSION + 1)
     beyond = node.batch()
     beyond = replace(beyond, rows=[*beyond.rows[:-1], replace(beyond.rows[-1], throttle_ms=2**63)])
     leave(client, [good[0], newer, good[1], beyond])
@@ -125,7 +125,7 @@ def test_unreadable_batches_are_set_aside_and_counted_and_block_nothing(shared, 
     counts = client.hgetall(STATUS_KEY)
     assert (counts[b"written"], counts[b"unreadable"]) == (b"600", b"407")
     assert [line["why"] for line in lines if line["event"].startswith("batches cannot be read")] == [
-        "its version is 3, newer than 2"
+        f"its version is {VERSION + 1}, newer than {VERSION}"
     ]
 
 
@@ -144,7 +144,7 @@ def test_batches_set_aside_by_an_older_worker_are_read_again(shared, client, fol
     aside = folder / "_unreadable"
     aside.mkdir(parents=True)
     (aside / "1795258243484-0.batch").write_bytes(packed(batch))
-    (aside / "1795258243484-1.batch").write_bytes(packed(replace(batch, version=3)))
+    (aside / "1795258243484-1.batch").write_bytes(packed(replace(batch, version=VERSION + 1)))
     cut_short = aside / "_1795258243484-2.batch"  # its writer was killed, and the stream still has it
     cut_short.write_bytes(packed(Node().batch()))
     with worker.inside(shared, folder):
