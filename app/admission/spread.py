@@ -142,6 +142,8 @@ def _charge(ask: _Ask) -> Steps:
     home_is_lost = not isinstance(came[-1], Answer)
     if home_is_lost and only_kept:
         ask.took((home,), came)
+    if ask.sums and ask.is_refused() and not ask.lost:  # the first look knew of no byte delay in other slots
+        ask.took(ask.all, (yield Phase.LOOK, ask.parts(ask.all, mode="peek")))
     if ask.is_over() or (home_is_lost and plan.retry is not None):
         ask.refreshes = True
         yield from ask.write_reckoned()
@@ -336,7 +338,11 @@ class _Ask:
 
     def is_over(self) -> bool:
         """Whether nothing more is to be charged: a quota refuses the ask, or a part was shed."""
-        return self.error is not None or any(map(self._refuses, self.all))
+        return self.error is not None or self.is_refused()
+
+    def is_refused(self) -> bool:
+        """Whether a quota refuses the ask."""
+        return any(map(self._refuses, self.all))
 
     def undo(self) -> Generator[tuple[Phase, list[SlotPlan]], list[Came], None]:
         """Take back what was charged; what comes of it is only noted."""
