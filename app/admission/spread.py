@@ -134,16 +134,19 @@ def _charge(ask: _Ask) -> Steps:
     """Look, charge, home last; undo if that was in vain."""
     plan, (home, others) = ask.plan, ask.groups
     only_kept = plan.mode == "record"  # it has no refusal
-    looks = (SlotGroup(home.slot, ()),) if only_kept else ask.all
+    looks = ask.all
+    if only_kept:
+        looks = (*(ask.byte_groups() if ask.sums else ()), SlotGroup(home.slot, ()))
     came = yield Phase.LOOK, [*ask.parts(looks[:-1], mode="peek"), ask.at_home("peek", only_kept=only_kept)]
     if isinstance(came[-1], Answer) and came[-1].kept is not None:
         return came[-1]
     ask.took(looks, came)
     home_is_lost = not isinstance(came[-1], Answer)
     if home_is_lost and only_kept:
-        ask.took((home,), came)
+        ask.took((home,), came[-1:])
     if ask.sums and ask.is_refused() and not ask.lost:  # the first look knew of no byte delay in other slots
-        ask.took(ask.all, (yield Phase.LOOK, ask.parts(ask.all, mode="peek")))
+        again = tuple(group for group in ask.all if group.places)
+        ask.took(again, (yield Phase.LOOK, ask.parts(again, mode="peek")))
     if ask.is_over() or (home_is_lost and plan.retry is not None):
         ask.refreshes = True
         yield from ask.write_reckoned()
@@ -481,7 +484,13 @@ class _Ask:
         return least
 
     def _as_looked_at(self, place: int, result: ChargeResult) -> ChargeResult:
-        """What a look says; leases that it found to be over are counted when that is written."""
+        """What a look says; leases that it found to be over are counted when that is written.
+
+        What is recorded is never refused: where a limit of 0 refuses the look, its delay is the longest.
+        """
+        if self.plan.mode == "record" and result.outcome == "reject":
+            longest = self.plan.charges[place].applied.quota.longest_delay_ms
+            result = structs.replace(result, outcome="delay", throttle_ms=longest, reason=None, largest=None)
         if not result.lapsed or self.plan.charges[place].applied.quota.algorithm == "producer_ids":
             return result
         self._looked_over.add(place)
