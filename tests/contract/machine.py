@@ -864,8 +864,9 @@ def run(
     script: str = SCRIPT,
     shrink: bool = True,
     only: Collection[str] = (),
+    machine: type[Machine] = Machine,
 ) -> Counter[str]:
-    """Run the machine against a store, and return which events it met how often.
+    """Run a machine with a script against a store, and return which events it met how often.
 
     Args:
         only: the names of the rules to choose from, if not all.
@@ -873,12 +874,8 @@ def run(
     Raises:
         Difference: the store and the oracle disagreed.
     """
-
-    class Run(Machine):
-        pass
-
-    Run.script = script
-    return explored(Run, url, examples=examples, steps=steps, shrink=shrink, only=only)
+    one = type("Run", (machine,), {"script": script})
+    return explored(one, url, examples=examples, steps=steps, shrink=shrink, only=only)
 
 
 def explored(

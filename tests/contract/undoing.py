@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from hypothesis import strategies as st
@@ -17,9 +16,9 @@ from app.domain.quota import KEYS, Algorithm
 from app.domain.undo import Stamp
 from app.store.encoding import undo_plan
 from app.store.port import Charge
-from app.store.script import SCRIPT
+from tests.contract import machine
 from tests.contract.histories import asks
-from tests.contract.machine import RULES, SECRET, Difference, Machine, explored
+from tests.contract.machine import RULES, SECRET, Difference, Machine
 
 BETWEEN = (
     *("nothing", "asks", "reset", "burst", "back", "there and back", "debt", "failover"),
@@ -162,26 +161,5 @@ class UndoMachine(Machine):
         return own
 
 
-def run(
-    url: str,
-    *,
-    examples: int,
-    steps: int,
-    script: str = SCRIPT,
-    shrink: bool = True,
-    only: Collection[str] = (),
-) -> Counter[str]:
-    """Run the machine against a store, and return which events it met how often.
-
-    Args:
-        only: the names of the rules to choose from, if not all.
-
-    Raises:
-        Difference: the store and the oracle disagreed.
-    """
-
-    class Run(UndoMachine):
-        pass
-
-    Run.script = script
-    return explored(Run, url, examples=examples, steps=steps, shrink=shrink, only=only)
+run = partial(machine.run, machine=UndoMachine)
+"""Runs it as ``machine.run`` runs the machine of all asks."""
