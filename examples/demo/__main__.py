@@ -17,7 +17,7 @@ import tempfile
 import termios
 import time
 import tty
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -55,18 +55,23 @@ QUOTAS: Final = {
 
 
 async def demo(seconds: float, screen: Screen) -> None:
-    """From an empty folder to its end, or until SIGINT, SIGTERM or q; nothing stays behind."""
+    """From an empty folder to its end."""
+    async with AsyncExitStack() as stack:
+        await unless_ended(stack, play(stack, seconds, screen))
+
+
+async def unless_ended(stack: AsyncExitStack, story: Coroutine[Any, Any, None]) -> None:
+    """Play to the end, or until SIGINT, SIGTERM or q; until the stack ends the keyboard is ours."""
     asked = stop_event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)  # the terminal is closed
-    async with AsyncExitStack() as stack:
-        stack.enter_context(ended_by_q(asked))
-        playing = asyncio.create_task(play(stack, seconds, screen))
-        ending = asyncio.create_task(asked.wait())
-        await asyncio.wait({playing, ending}, return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        playing.cancel()
-        with suppress(asyncio.CancelledError):
-            await playing
+    stack.enter_context(ended_by_q(asked))
+    playing = asyncio.create_task(story)
+    ending = asyncio.create_task(asked.wait())
+    await asyncio.wait({playing, ending}, return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    playing.cancel()
+    with suppress(asyncio.CancelledError):
+        await playing
 
 
 async def play(stack: AsyncExitStack, seconds: float, screen: Screen) -> None:

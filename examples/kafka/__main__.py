@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +21,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from rich.console import Console
 
-from app.node.children import stop_event
-from examples.demo.__main__ import ended_by_q
+from examples.demo.__main__ import unless_ended
 from examples.demo.arrangement import DidNotStart
 from examples.kafka.arrangement import Arrangement, arrange
 from examples.kafka.screen import Screen
@@ -39,18 +37,9 @@ What to read next:
 
 
 async def demo(seconds: float, screen: Screen) -> None:
-    """From an empty folder to its end, or until SIGINT, SIGTERM or q; nothing stays behind."""
-    asked = stop_event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)  # the terminal is closed
+    """From an empty folder to its end."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(ended_by_q(asked))
-        playing = asyncio.create_task(play(stack, seconds, screen))
-        ending = asyncio.create_task(asked.wait())
-        await asyncio.wait({playing, ending}, return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        playing.cancel()
-        with suppress(asyncio.CancelledError):
-            await playing
+        await unless_ended(stack, play(stack, seconds, screen))
         screen.say("Everything stops.")
 
 
