@@ -64,6 +64,10 @@ class Service:
         decisions: list[dict[str, Any]] = self._posted("/v1/decisions:batch", {"asks": asks})["decisions"]
         return decisions
 
+    def lease(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What comes of a request for a lease."""
+        return self._posted("/v1/leases", body)
+
     def stop(self) -> int:
         """Stop it as an operator does, and return its exit code."""
         self.process.terminate()

@@ -74,7 +74,7 @@ class Traffic:
             "lease_ms": self.dice.choice((50, 500, 3_000)),
             "settle": spent,
         }
-        answer = self.node.http.post("/v1/leases", json=body).json()
+        answer = self.node.lease(body)
         self.rows += len(spent) + any(usage.values())
         if answer["lease"]:
             self.leases.append((answer["lease"], answer["granted"]))
@@ -95,7 +95,7 @@ def store(stream: str, *, clustered: bool) -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one primary", "cluster"])
 def rows(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
-    settings = {"QUOTAGATE_CLOCK": "caller", "QUOTAGATE_LOG": "all", "QUOTAGATE_QUEUE_MS": "60000"}
+    settings = {"QUOTAGATE_CLOCK": "caller", "QUOTAGATE_LOG": "all"}
     stream = shared_key(STREAM_NAME, clustered=request.param)
     with (
         store(stream, clustered=request.param) as (url, client),
