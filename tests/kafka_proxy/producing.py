@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import confluent_kafka
 from kafka import KafkaProducer
+from kafka.errors import KafkaError
 
 from tests.kafka_proxy import java_client
 from tests.service import eventually
@@ -177,3 +179,41 @@ def running(client: str, folder: Path, bootstrap: str) -> Iterator[Producers]:
         yield made
     finally:
         made.close()
+
+
+class Worker:
+    """A client that sends one record after the other, each in a request of its own.
+
+    Attributes:
+        sent: how many records the broker has acknowledged.
+        error: what ended it, if something did.
+        ended: set when it is to send no more.
+    """
+
+    def __init__(self, client_id: str, bootstrap: str, topic: str, partition: int | None = None) -> None:
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=client_id, acks=1)
+        self._where = (topic, partition)
+        self.ended = threading.Event()
+        self.sent = 0
+        self.error: KafkaError | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Wait before the next record; this one does not."""
+
+    def _work(self) -> None:
+        topic, partition = self._where
+        try:
+            while not self.ended.is_set():
+                self.pause()
+                self._producer.send(topic, b"x", partition=partition).get(120)
+                self.sent += 1
+        except KafkaError as error:
+            self.error = error
+
+    def close(self) -> None:
+        """Send no more, and end the producer."""
+        self.ended.set()
+        self._thread.join()
+        self._producer.close(timeout=1)

@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from kafka import KafkaProducer
-from kafka.errors import KafkaError
 
 from tests import service, stores
 from tests.kafka_proxy import proxy
+from tests.kafka_proxy.producing import Worker
 from tests.service import eventually
 
 CLIENTS = 20
-
-
-class Worker:
-    """A client that sends one record after the other."""
-
-    def __init__(self, number: int, bootstrap: str, topic: str) -> None:
-        self._producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=f"worker-{number}", acks=1)
-        self._topic = topic
-        self._ended = threading.Event()
-        self.sent = 0
-        self.error: KafkaError | None = None
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            while not self._ended.is_set():
-                self._producer.send(self._topic, b"x").get(120)
-                self.sent += 1
-        except KafkaError as error:
-            self.error = error
-
-    def close(self) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._producer.close(timeout=1)
 
 
 def connections(between: proxy.Proxy) -> set[int]:
@@ -58,7 +30,7 @@ def connections(between: proxy.Proxy) -> set[int]:
 @contextmanager
 def working(bootstrap: str, topic: str) -> Iterator[list[Worker]]:
     with ExitStack() as stack:
-        workers = [Worker(number, bootstrap, topic) for number in range(CLIENTS)]
+        workers = [Worker(f"worker-{number}", bootstrap, topic) for number in range(CLIENTS)]
         for worker in workers:
             stack.callback(worker.close)
         yield workers

@@ -16,6 +16,7 @@ from kafka.errors import KafkaError
 from tests.kafka import quotas
 from tests.kafka.brokers import Cluster
 from tests.kafka_proxy import java_client, producing
+from tests.kafka_proxy.producing import Worker
 from tests.report import say
 from tests.service import eventually
 
@@ -122,35 +123,17 @@ def test_two_proxies_hold_one_byte_rate_where_two_brokers_let_twice_as_much(
     assert errors == [[], []]
 
 
-class Requester:
-    """A producer that sends one record with each request, at a pace and then as fast as it is let."""
+class Requester(Worker):
+    """A worker that keeps a pace at first, and then sends as fast as it is let."""
 
     def __init__(self, bootstrap: str, topic: str, partition: int, pace: float) -> None:
-        self._producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="requester", acks=1)
-        self._where = (topic, partition)
         self._pace = pace
-        self._ended = threading.Event()
-        self.count = 0
-        self.error: KafkaError | None = None
-        self._thread = threading.Thread(target=self._send, daemon=True)
-        self._thread.start()
+        self._began = time.monotonic()
+        super().__init__("requester", bootstrap, topic, partition)
 
-    def _send(self) -> None:
-        topic, partition = self._where
-        began = time.monotonic()
-        try:
-            while not self._ended.is_set():
-                if time.monotonic() < began + SETTLE_S:
-                    self._ended.wait(began + self.count / self._pace - time.monotonic())
-                self._producer.send(topic, b"x", partition=partition).get(120)
-                self.count += 1
-        except KafkaError as error:
-            self.error = error
-
-    def close(self) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._producer.close(timeout=1)
+    def pause(self) -> None:
+        if time.monotonic() < self._began + SETTLE_S:
+            self.ended.wait(self._began + self.sent / self._pace - time.monotonic())
 
 
 @pytest.mark.prove
@@ -164,9 +147,9 @@ def test_two_proxies_hold_one_request_rate(cluster, plain, other, quotagate, adm
             requesters.append(Requester(proxy.bootstrap, "requested", partition, limit / 2))
             stack.callback(requesters[-1].close)
         time.sleep(SETTLE_S)
-        began, before = time.monotonic(), sum(each.count for each in requesters)
+        began, before = time.monotonic(), sum(each.sent for each in requesters)
         time.sleep(MEASURE_S)
-        found = (sum(each.count for each in requesters) - before) / (time.monotonic() - began)
+        found = (sum(each.sent for each in requesters) - before) / (time.monotonic() - began)
     say(f"a limit of {limit} requests/s: {found:.1f} through two proxies")
     assert [each.error for each in requesters] == [None, None]
     assert found == pytest.approx(limit, rel=0.1)
