@@ -149,9 +149,10 @@ clean: ## remove environments and caches; state in .quotagate stays
 	@$(UV) pip install --quiet --python .venv --require-hashes --requirement requirements-full.txt
 	@touch $@
 
-# Half a gigabyte, so only makers and who runs Spark jobs have it: `quotagate spark` asks when it is missing.
+# Half a gigabyte, so only makers and who runs Spark jobs have it: `quotagate spark` asks when it is missing. PySpark comes
+# as source: uv's cache would keep the source, its build and the wheel, 2 GB with each new environment.
 .venv/.spark: requirements-spark.txt .venv/.service
-	@$(UV) pip install --quiet --python .venv --require-hashes --requirement requirements-spark.txt
+	@$(UV) pip install --quiet --no-cache --no-deps --python .venv --require-hashes --requirement requirements-spark.txt
 	@touch $@
 
 # Where this cannot be had, the tests that need it skip with the reason, and fail under CI=true.
