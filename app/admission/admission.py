@@ -469,6 +469,8 @@ class Admission:
         if decision.source == "fallback":
             self._metrics.count_fallback(reason)
         count_answer(self._metrics, first, together.matches, plan, answer, decision, together.verdicts)
+        if plan is not None and answer is not None:
+            count_lapses(self._metrics, self._logs, first, plan, answer)
         for part in together.parts:
             why = reason if part.decision.source == "fallback" else None
             self._logs.decided(part.ask, part.matches, part.answer, part.decision, part.verdicts, why)
@@ -478,6 +480,7 @@ class Admission:
         """Log what the store charged late, for asks that were answered without it."""
         answer = decode_answer(packed)
         if answer.error is None:
+            count_lapses(self._metrics, self._logs, joint.asks[0], plan, answer)
             for part in joint.decided(plan, answer).parts:
                 if part.matches:
                     assert part.answer is not None
@@ -650,13 +653,13 @@ def count_answer(
         metrics.count_decision(ask, decision, verdicts)
         return
     fills: list[Fill] = []
-    for charge, result in zip(plan.charges, answer.results, strict=True):
-        if result.correction:
+    for charge, result, *before in zip(plan.charges, *(each.results for each in answer.tries), strict=True):
+        if result.correction or any(each.correction for each in before):
             metrics.count_correction()
         if charge.applied.quota.algorithm == "producer_ids":
             fills.append(Fill(charge.applied.bucket, result.remembered, result.fill))
-        elif result.forgiven:
-            metrics.count_forgiven(result.forgiven)
+        elif forgiven := result.forgiven + sum(each.forgiven for each in before):
+            metrics.count_forgiven(forgiven)
     metrics.count_decision(ask, decision, verdicts, fills, [match.applied for match in found])
 
 

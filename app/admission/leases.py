@@ -274,11 +274,12 @@ def count_lapses(metrics: Metrics, logs: Logs, ask: Ask, plan: Plan, answer: Ans
     """Count and log the units of leases that an answer found to be over, and that nobody had settled."""
     if ask.mode == "peek":
         return  # it does not write that, and another ask finds it again
-    for place, (charge, result) in enumerate(zip(plan.charges, answer.results, strict=True)):
-        if charge.applied.quota.algorithm != "producer_ids" and result.lapsed:
-            metrics.count_lapsed(result.lapsed)
-            own = structs.replace(answer, order=answer.orders[place]) if answer.orders else answer
-            logs.lapsed(ask, charge.applied, result.lapsed, own)
+    for each in answer.tries:
+        for place, (charge, result) in enumerate(zip(plan.charges, each.results, strict=True)):
+            if charge.applied.quota.algorithm != "producer_ids" and result.lapsed:
+                metrics.count_lapsed(result.lapsed)
+                own = structs.replace(each, order=each.orders[place]) if each.orders else each
+                logs.lapsed(ask, charge.applied, result.lapsed, own)
 
 
 def lasting_ms(wish: Ask, lease_ms: int) -> int:

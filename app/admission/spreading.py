@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple, cast
 
 import structlog
+from msgspec import structs
 
 from app.admission.circuit import PAUSES_S, Circuit
 from app.admission.errors import AdmissionError
@@ -63,11 +64,18 @@ class Running:
         wants: what it wants to send next, and in which phase; None once it has an answer or an error.
         is_refused: whether its answer is a refusal; None before.
         last_phase: that of what was sent last, except for undos.
-        undone: its charges that were taken back.
+        undone: its charges that were taken back this time.
+        earlier: what was answered when it was decided before.
     """
 
     def __init__(
-        self, place: int, plan: Plan | PackedPlan, slots: Sequence[int], *, sequential: bool = False
+        self,
+        place: int,
+        plan: Plan | PackedPlan,
+        slots: Sequence[int],
+        *,
+        sequential: bool = False,
+        earlier: Answer | None = None,
     ) -> None:
         self.place = place
         self.sequential = sequential
@@ -81,6 +89,7 @@ class Running:
         self.is_refused: bool | None = None
         self.last_phase = Phase.LOOK
         self.undone: tuple[Undone, ...] = ()
+        self.earlier = earlier
 
     @property
     def is_single(self) -> bool:
@@ -122,6 +131,22 @@ class Running:
     def _ended(self, packed: PackedAnswer, answer: Answer) -> None:
         self.answer, self.undone = packed, answer.undone
         self.is_refused = any(result.outcome in REFUSING for result in answer.results)
+        if (earlier := self.earlier) is not None:
+            self.answer = merged_answer(
+                structs.replace(
+                    answer,
+                    undone=(*earlier.undone, *answer.undone),
+                    released=(*earlier.released, *answer.released),
+                    earlier=earlier,
+                )
+            )
+
+    def again(self) -> Running:
+        """The same ask, to be decided once more; what it wrote this time stays part of its answer."""
+        before = None if self.answer is None else decode_answer(self.answer)
+        if before is not None and before.kept is not None:
+            before = None  # it wrote nothing
+        return Running(self.place, self.plan, self.slots, sequential=self.sequential, earlier=before)
 
     def _failed(self, error: Exception) -> None:
         self.error, self.is_refused = error, True
@@ -329,10 +354,7 @@ class ClusterGatherer(Gathering):
                 if error := next((each.error for each in segment if _ends_all(each, running)), None):
                     break
                 while again := _to_repeat(segment):
-                    anew = [
-                        Running(each.place, each.plan, each.slots, sequential=self._sequential)
-                        for each in again
-                    ]
+                    anew = [each.again() for each in again]
                     for part in segments(anew):
                         await self._run(part, group, within_s)
                     for each in anew:

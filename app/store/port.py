@@ -212,6 +212,7 @@ class Answer(Struct, frozen=True):
         undone: charges that were made and taken back.
         released: of a lease, what was held and freed at once.
         refreshes: the seen ids are still to be refreshed.
+        earlier: what was answered to the ask before, if the order of a batch made it be decided once more.
     """
 
     results: tuple[ChargeResult, ...]
@@ -227,6 +228,12 @@ class Answer(Struct, frozen=True):
     undone: tuple[Undone, ...] = ()
     released: tuple[Released, ...] = ()
     refreshes: bool = False
+    earlier: Answer | None = None
+
+    @property
+    def tries(self) -> tuple[Answer, ...]:
+        """This answer, and those before it to the same ask: each of them may have written something."""
+        return (self,) if self.earlier is None else (self, *self.earlier.tries)
 
 
 class PackedAnswer(Struct, frozen=True, gc=False):

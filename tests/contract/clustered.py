@@ -66,14 +66,14 @@ def ask_of(user: str | None, ip: str | None, **more: Any) -> Ask:
 
 @asynccontextmanager
 async def nodes(
-    cluster: Cluster, count: int = 1, quotas: Any = None, **more: Any
+    cluster: Cluster, count: int = 1, quotas: Any = None, *, caller_clock: bool = False, **more: Any
 ) -> AsyncIterator[list[Admission]]:
     """Nodes that share the cluster; they are patient, as a crowded machine is no outage."""
     snapshot = Snapshot(1, QUOTAS if quotas is None else quotas)
     async with AsyncExitStack() as stack:
         opened = []
         for _ in range(count):
-            store = ClusterStore(cluster.url, logged=True, timeout_s=60.0)
+            store = ClusterStore(cluster.url, logged=True, timeout_s=60.0, caller_clock=caller_clock)
             admission = Admission(
                 store,
                 lambda: snapshot,

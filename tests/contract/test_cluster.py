@@ -11,6 +11,7 @@ import pytest
 
 from app.admission.buckets import Buckets
 from app.admission.leases import Settlement
+from app.admission.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.decision_log.stream import LogStream, StreamReader
 from app.domain.bucket import BucketName
@@ -233,6 +234,40 @@ async def test_lease_of_two_slots_is_granted_the_least_and_refused_if_one_refuse
         assert refused.decision.limited_by is not None
         assert refused.decision.limited_by.bucket == f"ip={ip}"
         assert await spent(node, f"user={user}", "request_rate") == USER_LIMIT / 2, "what the first one holds"
+
+
+class Lapses(Metrics):
+    """Adds up what leases lost that nobody had settled."""
+
+    units = 0.0
+
+    def count_lapsed(self, units: float) -> None:
+        self.units += units
+
+
+@pytest.mark.parametrize("how", ["a lease decided once more", "asks decided together"])
+async def test_each_unit_that_a_lease_lost_is_counted_once(cluster: Cluster, how: str) -> None:
+    """Also when a settlement in its call makes the lease be decided once more, and when asks are one."""
+    user, ip, lapses = fresh("u"), address(), Lapses()
+    async with nodes(cluster, caller_clock=True, metrics=lapses) as (node,):
+        take, caller = node.leases.take, Caller()
+        of_user = ask_of(user, None, usage={"requests": 1}, deny=True, at_ms=1_000_000)
+        other = await take(of_user, 10_000, [], caller)
+        both = ask_of(user, ip, usage={"requests": 8, "connections": 1_000}, deny=True, at_ms=1_000_000)
+        taken = await take(both, 50, [], caller)
+        assert taken.granted == {"requests": 8, "connections": IP_LIMIT / 2}
+        rest = ask_of(None, ip, usage={"connections": IP_LIMIT / 2}, deny=True, at_ms=1_000_000)
+        assert [decision.decision for decision in await node.decide([rest])] == ["admit"]
+        assert lapses.units == 0
+        later = replace(both, at_ms=1_000_050)
+        if how == "asks decided together":
+            joint = await node.decide_together([replace(later, usage={"requests": 1, "connections": 1})])
+            assert joint.decision.decision == "throttle"
+        else:
+            settlement = Settlement(node.leases.named(other.name or "", None), {})
+            refused = await take(later, 50, [settlement], caller)
+            assert (refused.decision.decision, refused.settled) == ("throttle", [True])
+        assert lapses.units == 8 + IP_LIMIT / 2
 
 
 async def test_every_call_of_a_script_is_looked_at(cluster: Cluster, scanned: list[int]) -> None:
