@@ -35,7 +35,7 @@ from tests.contract.machine import RULES, SECRET, Difference, explored, rare
 from tests.report import say
 
 MAX_IDS = 160
-QUICK_STEPS, STEPS = 300, 6_000
+QUICK_STEPS, STEPS = 300, 60_000
 MUST_MEET = (
     *(
         f"lease {what}"
