@@ -25,7 +25,7 @@ from tests.service import Service, eventually
 from workers.volumes.leader import BEATS_PER_LEASE, OBSERVE_FRACTION, lease_s
 
 MIB = 1024 * 1024
-MIN_AVAILABLE = 24 * MIB
+MIN_AVAILABLE = 48 * MIB
 TAKE_OVER_INTERVAL_S = 5
 RECORD = os.urandom(512 * 1024)  # which nothing can compress
 PRODUCE = {"principal": "alice", "broker": "1", "usage": {"produce_bytes": 1000}}
@@ -164,7 +164,7 @@ def test_hung_or_dead_broker_is_unknown_and_the_valid_factor_stays(own):
     given = observing.settings(
         own.bootstrap,
         VOLUME_MIN_AVAILABLE_RATIO="0.01",
-        VOLUME_VALIDITY="PT10S",
+        VOLUME_VALIDITY="PT6S",
         VOLUME_FALLBACK_FACTOR="0.5",
     )
     broker = own.brokers[2]

@@ -164,17 +164,39 @@ class LibrdkafkaProducers(Producers):
 
 
 @contextmanager
-def running(client: str, folder: Path, bootstrap: str) -> Iterator[Producers]:
-    """Producers of one of the `CLIENTS`."""
+def running(
+    client: str, folder: Path, bootstrap: str, login: tuple[str, str] | None = None
+) -> Iterator[Producers]:
+    """Producers of one of the `CLIENTS`, perhaps with a user and a password for SASL/PLAIN."""
+    user, password = login or ("", "")
     if client == "java":
-        with java_client.running(folder / "java", bootstrap, delivery_timeout_ms=PATIENT_MS) as java:
+        plain = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        secured = {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_jaas_config": f'{plain} required username="{user}" password="{password}";',
+        }
+        properties = {"delivery_timeout_ms": PATIENT_MS, **(secured if login else {})}
+        with java_client.running(folder / "java", bootstrap, **properties) as java:
             yield JavaProducers(java)
         return
     made: PythonProducers | LibrdkafkaProducers
     if client == "kafka-python":
-        made = PythonProducers({"bootstrap_servers": bootstrap})
+        secured = {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_plain_username": user,
+            "sasl_plain_password": password,
+        }
+        made = PythonProducers({"bootstrap_servers": bootstrap, **(secured if login else {})})
     else:
-        made = LibrdkafkaProducers({"bootstrap.servers": bootstrap})
+        secured = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": user,
+            "sasl.password": password,
+        }
+        made = LibrdkafkaProducers({"bootstrap.servers": bootstrap, **(secured if login else {})})
     try:
         yield made
     finally:

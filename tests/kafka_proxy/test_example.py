@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(900)
 def test_looping_producer_is_held_and_the_other_is_not():
     done = subprocess.run(
-        [sys.executable, "-m", "examples.kafka", "--seconds", "25"],
+        [sys.executable, "-m", "examples.kafka", "--seconds", "16"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

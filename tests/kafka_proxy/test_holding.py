@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from itertools import count
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
-from kafka import KafkaConsumer
+from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 from kafka.net.selector import NetworkSelector
@@ -27,8 +28,6 @@ WITHIN_S: Final = 120.0
 LAST_BEFORE_KIP_219: Final = 5
 """The last version of Produce whose clients do not pause by themselves."""
 THROTTLING_QUOTA_EXCEEDED: Final = 89
-
-_numbers = count()
 
 
 class Connection:
@@ -91,14 +90,6 @@ def full_disks(quotagate: Service) -> Iterator[None]:
         assert quotagate.http.delete("/v1/volumes:drill").is_success
 
 
-@pytest.fixture
-def led(admin) -> str:
-    """A topic of this test with one partition, which broker 1 leads."""
-    name = f"led-{next(_numbers)}"
-    admin.create_topics([NewTopic(name, replica_assignments={0: [1]})])
-    return name
-
-
 def produce(topic: str, version: int, acks: int = 1, size: int = 500) -> ProduceRequest:
     records = MemoryRecordsBuilder(magic=2, compression_type=0, batch_size=2 * size)
     records.append(timestamp=None, key=None, value=bytes(size))
@@ -123,46 +114,97 @@ def throttled(proxy: Proxy) -> float:
     return proxy.counted("quotagate_proxy_decisions_total", decision="throttle", source="quotagate")
 
 
-def test_old_client_is_held_and_then_gets_the_rest_of_its_throttle_time(cluster, plain, quotagate, led):
-    with connected(plain, "old") as old, full_disks(quotagate):
-        before = throttled(plain)
-        error, left_ms = outcome(old.ask(produce(led, LAST_BEFORE_KIP_219)))
-        assert error == THROTTLING_QUOTA_EXCEEDED
-        assert left_ms > 0
-        assert throttled(plain) - before >= 2, "it was not held, for then it is asked for again"
-        before = throttled(plain)
-        error, left_ms = outcome(old.ask(produce(led, LAST_BEFORE_KIP_219 + 1)))
-        assert (error, left_ms > 0) == (THROTTLING_QUOTA_EXCEEDED, True)
-        assert throttled(plain) - before <= 1, "one that pauses by itself is answered at once"
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How each case went, whose request waits for as long as a proxy holds one."""
+
+    old: Future[None]
+    regardless: Future[None]
+    deaf: Future[None]
+    led_for_deaf: str
+    """The topic whose record was lost."""
 
 
-def test_who_sends_on_regardless_is_held_for_15_s_and_then_gets_the_rest(cluster, plain, quotagate, led):
+@pytest.fixture(scope="module")
+def waits(cluster, start_proxy, plain, other, quotagate) -> Waits:
+    """They wait side by side, each behind a proxy of its own, whose metrics then count that case alone."""
+    topics = [f"waits-{case}" for case in ("old", "regardless", "deaf")]
+    admin = KafkaAdminClient(**cluster.properties)
+    admin.create_topics([NewTopic(name, replica_assignments={0: [1]}) for name in topics])
+    admin.close()
     a_minute: Mapping[str, Any] = {"limit": 10, "samples": 2, "sample_ms": 60_000, "enforcement": "deny"}
     quotagate.put("client-id=regardless", producer_byte_rate=a_minute)
-    with connected(plain, "regardless") as client:
-        assert outcome(client.ask(produce(led, 9)))[0] == 0
-        error, asked_ms = outcome(client.ask(produce(led, 9)))
+    third = start_proxy()
+    with (
+        connected(plain, "old") as old,
+        connected(other, "regardless") as regardless,
+        connected(third, "deaf") as deaf,
+        ThreadPoolExecutor(len(topics)) as pool,
+    ):
+        asked_ms = regardless_is_asked_to_wait(regardless, topics[1])  # while there is room on the disks
+        holds = pool.submit(hold_regardless_client, other, regardless, topics[1], asked_ms)
+        with full_disks(quotagate):
+            waiting = (
+                pool.submit(hold_old_client, plain, old, topics[0]),
+                holds,
+                pool.submit(lose_record, deaf, topics[2]),
+            )
+            wait(waiting)
+    return Waits(*waiting, topics[2])
+
+
+def hold_old_client(proxy: Proxy, old: Connection, led: str) -> None:
+    before = throttled(proxy)
+    error, left_ms = outcome(old.ask(produce(led, LAST_BEFORE_KIP_219)))
+    assert error == THROTTLING_QUOTA_EXCEEDED
+    assert left_ms > 0
+    assert throttled(proxy) - before >= 2, "it was not held, for then it is asked for again"
+    before = throttled(proxy)
+    error, left_ms = outcome(old.ask(produce(led, LAST_BEFORE_KIP_219 + 1)))
+    assert (error, left_ms > 0) == (THROTTLING_QUOTA_EXCEEDED, True)
+    assert throttled(proxy) - before <= 1, "one that pauses by itself is answered at once"
+
+
+def test_old_client_is_held_and_then_gets_the_rest_of_its_throttle_time(waits):
+    waits.old.result()
+
+
+def regardless_is_asked_to_wait(client: Connection, led: str) -> int:
+    """For how long, in ms."""
+    assert outcome(client.ask(produce(led, 9)))[0] == 0
+    error, asked_ms = outcome(client.ask(produce(led, 9)))
+    assert error == THROTTLING_QUOTA_EXCEEDED
+    assert asked_ms > LONGEST_HOLD_MS
+    return asked_ms
+
+
+def hold_regardless_client(proxy: Proxy, client: Connection, led: str, asked_ms: int) -> None:
+    before = throttled(proxy)
+    # What was on its way when it was asked to wait is answered at once. What follows is held.
+    left_ms = asked_ms
+    while left_ms > asked_ms - LONGEST_HOLD_MS:
+        error, left_ms = outcome(client.ask(produce(led, 9)))
         assert error == THROTTLING_QUOTA_EXCEEDED
-        assert asked_ms > LONGEST_HOLD_MS
-        before = throttled(plain)
-        # What was on its way when it was asked to wait is answered at once. What follows is held.
-        left_ms = asked_ms
-        while left_ms > asked_ms - LONGEST_HOLD_MS:
-            error, left_ms = outcome(client.ask(produce(led, 9)))
-            assert error == THROTTLING_QUOTA_EXCEEDED
-        assert left_ms > 0
-        assert throttled(plain) == before, "a connection that pauses is not asked for"
+    assert left_ms > 0
+    assert throttled(proxy) == before, "a connection that pauses is not asked for"
+
+
+def test_who_sends_on_regardless_is_held_for_15_s_and_then_gets_the_rest(waits):
+    waits.regardless.result()
+
+
+def lose_record(deaf: Connection, led: str) -> None:
+    assert deaf.ask(produce(led, 9, acks=0)) is None
+    with pytest.raises(KafkaError):
+        deaf.ask(MetadataRequest(topics=[]))  # it comes after the record, on the same connection
 
 
 def test_record_without_acknowledgement_is_lost_with_its_connection_when_the_wait_is_too_long(
-    cluster, plain, quotagate, led
+    waits, cluster, plain
 ):
+    waits.deaf.result()
     consumer = KafkaConsumer(**cluster.properties)
-    with connected(plain, "deaf") as deaf, full_disks(quotagate):
-        assert deaf.ask(produce(led, 9, acks=0)) is None
-        with pytest.raises(KafkaError):
-            deaf.ask(MetadataRequest(topics=[]))  # it comes after the record, on the same connection
     with connected(plain, "heard") as heard:
-        eventually(lambda: outcome(heard.ask(produce(led, 9)))[0] == 0)
-    assert end_offset(consumer, led) == 1
+        eventually(lambda: outcome(heard.ask(produce(waits.led_for_deaf, 9)))[0] == 0)
+    assert end_offset(consumer, waits.led_for_deaf) == 1
     consumer.close()

@@ -36,7 +36,7 @@ def test_records_without_acknowledgement_are_held(cluster, plain, quotagate, top
 
 
 def test_transaction_is_held_and_commits(plain, quotagate, topic, tmp_path):
-    quotagate.put("user=ANONYMOUS", producer_ids_rate={"limit": 1, "window_ms": 15_000})
+    quotagate.put("user=ANONYMOUS", producer_ids_rate={"limit": 1, "window_ms": 10_000})
     properties = {"delivery_timeout_ms": producing.PATIENT_MS, "isolation_level": "read_committed"}
     with java_client.running(tmp_path / "java", plain.bootstrap, **properties) as java:
         java.say(f"send other {topic} 100 1")

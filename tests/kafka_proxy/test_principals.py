@@ -12,8 +12,8 @@ from tests.kafka.brokers import PASSWORDS
 from tests.kafka_proxy.proxy import Proxy
 from tests.service import Service, eventually
 
-WINDOW_MS = 20_000
-IMPATIENT = {"request_timeout_ms": 5_000, "bootstrap_timeout_ms": 5_000}
+WINDOW_MS = 10_000
+IMPATIENT = {"request_timeout_ms": 3_000, "bootstrap_timeout_ms": 3_000}
 
 
 def properties(proxy: Proxy, user: str, password: str, mechanism: str = "PLAIN") -> dict[str, str]:

@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import NewTopic
 
+from tests.kafka.brokers import PASSWORDS
 from tests.kafka_proxy import producing
+from tests.kafka_proxy.proxy import Proxy
 from tests.report import say
 from tests.service import eventually
 
 LIMIT = 3
 WINDOW_MS = 20_000
 """Longer than a proxy may hold a request."""
+USERS: Final = dict(zip(producing.CLIENTS, ("alice", "bob", "carol"), strict=True))
+"""Who each client is, so that each has a count of its own."""
+SHARED: Final = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a fourth producer was asked to wait, and the ids with their epochs once it went through."""
+
+    told_ms: float
+    all: list[tuple[int, int]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(cluster, sasl, plain, other, quotagate, tmp_path_factory) -> dict[str, Future[Any]]:
+    """How each case went. They wait for their windows to end, so they do it side by side."""
+    topics = {case: f"ids-{case}" for case in (*producing.CLIENTS, SHARED)}
+    admin = KafkaAdminClient(**cluster.properties)
+    admin.create_topics([NewTopic(name, num_partitions=1, replication_factor=1) for name in topics.values()])
+    admin.close()
+    folder = tmp_path_factory.mktemp("producers")
+    for user in USERS.values():
+        quotagate.put(f"user={user}", producer_ids_rate={"limit": LIMIT, "window_ms": WINDOW_MS})
+    quotagate.put("user=ANONYMOUS", producer_ids_rate={"limit": 2, "window_ms": WINDOW_MS})
+    with ThreadPoolExecutor(len(topics)) as pool:
+        began: dict[str, Future[Any]] = {
+            client: pool.submit(hold_the_fourth, client, cluster, sasl, topics[client], folder / client)
+            for client in producing.CLIENTS
+        }
+        began[SHARED] = pool.submit(share_one_count, plain, other, topics[SHARED], folder)
+    return began
 
 
 def known(admin: KafkaAdminClient, topic: str) -> list[tuple[int, int]]:
@@ -21,43 +60,52 @@ def known(admin: KafkaAdminClient, topic: str) -> list[tuple[int, int]]:
     return sorted((state.producer_id, state.producer_epoch) for state in states)
 
 
+def hold_the_fourth(client: str, cluster: Any, sasl: Proxy, topic: str, folder: Path) -> Held:
+    folder.mkdir()
+    user = USERS[client]
+    admin = KafkaAdminClient(**cluster.properties)
+    try:
+        with producing.running(client, folder, sasl.bootstrap, (user, PASSWORDS[user])) as producers:
+            for name in ("one", "two", "three"):
+                producers.send(name, topic)
+                producers.until_sent(name, 1)
+            first = known(admin, topic)
+            assert len(first) == LIMIT
+
+            producers.send("four", topic, 3)
+            eventually(lambda: producers.throttled_ms("four") > 0 or producers.errors())
+            told_ms = producers.throttled_ms("four")
+            assert producers.sent("four") == 0
+
+            # The others go on while it waits.
+            for name in ("one", "two", "three"):
+                producers.send(name, topic, 5)
+                producers.until_sent(name, 6)
+                assert producers.throttled_ms(name) == 0
+            assert [id_ for id_ in known(admin, topic) if id_ not in first] == [], "it went through too early"
+
+            producers.until_sent("four", 3)
+            assert producers.errors() == []
+            return Held(told_ms, known(admin, topic))
+    finally:
+        admin.close()
+
+
 @pytest.mark.parametrize("client", producing.CLIENTS)
-def test_fourth_producer_is_held_and_goes_through_with_the_same_id(
-    client, cluster, plain, quotagate, topic, admin, tmp_path
-):
-    quotagate.put("user=ANONYMOUS", producer_ids_rate={"limit": LIMIT, "window_ms": WINDOW_MS})
-    with producing.running(client, tmp_path, plain.bootstrap) as producers:
-        for name in ("one", "two", "three"):
-            producers.send(name, topic)
-            producers.until_sent(name, 1)
-        first = known(admin, topic)
-        assert len(first) == LIMIT
-
-        producers.send("four", topic, 3)
-        eventually(lambda: producers.throttled_ms("four") > 0 or producers.errors())
-        told_ms = producers.throttled_ms("four")
-        assert producers.sent("four") == 0
-
-        # The others go on while it waits.
-        for name in ("one", "two", "three"):
-            producers.send(name, topic, 5)
-            producers.until_sent(name, 6)
-            assert producers.throttled_ms(name) == 0
-        assert [id_ for id_ in known(admin, topic) if id_ not in first] == [], "it went through too early"
-
-        producers.until_sent("four", 3)
-        assert producers.errors() == []
-        all_ = known(admin, topic)
-    say(f"{client}: the fourth producer was asked to wait {told_ms:,.0f} ms; ids and epochs then: {all_}")
-    assert len(all_) == LIMIT + 1
-    assert all(epoch == 0 for _, epoch in all_), "a client changed the epoch of a producer"
+def test_fourth_producer_is_held_and_goes_through_with_the_same_id(client, outcomes):
+    held = outcomes[client].result()
+    say(
+        f"{client}: the fourth producer was asked to wait {held.told_ms:,.0f} ms; "
+        f"ids and epochs then: {held.all}"
+    )
+    assert len(held.all) == LIMIT + 1
+    assert all(epoch == 0 for _, epoch in held.all), "a client changed the epoch of a producer"
 
 
-def test_two_proxies_share_one_count(cluster, plain, other, quotagate, topic, tmp_path):
-    quotagate.put("user=ANONYMOUS", producer_ids_rate={"limit": 2, "window_ms": WINDOW_MS})
+def share_one_count(plain: Proxy, other: Proxy, topic: str, folder: Path) -> None:
     with (
-        producing.running("kafka-python", tmp_path, plain.bootstrap) as here,
-        producing.running("kafka-python", tmp_path, other.bootstrap) as there,
+        producing.running("kafka-python", folder, plain.bootstrap) as here,
+        producing.running("kafka-python", folder, other.bootstrap) as there,
     ):
         here.send("one", topic)
         here.until_sent("one", 1)
@@ -69,3 +117,7 @@ def test_two_proxies_share_one_count(cluster, plain, other, quotagate, topic, tm
         assert (there.sent("three"), here.sent("four")) == (0, 0)
         there.until_sent("three", 1)
         here.until_sent("four", 1)
+
+
+def test_two_proxies_share_one_count(outcomes):
+    outcomes[SHARED].result()

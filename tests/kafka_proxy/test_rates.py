@@ -157,10 +157,10 @@ def test_two_proxies_hold_one_request_rate(cluster, plain, other, quotagate, adm
 
 def test_request_rate_is_held_by_the_clients_themselves(plain, quotagate, topic):
     limit = 10
-    quotagate.put("client-id=chatty", request_rate=limit)
+    quotagate.put("client-id=chatty", request_rate={"limit": limit, "samples": 6, "sample_ms": 1_000})
     producer = KafkaProducer(bootstrap_servers=plain.bootstrap, client_id="chatty", acks=1)
     try:
-        for _ in range(15 * limit):
+        for _ in range(9 * limit):  # the bucket lets 5 times the limit pass at once
             producer.send(topic, b"x").get(60)
         assert throttle_time(producer) > 0
         (bucket,) = quotagate.http.get(
@@ -202,8 +202,10 @@ def fill(cluster: Cluster, topic: str, count: int) -> None:
     producer.close()
 
 
-FETCHED = 500
+FETCHED = 100
 FETCH_LIMIT = 100_000
+FETCH_RATE = {"limit": FETCH_LIMIT, "samples": 3, "sample_ms": 1_000}
+"""Its window is shorter than Kafka's, so that several pass while a client fetches."""
 
 
 def by_java(plain, topic, folder):
@@ -253,8 +255,8 @@ def by_librdkafka(plain, topic, _folder):
 def test_fetches_are_held_and_nothing_is_lost(fetch, cluster, plain, quotagate, topic, tmp_path):
     client_id = f"fetcher-{fetch.__name__.removeprefix('by_').replace('_', '-')}"
     fill(cluster, topic, FETCHED)
-    # The bucket lets a million bytes pass at once; there are two and a half.
-    quotagate.put(f"client-id={client_id}", consumer_byte_rate=FETCH_LIMIT)
+    # The bucket lets 200,000 bytes pass at once; there are 500,000.
+    quotagate.put(f"client-id={client_id}", consumer_byte_rate=FETCH_RATE)
     throttled_ms = fetch(plain, topic, tmp_path)
     (bucket,) = quotagate.http.get(
         "/v1/buckets", params={"bucket": f"client-id={client_id}", "quota": "consumer_byte_rate"}
@@ -326,7 +328,7 @@ def test_changes_of_topics_are_counted_by_their_partitions(plain, quotagate, adm
 
 
 def test_changes_of_topics_wait_and_then_go_through(plain, quotagate, admin, tmp_path):
-    quotagate.put("client-id=changer", controller_mutation_rate={"limit": 0.5, "burst": 5})
+    quotagate.put("client-id=changer", controller_mutation_rate={"limit": 1, "burst": 5})
     with java_client.running(tmp_path / "java", plain.bootstrap, client_id="changer") as java:
         java.say("create five 5")
         assert java.heard() == "created five"
