@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +23,7 @@ from tests import disks
 from tests.authority import Authority
 from tests.kafka import tool
 from tests.ports import free_ports
-from tests.programs import Program, end
+from tests.programs import Program
 from tests.service import eventually
 from tests.tools import need
 
@@ -48,14 +46,12 @@ class Broker(Program):
         folder: Path,
         log_dir: Path,
         ports: Mapping[str, int],
-        plugins: Sequence[Path] = (),
-        archive_to: Path | None = None,
+        plugins: Sequence[Path],
     ) -> None:
         self.number = number
         self.log_dir = log_dir
         self.ports = ports
         self.plugins = plugins
-        self.archive_to = archive_to
         self.properties = folder / "broker.properties"
         self._log = folder / "log"
 
@@ -75,12 +71,7 @@ class Broker(Program):
             self._running = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())),
-                    *tool.command(
-                        "kafka.Kafka",
-                        str(self.properties),
-                        plugins=self.plugins,
-                        archive_to=self.archive_to,
-                    ),
+                    *tool.command("kafka.Kafka", str(self.properties), plugins=self.plugins),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -150,7 +141,6 @@ def running(
 ) -> Iterator[Cluster]:
     """Run a cluster with this many brokers, perhaps with further properties and jars of plugins."""
     disks.clear()
-    archive()
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-kafka-")))
         ports = iter(free_ports(1 + count * len(PROTOCOLS)))
@@ -177,39 +167,6 @@ def running(
         cluster = Cluster(brokers, authority)
         eventually(lambda: _known(cluster) == set(brokers), within_s=START_WITHIN_S)
         yield cluster
-
-
-@cache
-def archive() -> None:
-    """Have Kafka's programs leave their archives, once for these jars; a broker starts and ends for it."""
-    kept = tool.archives()
-    with tool.alone("archives.lock"), tempfile.TemporaryDirectory(prefix="qg-kafka-") as made:
-        if kept.is_dir():
-            return
-        home, made_in = Path(made), kept.with_suffix(".new")
-        shutil.rmtree(made_in, ignore_errors=True)
-        made_in.mkdir()
-        controller, *ports = free_ports(1 + len(PROTOCOLS))
-        secured = _secured(home, Authority(home))
-        own_ports = dict(zip(PROTOCOLS, ports, strict=True))
-        broker = Broker(1, home, home / "disk", own_ports, archive_to=made_in)
-        written = {**_properties(broker, home, controller), **secured}
-        lines = [f"{name}={value}\n" for name, value in written.items()]
-        broker.properties.write_text("".join(lines), encoding="utf-8")
-        _format({1: broker})
-        try:
-            broker.start()
-            change = ("--alter", "--user", "alice", "--add-config", "producer_byte_rate=1")
-            tool.run(
-                "kafka.admin.ConfigCommand",
-                *("--bootstrap-server", broker.address, *change),
-                archive_to=made_in,
-            )
-            end(broker.running, START_WITHIN_S)
-        finally:
-            broker.kill()
-        assert {each.stem for each in made_in.iterdir()} == set(tool.ARCHIVED), broker.logged()
-        made_in.rename(kept)  # last, so that half of them are made again
 
 
 def _properties(broker: Broker, folder: Path, controller: int) -> dict[str, object]:
@@ -280,11 +237,7 @@ def _format(brokers: Mapping[int, Broker]) -> None:
         how = "--standalone" if broker.number == 1 else "--no-initial-controllers"
         # With "=", for one id in 64 begins with a dash, and would be taken for an option.
         arguments = ("format", how, f"--cluster-id={cluster_id}", "-c", str(broker.properties))
-        commands.append(
-            tool.command(
-                "kafka.tools.StorageTool", *arguments, plugins=broker.plugins, archive_to=broker.archive_to
-            )
-        )
+        commands.append(tool.command("kafka.tools.StorageTool", *arguments, plugins=broker.plugins))
 
     def run(command: Sequence[str]) -> None:
         ended = subprocess.run(

