@@ -26,7 +26,7 @@ from tests.kafka.brokers import PROTOCOLS, Broker, Cluster
 from workers.volumes.kafka import KafkaSource
 
 WITHIN_S = 60.0
-SHORT_S = 6.0
+SHORT_S = 8.0
 """For observations that a broker makes last until their end."""
 PATIENT = {"request_timeout_ms": "300000"}
 """So that nothing but the time of an observation ends a request."""

@@ -13,7 +13,7 @@ from tests.kafka_proxy.proxy import Proxy
 from tests.service import Service, eventually
 
 WINDOW_MS = 10_000
-IMPATIENT = {"request_timeout_ms": 3_000, "bootstrap_timeout_ms": 3_000}
+IMPATIENT = {"request_timeout_ms": 5_000, "bootstrap_timeout_ms": 5_000}
 
 
 def properties(proxy: Proxy, user: str, password: str, mechanism: str = "PLAIN") -> dict[str, str]:
