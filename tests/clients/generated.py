@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from clients.generate import QUICK_START
 from tests.tools import need
 
 ROOT: Final = Path(__file__).parents[2]
@@ -71,11 +72,19 @@ def java() -> list[str | Path]:
     maven, compiler = need("mvn", TOOLCHAIN), need("javac", TOOLCHAIN)
     skipped = [f"-Dmaven.{part}.skip=true" for part in ("test", "javadoc", "source")]
     goals = ("package", "dependency:copy-dependencies", "-DincludeScope=runtime")
-    run(maven, "--quiet", "--batch-mode", *skipped, *goals, cwd=GENERATED / "java")
+    run(
+        maven,
+        "--quiet",
+        "--batch-mode",
+        *skipped,
+        *goals,
+        cwd=GENERATED / "java",
+        environment={"MAVEN_OPTS": QUICK_START},
+    )
     target = GENERATED / "java" / "target"
     path = os.pathsep.join([str(target / "classes"), f"{target / 'dependency'}/*"])
     built = GENERATED / "java" / "example"
-    run(compiler, "-cp", path, "-d", built, EXAMPLES / "java" / "Example.java")
+    run(compiler, f"-J{QUICK_START}", "-cp", path, "-d", built, EXAMPLES / "java" / "Example.java")
     return [need("java", TOOLCHAIN), "-cp", f"{path}{os.pathsep}{built}", "Example"]
 
 

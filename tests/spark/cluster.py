@@ -15,16 +15,19 @@ import pyspark
 
 from tests.programs import end
 from tests.service import eventually
-from tests.spark.java import QUICK_START
+from tests.spark.java import NO_CODE, QUICK_START
 from workers.spark.session import _choose_java, _restored_environment
 
 HOME: Final = Path(pyspark.__file__).parent
 HOST: Final = "127.0.0.1"
-DEFAULTS: Final = f"""spark.sql.shuffle.partitions 2
-spark.executor.memory 700m
-spark.executor.extraJavaOptions {QUICK_START}
-spark.ui.enabled false
-"""
+DEFAULTS: Final = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.executor.memory": "700m",
+    "spark.executor.extraJavaOptions": QUICK_START,
+    "spark.driver.defaultJavaOptions": QUICK_START,
+    "spark.ui.enabled": "false",
+    **NO_CODE,
+}
 
 
 class Cluster(NamedTuple):
@@ -38,7 +41,8 @@ class Cluster(NamedTuple):
 def running(folder: Path) -> Iterator[Cluster]:
     """A cluster whose executors run a Python that has the packages of jobs, but not this code."""
     (folder / "conf").mkdir()
-    (folder / "conf" / "spark-defaults.conf").write_text(DEFAULTS)
+    defaults = "".join(f"{name} {value}\n" for name, value in DEFAULTS.items())
+    (folder / "conf" / "spark-defaults.conf").write_text(defaults)
     port = free_port()
     master = f"spark://{HOST}:{port}"
     with _restored_environment():

@@ -34,7 +34,7 @@ def planted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
         "grasping": faults.grasping,
     }
     log = OracleLog(faults.FaultyOracle(SECRET, faulty))
-    log.run(asks(3, ["good", *faulty, "fine"]), 5_000, QUICK)
+    log.run(asks(3, ["good", *faulty, "fine"]), 3_000, QUICK)
     return log, audit(spark, log.write(tmp_path_factory.mktemp("planted") / "log"))
 
 
