@@ -130,6 +130,8 @@ def two_nodes(folder: Path, **how: Any) -> Iterator[Logged]:
         wanted = {(entity, key) for entity, its in quotas.items() for key in its}
         eventually(lambda: wanted <= in_force(second))
         yield Logged((first, second), folder)
+        for node in (first, second):  # both at once; the stack waits for each
+            node.process.terminate()
 
 
 def in_force(node: Service) -> set[tuple[str, str]]:

@@ -5,37 +5,42 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests.service import Service, running
+from app.http.decisions import BATCH, ONE
+from tests.service import running
 
 ROOT = Path(__file__).parents[2]
 
+ONLY: Final[dict[str, tuple[str, ...]]] = {"app.run.cli": (), "tests.long_way": (ONE, BATCH)}
+"""The routes that are tried with a program, or all: without the express lane only its own are new.
 
-@pytest.fixture(scope="module", params=["app.run.cli", "tests.long_way"])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    """A node with the express lane, and one without it."""
-    with running(program=request.param) as node:
-        yield node
+All others go the same way through ASGI in both programs.
+"""
 
 
 @pytest.mark.timeout(1200)  # thousands of requests, one after the other
 @pytest.mark.parametrize("examples", [25, pytest.param(250, marks=pytest.mark.prove)])
-def test_schemathesis_finds_nothing(service: Service, examples: int):
-    ended = subprocess.run(
-        [
-            *(str(Path(sys.executable).with_name("schemathesis")), "run", f"{service.url}/openapi.json"),
-            *("--header", f"Authorization: Bearer {service.admin_key}"),
-            *("--max-examples", str(examples), "--seed", "936", "--warnings", "off"),
-        ],
-        cwd=ROOT,  # where schemathesis.toml lies
-        env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.schemathesis_hooks", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, f"{ended.stdout[-10_000:]}\n{ended.stderr}"
-    assert "failed" not in service.logged()
+@pytest.mark.parametrize("program", ONLY)
+def test_schemathesis_finds_nothing(program: str, examples: int):
+    paths = ONLY[program]
+    with running(program=program) as service:
+        ended = subprocess.run(
+            [
+                *(str(Path(sys.executable).with_name("schemathesis")), "run", f"{service.url}/openapi.json"),
+                *("--header", f"Authorization: Bearer {service.admin_key}"),
+                *("--max-examples", str(examples), "--seed", "936", "--warnings", "off"),
+                *(word for path in paths for word in ("--include-path", path)),
+            ],
+            cwd=ROOT,  # where schemathesis.toml lies
+            env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.schemathesis_hooks", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, f"{ended.stdout[-10_000:]}\n{ended.stderr}"
+        assert not paths or f"Selected: {len(paths)}/" in ended.stdout
+        assert "failed" not in service.logged()

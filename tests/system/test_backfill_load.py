@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -32,12 +33,16 @@ from app.domain.digest import digest, fingerprint
 from app.domain.entity import Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults
+from app.node import logs
 from app.node.errors import CommandError
 from app.store.encoding import ORDER_STEP
 from app.store.keys import ORDER_KEY
 from app.store.loading import Loader
 from tests import assertions, stores
+from tests.commands import Command, quotagate
 from tests.service import Service, running
+
+__all__ = ["quotagate"]
 
 SECRET: Final = bytes(range(32))
 NODE: Final = {"QUOTAGATE_HASH_SECRET": SECRET.hex()}
@@ -49,13 +54,14 @@ class Loading:
     """Runs the command as a program with a store and a catalog."""
 
     def __init__(self, store_url: str, database_url: str, home: Path) -> None:
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")},
+        self.own = {
             "QUOTAGATE_REDIS_URL": store_url,
             "QUOTAGATE_DATABASE_URL": database_url,
             "QUOTAGATE_HASH_SECRET": SECRET.hex(),
             "QUOTAGATE_HOME": str(home),
         }
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
+        self.environment = {**bare, **self.own}
         self.home = home
 
     def start(self, folder: Path, *options: str) -> subprocess.Popen[str]:
@@ -231,7 +237,7 @@ def test_killed_and_restarted_load_ends_in_the_same_state(tmp_path: Path):
                 upto = int(store.get(progress) or 0) + random.randint(1, 600)
                 with load.start(folder, "--rate", "1500") as program:
                     while int(store.get(progress) or 0) < upto and program.poll() is None:
-                        pass  # until it has progressed this far
+                        time.sleep(0.002)  # between two looks at the condition that is waited for
                     program.kill()
                 assert 0 < int(store.get(progress) or 0) < len(rows), "it was killed in the middle"
             assert dumps(other) != dumps(node.store_url)
@@ -324,7 +330,11 @@ def test_nothing_is_loaded_while_the_log_is_full(tmp_path: Path, monkeypatch: py
         assert [row.what for row in loads_in_log(url)] == ["user=alice"]
 
 
-def test_invalid_folder_of_assertions_is_refused_as_a_whole(tmp_path: Path):
+def test_invalid_folder_of_assertions_is_refused_as_a_whole(
+    tmp_path: Path, quotagate: Command, monkeypatch: pytest.MonkeyPatch
+):
+    """The first by the command as a program, the others by the command in this process."""
+    monkeypatch.setattr(logs, "configure", lambda _: None)  # this process keeps its own
     at = 1_000_000
     good = [*history("a", range(5), at), *history("b", range(5), at)]
     with stores.running("valkey") as url, redis.Redis.from_url(url) as store:
@@ -332,8 +342,17 @@ def test_invalid_folder_of_assertions_is_refused_as_a_whole(tmp_path: Path):
         schema.upgrade(database)
         load = Loading(url, database, tmp_path)
 
+        for name, value in load.own.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(tmp_path)
+
+        def refusal(folder: Path) -> str:
+            ran = quotagate("backfill", "load", str(folder))
+            assert ran.code == 1, ran.err
+            return ran.err
+
         def refused(name: str, **fields: Any) -> str:
-            return load.refused(assertions.write(tmp_path / name, good, at, **fields))
+            return refusal(assertions.write(tmp_path / name, good, at, **fields))
 
         (tmp_path / "empty").mkdir()
         assert f"empty/{MANIFEST}: is missing" in load.refused(tmp_path / "empty")
@@ -341,32 +360,32 @@ def test_invalid_folder_of_assertions_is_refused_as_a_whole(tmp_path: Path):
         assert "not this deployment's" in refused("secret", secret=fingerprint(b"x" * 32))
         assert f"{MANIFEST}: KeyError('rows')" in refused("manifest", files=[{"name": "a"}])
         ahead = assertions.write(tmp_path / "ahead", [], now_ms(store) + 60_000)
-        assert "ahead of the store's clock" in load.refused(ahead)
+        assert "ahead of the store's clock" in refusal(ahead)
 
         corrupt = assertions.write(tmp_path / "corrupt", good, at, parts=2)
         (corrupt / "part-00001.parquet").write_bytes(b"PAR1 no more")
-        assert "corrupt/part-00001.parquet: cannot be read as Parquet" in load.refused(corrupt)
+        assert "corrupt/part-00001.parquet: cannot be read as Parquet" in refusal(corrupt)
         gone = assertions.write(tmp_path / "gone", good, at, parts=2)
         (gone / "part-00001.parquet").unlink()
-        assert "gone/part-00001.parquet: cannot be read" in load.refused(gone)
+        assert "gone/part-00001.parquet: cannot be read" in refusal(gone)
         half = assertions.write(tmp_path / "half", good, at)
         table = pq.read_table(half / "part-00000.parquet")
         pq.write_table(table.slice(0, 3), half / "part-00000.parquet")
-        assert f"part-00000.parquet: holds 3 rows, but {MANIFEST} says 20" in load.refused(half)
+        assert f"part-00000.parquet: holds 3 rows, but {MANIFEST} says 20" in refusal(half)
         pq.write_table(table.drop_columns(["digest"]), half / "part-00000.parquet")
-        assert "part-00000.parquet: column digest: is missing" in load.refused(half)
+        assert "part-00000.parquet: column digest: is missing" in refusal(half)
         pq.write_table(table.set_column(4, "at_ms", pa.array(["soon"] * 20)), half / "part-00000.parquet")
-        assert "part-00000.parquet: column at_ms: is string, must be int64" in load.refused(half)
+        assert "part-00000.parquet: column at_ms: is string, must be int64" in refusal(half)
         wrong = [*good, good[-1]._replace(digest=None)]
-        assert "column digest: is null, but kind id needs it" in load.refused(
+        assert "column digest: is null, but kind id needs it" in refusal(
             assertions.write(tmp_path / "null", wrong, at)
         )
         late = [*good, good[-1]._replace(at_ms=at + 1)]
-        assert "column at_ms: is later than at_ms in" in load.refused(
+        assert "column at_ms: is later than at_ms in" in refusal(
             assertions.write(tmp_path / "late", late, at)
         )
         strange = [*good, good[-1]._replace(kind="ids")]  # type: ignore[arg-type]
-        assert "column kind: must be charge, id, sample or tokens" in load.refused(
+        assert "column kind: must be charge, id, sample or tokens" in refusal(
             assertions.write(tmp_path / "kind", strange, at)
         )
         assert list(store.scan_iter("qg1:{*")) == [], "nothing was loaded"

@@ -39,7 +39,10 @@ def nodes(
     schema.upgrade(url)
     with ExitStack() as stack:
         store = stack.enter_context(stores.running("valkey"))
-        yield [stack.enter_context(running(store_url=store, database_url=url)) for _ in range(NODES)]
+        nodes = [stack.enter_context(running(store_url=store, database_url=url)) for _ in range(NODES)]
+        yield nodes
+        for node in nodes:  # all at once; the stack waits for each
+            node.process.terminate()
 
 
 @contextmanager

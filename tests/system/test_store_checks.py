@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pytest
 import redis
@@ -31,34 +34,47 @@ def decides(node: Service) -> bool:
     return bool(eventually(lambda: node.ask(principal="a", usage={"requests": 1})["source"] == "store"))
 
 
-@pytest.mark.parametrize("kind", stores.KINDS)
-def test_store_that_evicts_is_reported_until_it_is_fixed(kind):
-    with (
-        stores.server(kind, "--maxmemory-policy", "allkeys-lru") as server,
-        running(store_url=server.url) as node,
-        redis.Redis.from_url(server.url) as store,
-    ):
-        assert store_of(node) == "maxmemory_policy"
-        assert exposed(node, "quotagate_store_faults") == '{fault="maxmemory_policy"} 1.0'
-        assert "allkeys-lru evicts buckets" in node.logged()
-        node.put("user=a", request_rate=10)
-        assert decides(node)
-        store.config_set("maxmemory-policy", "noeviction")
-        eventually(lambda: store_of(node) == "ok")
-        assert not exposed(node, "quotagate_store_faults")
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A store with a wrong setting."""
+
+    kind: str
+    setting: str
+    value: str
+    right: str
+    fault: str
+    logged: str
 
 
-def test_store_without_maxmemory_is_reported_until_it_has_one():
-    with (
-        stores.server("valkey", "--maxmemory", "0") as server,
-        running(store_url=server.url) as node,
-        redis.Redis.from_url(server.url) as store,
-    ):
-        assert store_of(node) == "maxmemory"
-        assert exposed(node, "quotagate_store_faults") == '{fault="maxmemory"} 1.0'
-        assert "it has no maxmemory" in node.logged()
-        store.config_set("maxmemory", stores.MAXMEMORY)
-        eventually(lambda: store_of(node) == "ok")
+EVICTS: Final = (
+    "maxmemory-policy",
+    "allkeys-lru",
+    "noeviction",
+    "maxmemory_policy",
+    "allkeys-lru evicts buckets",
+)
+UNBOUNDED: Final = ("maxmemory", "0", str(stores.MAXMEMORY), "maxmemory", "it has no maxmemory")
+
+
+def test_store_that_evicts_or_has_no_maxmemory_is_reported_until_it_is_fixed():
+    """All are fixed before the first is waited for, as a node examines its store every few seconds."""
+    wrong = [*(Wrong(kind, *EVICTS) for kind in stores.KINDS), Wrong("valkey", *UNBOUNDED)]
+    with ExitStack() as stack:
+        nodes = []
+        for each in wrong:
+            server = stack.enter_context(stores.server(each.kind, f"--{each.setting}", each.value))
+            nodes.append((node := stack.enter_context(running(store_url=server.url)), each))
+            assert store_of(node) == each.fault
+            assert exposed(node, "quotagate_store_faults") == f'{{fault="{each.fault}"}} 1.0'
+            assert each.logged in node.logged()
+            node.put("user=a", request_rate=10)
+            assert decides(node)
+        for node, each in nodes:
+            with redis.Redis.from_url(node.store_url) as store:
+                store.config_set(each.setting, each.right)
+        for node, _ in nodes:
+            eventually(lambda: store_of(node) == "ok")  # noqa: B023
+            assert not exposed(node, "quotagate_store_faults")
 
 
 def test_store_that_forbids_info_decides_and_is_reported():

@@ -178,12 +178,12 @@ def test_nodes_move_from_one_primary_to_a_cluster(tmp_path: Path) -> None:
         eventually(lambda: wanted <= in_force(other))
         for place, user in enumerate(USERS):
             asker.use(old.nodes[place % 2], user, range(ID_LIMIT) if user in FULL else BEFORE)
-        old.until_written(asker.asked)
 
         # 1. the cluster, and a writer of its log
         cluster = stack.enter_context(clusters.running(replicas=False)).url
         stack.enter_context(workers(old, {"QUOTAGATE_REDIS_URL": cluster}))
         # 2. and 3. while nodes use the old primary
+        old.until_written(asker.asked)
         backfilled(old, tmp_path / "assertions", quick)
         for user in USERS:
             asker.use(other, user, [0] if user in FULL else [AFTER_BACKFILL])

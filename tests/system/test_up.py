@@ -156,11 +156,12 @@ def port() -> int:
 
 @pytest.fixture
 def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Running]]:
-    """Starts `quotagate up`. All starts of a test have the same home, so each finds the earlier state."""
+    """Starts `quotagate up`. Starts with the same home, as all of most tests, find the earlier state."""
     started: list[Running] = []
+    ports = {"home": port}
 
-    def start(**settings: str) -> Running:
-        started.append(Running(tmp_path / "home", port, **settings))
+    def start(home: str = "home", **settings: str) -> Running:
+        started.append(Running(tmp_path / home, ports.setdefault(home, a_free_port()), **settings))
         return started[-1]
 
     yield start
@@ -236,32 +237,42 @@ def logged_hour(running: Running) -> bool:
     return any((running.home / "log").rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("api_programs", ["1", "2"])
-def test_everything_in_the_home_is_closed_to_others(start, api_programs):
-    """While everything runs: the catalog, sockets, and the files of the store and of the log."""
-    running = start(QUOTAGATE_LOG="all", QUOTAGATE_PROCESSES=api_programs).ready()
-    running.set_ids_per_window(5)
-    running.decide(1)
-    eventually(lambda: logged_hour(running))
-    made = {path.name for path in running.home.rglob("*")}
-    assert {"admin.key", "catalog.db", "log", "store", "store.sock", "valkey.log", "lock"} <= made
-    assert open_to_others(running.home) == {}
-    assert running.end() == 0
-    assert open_to_others(running.home) == {}
-    assert "removed the access of other users" not in running.logged()
+def stops_everything(running: Running, number: int) -> None:
+    """Check that a signal ends it and everything that it started."""
+    family = running.family()
+    assert len(family) >= 2
+    assert running.end(number) == 0
+    assert alive(family) == {}
+    assert "quotagate has stopped" in running.logged()
 
 
-def test_home_that_was_open_to_others_is_closed_and_this_is_logged(start):
-    running = start(QUOTAGATE_LOG="all").ready()
-    running.set_ids_per_window(5)
-    running.decide(1)
-    eventually(lambda: logged_hour(running))
-    running.end()
-    mine = running.home / "notes"
+def test_everything_in_the_home_is_closed_to_others_and_sigterm_stops_everything(start):
+    """While everything runs: the catalog, sockets, and the files of the store and of the log.
+
+    It is so with one API process and with two. What others could open is closed at the next start.
+    """
+    runs = [
+        start(home=f"home-{api_programs}", QUOTAGATE_LOG="all", QUOTAGATE_PROCESSES=api_programs)
+        for api_programs in ("1", "2")
+    ]
+    for running in runs:
+        running.ready().set_ids_per_window(5)
+        running.decide(1)
+    for running in runs:
+        eventually(lambda: logged_hour(running))  # noqa: B023
+        made = {path.name for path in running.home.rglob("*")}
+        assert {"admin.key", "catalog.db", "log", "store", "store.sock", "valkey.log", "lock"} <= made
+        assert open_to_others(running.home) == {}
+        stops_everything(running, signal.SIGTERM)
+        assert open_to_others(running.home) == {}
+        assert "removed the access of other users" not in running.logged()
+
+    home = runs[0].home
+    mine = home / "notes"
     mine.write_text("of the user's own")
-    for path in (running.home, *running.home.rglob("*")):
+    for path in (home, *home.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    again = start().ready()
+    again = start(home=home.name).ready()
     assert open_to_others(again.home) == {"notes": "0o644"}
     [line] = [
         json.loads(line)
@@ -270,17 +281,6 @@ def test_home_that_was_open_to_others_is_closed_and_this_is_logged(start):
     ]
     assert line["paths"][0] == str(again.home)
     assert {str(again.home / name) for name in ("admin.key", "catalog.db")} <= set(line["paths"])
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("api_programs", ["1", "2"])
-def test_signal_stops_everything(start, number, api_programs):
-    running = start(QUOTAGATE_PROCESSES=api_programs).ready()
-    family = running.family()
-    assert len(family) >= 2
-    assert running.end(number) == 0
-    assert alive(family) == {}
-    assert "quotagate has stopped" in running.logged()
 
 
 on_linux = pytest.mark.skipif(
@@ -307,25 +307,25 @@ def test_kill_leaves_no_orphan_and_the_next_start_finds_the_state(start, api_pro
 
 
 @on_linux
-@pytest.mark.parametrize("slow", ["valkey-server", " serve "])
-def test_slow_children_of_a_killed_run_are_waited_for(start, slow):
+def test_slow_children_of_a_killed_run_are_waited_for(start):
     """Two stores on one file would corrupt it, and an API that is still ending holds the port."""
     running = start().ready()
     running.set_ids_per_window(5)
     assert running.decide(1, 2, 3) == "admit"
-    held = running.one(slow)
-    os.kill(held, signal.SIGSTOP)
-    try:
-        running.end(signal.SIGKILL)
-        again = start()
-        eventually(lambda: "waiting for the processes of an earlier run to end" in again.logged())
-        assert alive({held: slow}), "it still exists"
-        assert [pid for pid, line in again.family().items() if slow in line] == []
-    finally:
-        os.kill(held, signal.SIGCONT)
-    again.ready()
-    assert again.decide(1, 2, 3) == "admit"
-    assert again.decide(4, 5, 6) == "throttle"
+    for slow in ("valkey-server", " serve "):
+        held = running.one(slow)
+        os.kill(held, signal.SIGSTOP)
+        try:
+            running.end(signal.SIGKILL)
+            running = start()
+            eventually(lambda: "waiting for the processes of an earlier run to end" in running.logged())  # noqa: B023
+            assert alive({held: slow}), "it still exists"
+            assert [pid for pid, line in running.family().items() if slow in line] == []
+        finally:
+            os.kill(held, signal.SIGCONT)
+        running.ready()
+        assert running.decide(1, 2, 3) == "admit"
+        assert running.decide(4, 5, 6) == "throttle"
 
 
 def test_children_that_never_end_are_reported(tmp_path):
@@ -343,7 +343,7 @@ def test_dead_api_is_started_again(shared):
     assert shared.http.get("/health/live").is_success
 
 
-def test_dead_api_of_two_is_started_again(start):
+def test_dead_api_of_two_is_started_again_and_sigint_stops_everything(start):
     running = start(QUOTAGATE_PROCESSES="2").ready()
     apis = [pid for pid, line in running.family().items() if " --counts " in line]
     assert len(apis) == 2
@@ -352,24 +352,24 @@ def test_dead_api_of_two_is_started_again(start):
     eventually(lambda: len([line for line in running.family().values() if " --counts " in line]) == 2)
     running.set_ids_per_window(1)
     assert running.decide(1) == "admit"
+    stops_everything(running, signal.SIGINT)
 
 
-def test_dead_store_comes_back_with_its_state(start):
+def test_dead_store_comes_back_with_its_state(shared):
     """Killed twice, it is started again at once, then after a logged half second. No charge is missing."""
-    running = start().ready()
-    running.set_ids_per_window(1_000)
+    shared.set_ids_per_window(1_000)
     charged = 0
     for restarts in ([0.0], [0.0, 0.5]):
         for _ in range(100):
             charged += 1
-            assert running.decide(charged) == "admit"
-        os.kill(running.one("valkey-server"), signal.SIGKILL)
-        eventually(lambda: running.restarts("store") == restarts)  # noqa: B023
-        eventually(lambda: running.observed()["source"] == "store")
-        (ids,) = running.observed()["quotas"]
+            assert shared.decide(charged) == "admit"
+        os.kill(shared.one("valkey-server"), signal.SIGKILL)
+        eventually(lambda: shared.restarts("store") == restarts)  # noqa: B023
+        eventually(lambda: shared.observed()["source"] == "store")
+        (ids,) = shared.observed()["quotas"]
         assert (ids["observed"], ids["remaining"]) == (charged, 1_000 - charged)
-    assert running.decide(*range(1, charged + 1)) == "admit"
-    (ids,) = running.observed()["quotas"]
+    assert shared.decide(*range(1, charged + 1)) == "admit"
+    (ids,) = shared.observed()["quotas"]
     assert ids["observed"] == charged, "each id was known"
 
 
@@ -399,11 +399,5 @@ def test_port_in_use_is_reported(start, port):
     assert "QUOTAGATE_PORT" in refused.logged()
 
 
-def test_home_with_a_path_too_long_for_a_socket_works(tmp_path, port):
-    running = Running(tmp_path / ("x" * 120), port)
-    try:
-        running.ready()
-        assert running.end() == 0
-    finally:
-        running.up.kill()
-        running.up.wait()
+def test_home_with_a_path_too_long_for_a_socket_works_and_sigint_stops_everything(start):
+    stops_everything(start(home="x" * 120).ready(), signal.SIGINT)
