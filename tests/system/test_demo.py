@@ -188,7 +188,7 @@ def test_terminal_shows_the_screen_until_q_is_pressed(play):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_signal_in_the_middle_ends_the_demo(play, number):
     """Also while the store hangs."""
-    demo = play("--seconds", "6")
+    demo = play("--seconds", "8")
     demo.until_it_prints("the store hangs")
     demo.process.send_signal(number)
     assert demo.ended() == 0
