@@ -558,7 +558,7 @@ class Admission:
         if why is not None:
             self._metrics.count_fallback(why)
         count_answer(self._metrics, ask, its, plan, answer, decision, verdicts)
-        if plan is not None and answer is not None and answer.kept is None:
+        if plan is not None and answer is not None:
             count_lapses(self._metrics, self._logs, ask, plan, answer)
         if alone is not None and plan is None:
             self._metrics.count_shadows(verdicts)

@@ -169,6 +169,9 @@ class DecisionLog(Logs):
             return
         if answer is not None and answer.undone:
             self._take_undone(ask, matches, answer)
+        if answer is not None and answer.earlier is not None:
+            for each in answer.tries[1:]:
+                self.refreshed(ask, matches, each)
         if self._all or decision.decision != "admit" or any(map(_differs_in_shadow, verdicts)):
             at_ms = self._at_ms(ask, answer)
             self._take(DecisionEntry("decision", at_ms, ask, matches, answer, decision, verdicts, failure))

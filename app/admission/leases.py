@@ -271,10 +271,12 @@ class Leases:
 
 
 def count_lapses(metrics: Metrics, logs: Logs, ask: Ask, plan: Plan, answer: Answer) -> None:
-    """Count and log the units of leases that an answer found to be over, and that nobody had settled."""
+    """Count and log the units of leases that the tries of an ask found over, and that nobody had settled."""
     if ask.mode == "peek":
         return  # it does not write that, and another ask finds it again
     for each in answer.tries:
+        if each.kept is not None:
+            continue  # it tells of an earlier ask
         for place, (charge, result) in enumerate(zip(plan.charges, each.results, strict=True)):
             if charge.applied.quota.algorithm != "producer_ids" and result.lapsed:
                 metrics.count_lapsed(result.lapsed)

@@ -260,6 +260,7 @@ class Packing:
     def _verdicts(self, entry: DecisionEntry) -> list[LoggedVerdict]:
         ask, answer = entry.ask, entry.answer
         results = answer.results if answer is not None else ()
+        corrections = [] if answer is None else _corrections(answer)
         alone = len(entry.matches) - len(results)  # the first verdicts, which this node gave alone; or all
         id_outcomes = answer.id_outcomes if answer is not None else b""
         orders = _bucket_orders(entry)
@@ -273,7 +274,7 @@ class Packing:
                 observed=verdict.observed,
                 remaining=verdict.remaining,
                 reason=verdict.reason,
-                correction=results[at - alone].correction if at >= alone else 0,
+                correction=corrections[at - alone] if at >= alone else 0,
                 ids=id_outcomes if match.applied.quota.algorithm == "producer_ids" else b"",
                 bucket_order=orders[at - alone] if orders else None,
             )
@@ -291,6 +292,15 @@ class Packing:
 
     def _digests(self, ask: Ask, ids: Sequence[int | str]) -> bytes:
         return b"".join(digest(self._secret, ask.principal or "", one) for one in ids)
+
+
+def _corrections(answer: Answer) -> list[int]:
+    """What was corrected in each bucket, by any try."""
+    tries = answer.tries if answer.kept is None else (answer,)
+    return [
+        max(result.correction for result in its)
+        for its in zip(*(each.results for each in tries), strict=True)
+    ]
 
 
 def _bucket_orders(entry: DecisionEntry) -> Sequence[int | None]:

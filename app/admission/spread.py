@@ -31,7 +31,7 @@ from app.domain.decision import BYTE_RATES, Outcome
 from app.domain.quota import KEYS
 from app.domain.slots import SlotGroup, SlotGroups, groups_of
 from app.store.encoding import UNKNOWN_RESULT, release_plan, spread_context, undo_plan
-from app.store.port import Answer, Charge, ChargeResult, Plan, Released, StoreError, Undone
+from app.store.port import Answer, Charge, ChargeResult, PackedPlan, Plan, Released, StoreError, Undone
 
 MOVED_BACK: Final = 2
 """The correction of a bucket whose times moved back with a clock."""
@@ -161,7 +161,9 @@ def _charge(ask: _Ask) -> Steps:
         (at_home,) = yield Phase.HOME, [ask.at_home(plan.mode)]
         if isinstance(at_home, Answer) and at_home.kept is not None:
             yield from ask.undo()
-            return structs.replace(at_home, undone=ask.undone)
+            return structs.replace(
+                at_home, undone=ask.undone, earlier=structs.replace(ask.answer(), undone=())
+            )
         ask.charged((home,), [at_home])
         if not isinstance(at_home, Answer) and plan.retry is not None:
             # Whether it keeps an answer is unknown, so nothing that belongs to that may stay.
@@ -368,11 +370,14 @@ class _Ask:
                 for charge, stamp in pairs
             ]
         came = (yield Phase.UNDO, plans) if plans else []
+        places = {charge.key: place for place, charge in enumerate(self.plan.charges)}
         given: dict[bytes, tuple[float, int | None]] = {}
         for (_, plan), its_answer in zip(plans, came, strict=True):
             if isinstance(its_answer, Answer) and its_answer.error is None:
                 for charge, result in zip(plan.charges, its_answer.results, strict=True):
                     given[charge.key] = result.given, its_answer.order
+                    if result.given or result.forgiven:  # else the undo wrote nothing
+                        self._lapsed_too(places[charge.key], result.lapsed)
         self.undone = tuple(
             each._replace(given=given[each.key][0], undo_order=given[each.key][1])
             if each.key in given
@@ -404,11 +409,10 @@ class _Ask:
         lapsed = [result.remembered for result in self.results]
         self.took(groups, came, wrote=True)
         for group, its in zip(groups, came, strict=True):
+            for place in group.places:  # a slot may be held in twice, and each finds what was over by then
+                self._lapsed_too(place, lapsed[place])
             if not isinstance(its, Answer) or its.error is not None:
                 continue
-            for place in group.places:  # a slot may be held in twice, and each finds what was over by then
-                result = self.results[place]
-                self.results[place] = structs.replace(result, remembered=result.remembered + lapsed[place])
             if self._refuses(group) or any(result.reason == "store_full" for result in its.results):
                 continue
             self._held[group.slot] = its
@@ -464,11 +468,14 @@ class _Ask:
                     self._released.append(released)
                 if freed is not None:
                     now = freed.results[at]
-                    self.results[place] = structs.replace(
-                        self.results[place],
-                        fill=now.held,
-                        remembered=self.results[place].remembered + now.lapsed,
-                    )
+                    self.results[place] = structs.replace(self.results[place], fill=now.held)
+                    self._lapsed_too(place, now.lapsed)
+
+    def _lapsed_too(self, place: int, units: float) -> None:
+        """Add to what leases lost in a bucket of units that an ask writes more than once."""
+        if units:
+            result = self.results[place]
+            self.results[place] = structs.replace(result, remembered=result.remembered + units)
 
     def _least(
         self, places: Sequence[int] | None = None, units: Mapping[int, float] | None = None
@@ -560,6 +567,18 @@ class _Ask:
 
     def _has_no_room(self) -> bool:
         return any(result.reason == "store_full" for result in self.results)
+
+
+def is_refusal(plan: Plan | PackedPlan, answer: Answer) -> bool:
+    """Whether a quota refuses an ask: not one in shadow mode, nor in a mode that gives back or settles."""
+    if answer.kept is not None or plan.mode in NEVER_UNDONE:
+        return False
+    if isinstance(plan, PackedPlan):  # it has no quota in shadow mode
+        return any(result.outcome in REFUSING for result in answer.results)
+    return any(
+        result.outcome in REFUSING and not charge.applied.quota.shadow
+        for charge, result in zip(plan.charges, answer.results, strict=False)  # an error has no results
+    )
 
 
 def _field(charge: Charge) -> str:

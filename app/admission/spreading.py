@@ -20,7 +20,7 @@ from app.admission.errors import AdmissionError
 from app.admission.gather import CLOSE_WITHIN_S, Gatherer, Gathering
 from app.admission.metrics import Metrics
 from app.admission.queue import Group
-from app.admission.spread import REFUSING, Came, Phase, SlotPlan, Steps, decide, groups_in
+from app.admission.spread import Came, Phase, SlotPlan, Steps, decide, groups_in, is_refusal
 from app.domain.slots import SlotGroups, slot_of, slot_of_tag
 from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
 from app.store.encoding import decode_answer, merged_answer, release_plan, undo_plan
@@ -130,22 +130,20 @@ class Running:
 
     def _ended(self, packed: PackedAnswer, answer: Answer) -> None:
         self.answer, self.undone = packed, answer.undone
-        self.is_refused = any(result.outcome in REFUSING for result in answer.results)
-        if (earlier := self.earlier) is not None:
-            self.answer = merged_answer(
-                structs.replace(
-                    answer,
-                    undone=(*earlier.undone, *answer.undone),
-                    released=(*earlier.released, *answer.released),
-                    earlier=earlier,
-                )
-            )
+        self.is_refused = is_refusal(self.plan, answer)
+        if (earlier := self.earlier) is None:
+            return
+        if answer.error is not None:
+            self.answer = merged_answer(earlier)  # it was decided, though not in the order of the batch
+        else:
+            undone = (*earlier.undone, *answer.undone)
+            if answer.earlier is not None:
+                earlier = structs.replace(answer.earlier, earlier=earlier)
+            self.answer = merged_answer(structs.replace(answer, undone=undone, earlier=earlier))
 
     def again(self) -> Running:
         """The same ask, to be decided once more; what it wrote this time stays part of its answer."""
         before = None if self.answer is None else decode_answer(self.answer)
-        if before is not None and before.kept is not None:
-            before = None  # it wrote nothing
         return Running(self.place, self.plan, self.slots, sequential=self.sequential, earlier=before)
 
     def _failed(self, error: Exception) -> None:
@@ -458,7 +456,7 @@ class ClusterGatherer(Gathering):
     def _undo_late(self, part: SlotPlan, packed: PackedAnswer, asks: Sequence[Running], group: Group) -> None:
         """Take back what a late call charged for an ask that was refused meanwhile, or held for any lease."""
         answer = decode_answer(packed)
-        if any(result.outcome in REFUSING for result in answer.results):
+        if is_refusal(part.plan, answer):
             return
         plan = None
         if part.plan.mode == "hold":  # a lease is not granted without the answers of all slots
@@ -517,7 +515,9 @@ def _to_repeat(asks: Sequence[Running]) -> list[Running]:
         if each.is_refused is False and each.plan.mode != "peek":
             charged |= each.phases.keys()
         elif each.is_refused and each.answer is not None:
-            is_overtaken = each.last_phase == Phase.LOOK and not charged.isdisjoint(each.phases)
+            # an ask of one slot is charged as it is looked at, in the order of the batch
+            was_looked_at = each.last_phase == Phase.LOOK and not each.is_single
+            is_overtaken = was_looked_at and not charged.isdisjoint(each.phases)
             if is_overtaken or any(undone.get(key, set()) - {each.place} for key in each.phases):
                 again.append(each)
     return again

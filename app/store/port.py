@@ -212,7 +212,8 @@ class Answer(Struct, frozen=True):
         undone: charges that were made and taken back.
         released: of a lease, what was held and freed at once.
         refreshes: the seen ids are still to be refreshed.
-        earlier: what was answered to the ask before, if the order of a batch made it be decided once more.
+        earlier: the answer of the previous try of this ask, if the order of a batch made it be decided once
+            more. ``undone`` is of all tries, all else of this one.
     """
 
     results: tuple[ChargeResult, ...]
@@ -232,7 +233,7 @@ class Answer(Struct, frozen=True):
 
     @property
     def tries(self) -> tuple[Answer, ...]:
-        """This answer, and those before it to the same ask: each of them may have written something."""
+        """The answers of all tries of the ask, newest first: each may have written something."""
         return (self,) if self.earlier is None else (self, *self.earlier.tries)
 
 

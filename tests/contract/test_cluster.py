@@ -16,7 +16,9 @@ from app.catalog.snapshot import Snapshot
 from app.decision_log.stream import LogStream, StreamReader
 from app.domain.bucket import BucketName
 from app.domain.caller import Caller
+from app.domain.entity import ANY, Entity
 from app.domain.ladder import applied_quotas
+from app.domain.quota import Quota
 from app.domain.slots import slot_of_tag
 from app.domain.token_bucket import Tokens
 from app.domain.volumes import Drill
@@ -33,6 +35,7 @@ from tests.contract.clustered import (
     QUOTAS,
     RULES,
     USER_LIMIT,
+    WITHOUT_REFILL,
     address,
     ask_of,
     fresh,
@@ -236,6 +239,20 @@ async def test_lease_of_two_slots_is_granted_the_least_and_refused_if_one_refuse
         assert await spent(node, f"user={user}", "request_rate") == USER_LIMIT / 2, "what the first one holds"
 
 
+async def test_asks_of_one_slot_in_a_batch_are_charged_once_whatever_a_shadow_quota_says(
+    cluster: Cluster,
+) -> None:
+    user = fresh("u")
+    shadow = Quota("request_rate", WITHOUT_REFILL, "token_bucket", "deny", burst=1, shadow=True)
+    async with nodes(cluster, quotas=QUOTAS | {"request_rate": {Entity.of(user=ANY): shadow}}) as (node,):
+        of_two_slots, of_one = ask_of(fresh("u"), address(), deny=True), ask_of(user, None, deny=True)
+        decisions = await node.decide([of_two_slots, of_one, of_one, of_one])
+        assert [decision.decision for decision in decisions] == ["admit"] * 4
+        (peek,) = await node.decide([replace(of_one, mode="peek", detail=True)])
+        assert peek.quotas is not None
+        assert round(peek.quotas[0].observed or 0, 6) == 3
+
+
 class Lapses(Metrics):
     """Adds up what leases lost that nobody had settled."""
 
@@ -247,7 +264,7 @@ class Lapses(Metrics):
 
 @pytest.mark.parametrize("how", ["a lease decided once more", "asks decided together"])
 async def test_each_unit_that_a_lease_lost_is_counted_once(cluster: Cluster, how: str) -> None:
-    """Also when a settlement in its call makes the lease be decided once more, and when asks are one."""
+    """Also when a settlement sent with a lease makes it be decided once more, and for asks as one."""
     user, ip, lapses = fresh("u"), address(), Lapses()
     async with nodes(cluster, caller_clock=True, metrics=lapses) as (node,):
         take, caller = node.leases.take, Caller()
