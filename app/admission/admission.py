@@ -533,7 +533,8 @@ class Admission:
         answer = None if packed is None else decode_answer(packed)
         missed = failure if answer is None else answer.error
         if answer is not None and missed is not None:
-            log.warning("the store could not decide an ask", why=str(missed))
+            if missed.reason == "response":
+                log.warning("the store could not decide an ask", why=str(missed))
             answer = None
         if each.is_held and (answer is None or answer.kept is None):
             decision, verdicts = hold_decision(

@@ -23,7 +23,7 @@ from app.admission.queue import Group
 from app.admission.spread import Came, Phase, SlotPlan, Steps, decide, groups_in, is_refusal
 from app.domain.slots import SlotGroups, slot_of, slot_of_tag
 from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
-from app.store.encoding import decode_answer, merged_answer, release_plan, undo_plan
+from app.store.encoding import decode_answer, merged_answer, no_answer, release_plan, undo_plan
 from app.store.keys import retry_key, short
 from app.store.port import NONE_KNOWN, Answer, Fault, PackedAnswer, PackedPlan, Plan, StoreError, Undone
 from app.store.port import Came as CallCame
@@ -363,10 +363,13 @@ class ClusterGatherer(Gathering):
             log.exception("an ask of several slots could not be decided")
             error = StoreError("unexpected", repr(unexpected))
         for each in running:
-            if each.answer is None:
+            if each.answer is not None:
+                group.answers.append(each.answer)
+            elif isinstance(each.error, StoreError) and len(running) > 1:
+                group.answers.append(no_answer(each.error))  # the others may have another primary
+            else:
                 error = error or each.error or StoreError("unexpected")
                 break
-            group.answers.append(each.answer)
         if group.is_done:
             return
         group.finish(error if len(group.answers) < len(group.plans) else None)

@@ -42,6 +42,11 @@ QUOTAS: Final[dict[str, dict[Entity, Quota]]] = {
         )
     },
     "producer_ids_rate": {Entity.of(user=ANY): Quota("producer_ids_rate", IDS_LIMIT, "producer_ids", "deny")},
+    "consumer_byte_rate": {
+        Entity.of(user=ANY): Quota(
+            "consumer_byte_rate", WITHOUT_REFILL, "token_bucket", "deny", burst=10, max_debt=1e6, shadow=True
+        )
+    },
 }
 
 _names = itertools.count()
@@ -102,10 +107,11 @@ async def spent(admission: Admission, bucket: str, quota: str) -> int:
 
 
 class Traffic:
-    """Asks over users, addresses and ids, at random.
+    """Asks over users, addresses and ids, at random: some in batches, some without a user or an address.
 
     Attributes:
         charged: by bucket, the asks that were charged to it, as their answers say.
+        shadowed: by bucket, those that were charged to a quota in shadow mode.
         unsure: by bucket, the asks of which nobody knows whether they were: its slot was lost.
         by_policy: the asks with a quota that the store did not decide.
         policy_s: when the first and the last of these were answered, by the monotonic clock.
@@ -115,10 +121,12 @@ class Traffic:
         self.users = [fresh("u") for _ in range(users)]
         self.ips = [address() for _ in range(ips)]
         self.charged: Counter[str] = Counter()
+        self.shadowed: Counter[str] = Counter()
         self.unsure: Counter[str] = Counter()
         self.by_policy = 0
         self.policy_s: tuple[float, float] | None = None
         self.asks = 0
+        self.refused = 0
         self._ids: defaultdict[str, set[int]] = defaultdict(set)
         self._is_stopping = False
 
@@ -150,14 +158,21 @@ class Traffic:
         for _ in work:
             if self._is_stopping:
                 return
-            ids = (chance.randrange(60),) if chance.random() < 0.3 else None
-            ask = ask_of(chance.choice(self.users), chance.choice(self.ips), producer_ids=ids, detail=True)
-            (decision,) = await chance.choice(nodes).decide([ask])
-            self.count(ask, decision)
+            asks = [self._ask(chance) for _ in range(chance.choice((1, 1, 1, 4)))]
+            for ask, decision in zip(asks, await chance.choice(nodes).decide(asks), strict=True):
+                self.count(ask, decision)
+
+    def _ask(self, chance: random.Random) -> Ask:
+        user = chance.choice(self.users) if chance.random() < 0.9 else None
+        ip = chance.choice(self.ips) if user is None or chance.random() < 0.8 else None
+        ids = (chance.randrange(60),) if user is not None and chance.random() < 0.3 else None
+        usage = {"requests": 1, "connections": 1, "fetch_bytes": 1}
+        return ask_of(user, ip, usage=usage, producer_ids=ids, detail=True)
 
     def count(self, ask: Ask, decision: Decision) -> None:
         """Count what an answer says."""
         self.asks += 1
+        self.refused += decision.decision != "admit"
         if decision.source != "store":
             self.by_policy += 1
             now_s = time.monotonic()
@@ -167,7 +182,9 @@ class Traffic:
                 if decision.decision == "admit" and verdict.observed is not None:
                     self._ids[verdict.bucket] |= {int(each) for each in ask.producer_ids or ()}
             elif verdict.observed is None:
-                self.unsure[verdict.bucket] += 1
+                self.unsure[verdict.bucket] += not verdict.shadow
+            elif decision.decision == "admit" and verdict.shadow:
+                self.shadowed[verdict.bucket] += 1
             elif decision.decision == "admit":
                 self.charged[verdict.bucket] += 1
 
@@ -193,6 +210,8 @@ class Traffic:
                     orphans += used - charged
         for user in self.users:
             if (name := f"user={user}") not in lost:
+                if not self.unsure[name]:
+                    assert await spent(node, name, "consumer_byte_rate") == self.shadowed[name], name
                 ids = (await status(node, name, "producer_ids_rate")).charged_ids
                 assert ids <= IDS_LIMIT
                 if not self.unsure[name]:

@@ -47,7 +47,10 @@ async def test_buckets_equal_the_admissions(cluster: Cluster, asks: int) -> None
         assert traffic.by_policy == 0
         assert await traffic.check(both[0]) == 0
         assert traffic.admitted == len(traffic.users) * USER_LIMIT
-    say(f"{asks:,} asks, 50 callers, 2 nodes: {traffic.admitted:,} admitted, as many as there was room for")
+    say(
+        f"{traffic.asks:,} asks, 50 callers, 2 nodes: {traffic.admitted:,} of users admitted, as many as there"
+        f" was room for, {traffic.refused:,} asks refused"
+    )
 
 
 def _has_gone_on(traffic: Traffic, since: int) -> bool:
@@ -71,7 +74,7 @@ async def test_buckets_equal_the_admissions_while_slots_move(
                 await until(partial(_has_gone_on, traffic, before), within_s=SOON_S)
         assert traffic.by_policy == 0
         assert await traffic.check(both[0]) == 0
-    say(f"{traffic.asks:,} asks while {moves} slots moved: {traffic.admitted:,} admitted, none by policy")
+    say(f"{traffic.asks:,} asks while {moves} slots moved: {traffic.refused:,} refused, none by policy")
 
 
 async def test_lost_primary_costs_its_own_quotas_only() -> None:
