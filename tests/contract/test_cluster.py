@@ -141,7 +141,7 @@ async def test_reset_empties_a_bucket_wherever_it_is(cluster: Cluster) -> None:
             await node.decide([ask_of(user, None)])
             buckets = Buckets(node.circuit, lambda: Snapshot(1, QUOTAS), RULES)
             keys, order = await buckets.reset(BucketName.parse(f"user={user}", RULES), None)
-            assert sorted(keys) == ["producer_ids_rate", "request_rate"]
+            assert sorted(keys) == ["consumer_byte_rate", "producer_ids_rate", "request_rate"]
             assert order is not None
             assert await spent(node, f"user={user}", "request_rate") == 0
 

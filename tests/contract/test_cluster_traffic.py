@@ -48,8 +48,8 @@ async def test_buckets_equal_the_admissions(cluster: Cluster, asks: int) -> None
         assert await traffic.check(both[0]) == 0
         assert traffic.admitted == len(traffic.users) * USER_LIMIT
     say(
-        f"{traffic.asks:,} asks, 50 callers, 2 nodes: {traffic.admitted:,} of users admitted, as many as there"
-        f" was room for, {traffic.refused:,} asks refused"
+        f"{traffic.asks:,} asks, 50 callers, 2 nodes: {traffic.admitted:,} of users admitted, all"
+        f" that there was room for, {traffic.refused:,} asks refused"
     )
 
 
