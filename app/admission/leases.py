@@ -276,7 +276,7 @@ def count_lapses(metrics: Metrics, logs: Logs, ask: Ask, plan: Plan, answer: Ans
         return  # it does not write that, and another ask finds it again
     for each in answer.tries:
         if each.kept is not None:
-            continue  # it tells of an earlier ask
+            continue  # its results are those of an earlier ask
         for place, (charge, result) in enumerate(zip(plan.charges, each.results, strict=True)):
             if charge.applied.quota.algorithm != "producer_ids" and result.lapsed:
                 metrics.count_lapsed(result.lapsed)

@@ -106,6 +106,15 @@ async def spent(admission: Admission, bucket: str, quota: str) -> int:
     return taken
 
 
+class Lapses(Metrics):
+    """Adds up what leases lost that nobody had settled."""
+
+    units = 0.0
+
+    def count_lapsed(self, units: float) -> None:
+        self.units += units
+
+
 class Traffic:
     """Asks over users, addresses and ids, at random: some in batches, some without a user or an address.
 

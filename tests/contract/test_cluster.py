@@ -11,7 +11,6 @@ import pytest
 
 from app.admission.buckets import Buckets
 from app.admission.leases import Settlement
-from app.admission.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.decision_log.stream import LogStream, StreamReader
 from app.domain.bucket import BucketName
@@ -36,6 +35,7 @@ from tests.contract.clustered import (
     RULES,
     USER_LIMIT,
     WITHOUT_REFILL,
+    Lapses,
     address,
     ask_of,
     fresh,
@@ -251,15 +251,6 @@ async def test_asks_of_one_slot_in_a_batch_are_charged_once_whatever_a_shadow_qu
         (peek,) = await node.decide([replace(of_one, mode="peek", detail=True)])
         assert peek.quotas is not None
         assert round(peek.quotas[0].observed or 0, 6) == 3
-
-
-class Lapses(Metrics):
-    """Adds up what leases lost that nobody had settled."""
-
-    units = 0.0
-
-    def count_lapsed(self, units: float) -> None:
-        self.units += units
 
 
 @pytest.mark.parametrize("how", ["a lease decided once more", "asks decided together"])

@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
 from app.admission.leases import Settlement
-from app.admission.metrics import Metrics
 from app.admission.plan import matches_of, plan_of
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
@@ -30,6 +29,7 @@ from app.domain.quota import KEYS, Quota
 from app.store.cluster import ClusterStore, plan_slots
 from tests import clusters
 from tests.clusters import Cluster
+from tests.contract.clustered import Lapses
 from tests.contract.histories import asks, entities_of, quotas
 from tests.contract.machine import RULES, SECRET, Difference, explored, rare
 from tests.report import say
@@ -57,15 +57,6 @@ class Taken(NamedTuple):
     name: str
     own: bytes
     granted: dict[str, float]
-
-
-class Lapses(Metrics):
-    """Counts what leases lost that nobody had settled."""
-
-    units = 0.0
-
-    def count_lapsed(self, units: float) -> None:
-        self.units += units
 
 
 class SpreadMachine(RuleBasedStateMachine):

@@ -76,7 +76,10 @@ def test_store_and_oracle_agree_in_1500_steps() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", STEPS)
 def test_store_and_oracle_agree(kind: str) -> None:
-    """15,000 steps on Valkey or more, in which each important event happened often; fewer on Redis."""
+    """15,000 steps on Valkey or more, in which each important event happened often.
+
+    On Redis, which runs the same script, there are fewer, and only the proof asks for events.
+    """
     agree(kind, STEPS[kind], AT_LEAST if kind == "valkey" else 0)
 
 

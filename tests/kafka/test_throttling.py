@@ -164,7 +164,7 @@ def test_hung_or_dead_broker_is_unknown_and_the_valid_factor_stays(own):
     given = observing.settings(
         own.bootstrap,
         VOLUME_MIN_AVAILABLE_RATIO="0.01",
-        VOLUME_VALIDITY="PT6S",
+        VOLUME_VALIDITY="PT10S",
         VOLUME_FALLBACK_FACTOR="0.5",
     )
     broker = own.brokers[2]

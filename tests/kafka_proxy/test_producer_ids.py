@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 import pytest
@@ -64,6 +65,7 @@ def hold_the_fourth(client: str, cluster: Any, sasl: Proxy, topic: str, folder: 
     folder.mkdir()
     user = USERS[client]
     admin = KafkaAdminClient(**cluster.properties)
+    may_be_known_s = monotonic() + WINDOW_MS / 1000  # the first id leaves the window no sooner
     try:
         with producing.running(client, folder, sasl.bootstrap, (user, PASSWORDS[user])) as producers:
             for name in ("one", "two", "three"):
@@ -75,14 +77,15 @@ def hold_the_fourth(client: str, cluster: Any, sasl: Proxy, topic: str, folder: 
             producers.send("four", topic, 3)
             eventually(lambda: producers.throttled_ms("four") > 0 or producers.errors())
             told_ms = producers.throttled_ms("four")
-            assert producers.sent("four") == 0
+            assert producers.sent("four") == 0 or monotonic() >= may_be_known_s
 
             # The others go on while it waits.
             for name in ("one", "two", "three"):
                 producers.send(name, topic, 5)
                 producers.until_sent(name, 6)
                 assert producers.throttled_ms(name) == 0
-            assert [id_ for id_ in known(admin, topic) if id_ not in first] == [], "it went through too early"
+            more = [id_ for id_ in known(admin, topic) if id_ not in first]
+            assert more == [] or monotonic() >= may_be_known_s, "it went through too early"
 
             producers.until_sent("four", 3)
             assert producers.errors() == []
@@ -103,6 +106,7 @@ def test_fourth_producer_is_held_and_goes_through_with_the_same_id(client, outco
 
 
 def share_one_count(plain: Proxy, other: Proxy, topic: str, folder: Path) -> None:
+    may_be_known_s = monotonic() + WINDOW_MS / 1000
     with (
         producing.running("kafka-python", folder, plain.bootstrap) as here,
         producing.running("kafka-python", folder, other.bootstrap) as there,
@@ -114,7 +118,7 @@ def share_one_count(plain: Proxy, other: Proxy, topic: str, folder: Path) -> Non
         there.send("three", topic)
         here.send("four", topic)
         eventually(lambda: there.throttled_ms("three") > 0 and here.throttled_ms("four") > 0)
-        assert (there.sent("three"), here.sent("four")) == (0, 0)
+        assert (there.sent("three"), here.sent("four")) == (0, 0) or monotonic() >= may_be_known_s
         there.until_sent("three", 1)
         here.until_sent("four", 1)
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -46,19 +46,27 @@ class Wrong:
     logged: str
 
 
-EVICTS: Final = (
-    "maxmemory-policy",
-    "allkeys-lru",
-    "noeviction",
-    "maxmemory_policy",
-    "allkeys-lru evicts buckets",
+EVICTS: Final = Wrong(
+    kind="valkey",
+    setting="maxmemory-policy",
+    value="allkeys-lru",
+    right="noeviction",
+    fault="maxmemory_policy",
+    logged="allkeys-lru evicts buckets",
 )
-UNBOUNDED: Final = ("maxmemory", "0", str(stores.MAXMEMORY), "maxmemory", "it has no maxmemory")
+UNBOUNDED: Final = Wrong(
+    kind="valkey",
+    setting="maxmemory",
+    value="0",
+    right=str(stores.MAXMEMORY),
+    fault="maxmemory",
+    logged="it has no maxmemory",
+)
 
 
 def test_store_that_evicts_or_has_no_maxmemory_is_reported_until_it_is_fixed():
     """All are fixed before the first is waited for, as a node examines its store every few seconds."""
-    wrong = [*(Wrong(kind, *EVICTS) for kind in stores.KINDS), Wrong("valkey", *UNBOUNDED)]
+    wrong = [*(replace(EVICTS, kind=kind) for kind in stores.KINDS), UNBOUNDED]
     with ExitStack() as stack:
         nodes = []
         for each in wrong:

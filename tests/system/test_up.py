@@ -356,7 +356,10 @@ def test_dead_api_of_two_is_started_again_and_sigint_stops_everything(start):
 
 
 def test_dead_store_comes_back_with_its_state(shared):
-    """Killed twice, it is started again at once, then after a logged half second. No charge is missing."""
+    """Killed twice, it is started again at once, then after a logged half second. No charge is missing.
+
+    No other test restarts the store of the shared run, or has charges of its user.
+    """
     shared.set_ids_per_window(1_000)
     charged = 0
     for restarts in ([0.0], [0.0, 0.5]):
