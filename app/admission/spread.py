@@ -560,10 +560,7 @@ class _Ask:
         )
 
     def _refuses(self, group: SlotGroup) -> bool:
-        return any(
-            self.results[place].outcome in REFUSING and not self.plan.charges[place].applied.quota.shadow
-            for place in group.places
-        )
+        return any(_refuses(self.plan.charges[place], self.results[place]) for place in group.places)
 
     def _has_no_room(self) -> bool:
         return any(result.reason == "store_full" for result in self.results)
@@ -575,10 +572,11 @@ def is_refusal(plan: Plan | PackedPlan, answer: Answer) -> bool:
         return False
     if isinstance(plan, PackedPlan):  # it has no quota in shadow mode
         return any(result.outcome in REFUSING for result in answer.results)
-    return any(
-        result.outcome in REFUSING and not charge.applied.quota.shadow
-        for charge, result in zip(plan.charges, answer.results, strict=False)  # an error has no results
-    )
+    return any(map(_refuses, plan.charges, answer.results))  # an error has no results
+
+
+def _refuses(charge: Charge, result: ChargeResult) -> bool:
+    return result.outcome in REFUSING and not charge.applied.quota.shadow
 
 
 def _field(charge: Charge) -> str:
