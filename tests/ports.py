@@ -1,32 +1,53 @@
-"""Free ports on loopback, for servers that must find them free again after they were killed."""
+"""Ports on loopback that no other test takes, for servers that are killed and started again there."""
 
 from __future__ import annotations
 
 import random
 import socket
+from contextlib import ExitStack
+from typing import Final
 
 HOST = "127.0.0.1"
 
+_taken: Final[list[ExitStack]] = []
+"""The sockets that keep others from the ports, until this program ends."""
+
 
 def free_ports(count: int, above: int = 0) -> list[int]:
-    """Ports that a server finds free again after it was killed: below those that outgoing connections get.
+    """Take ports below those that outgoing connections get.
 
     Args:
-        above: the ports that lie this much above them are free too.
+        above: the ports that lie this much above them are taken too.
     """
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(20_000, 32_000 - above)
-        if port not in found and all(map(_is_free, {port, port + above})):
+        if _take({port, port + above}):
             found.append(port)
     return found
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind((HOST, port))
-        except OSError:
-            return False
+def free_row_of_ports(count: int) -> int:
+    """Take so many ports in a row, and return the first."""
+    while True:
+        first = random.randrange(20_000, 32_000)
+        if _take(set(range(first, first + count))):
+            return first
+
+
+def _take(ports: set[int]) -> bool:
+    """Take all of these ports, or none if somebody has one of them.
+
+    A socket that does not listen holds each of them. Servers that use addresses again can still listen there,
+    but the next search finds the port taken. A broker listens only seconds later, when others may have searched.
+    """
+    with ExitStack() as stack:
+        for port in ports:
+            held = stack.enter_context(socket.socket())
+            try:
+                held.bind((HOST, port))
+            except OSError:
+                return False
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _taken.append(stack.pop_all())
     return True

@@ -16,6 +16,8 @@ from tests.planted import planted
 from tests.report import say
 from tests.stores import KINDS, running
 
+pytestmark = pytest.mark.usefixtures("patient_connections")
+
 STEPS = {"valkey": 20_000, "redis": 2_000}
 """How deep `make test-all` goes; Redis runs the same scripts, and is as deep in `make prove`."""
 QUICK_STEPS, LONG_STEPS = 3_000, 100_000

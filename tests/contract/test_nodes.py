@@ -19,6 +19,8 @@ from tests.contract.test_machine import report
 from tests.planted import planted
 from tests.stores import running
 
+pytestmark = pytest.mark.usefixtures("patient_connections")
+
 STEPS = 10_000
 QUICK_STEPS = 1_000
 

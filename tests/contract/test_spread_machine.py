@@ -34,6 +34,8 @@ from tests.contract.histories import asks, entities_of, quotas
 from tests.contract.machine import RULES, SECRET, Difference, explored, rare
 from tests.report import say
 
+pytestmark = pytest.mark.usefixtures("patient_connections")
+
 MAX_IDS = 160
 QUICK_STEPS, STEPS = 300, 60_000
 MUST_MEET = (

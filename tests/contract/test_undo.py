@@ -12,6 +12,8 @@ from tests.contract.undoing import run
 from tests.report import say
 from tests.stores import running
 
+pytestmark = pytest.mark.usefixtures("patient_connections")
+
 QUICK_STEPS = 1_500
 STEPS = {"valkey": 15_000, "redis": 1_500}
 """How deep `make test-all` goes; Redis runs the same scripts, and is as deep in `make prove`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +16,7 @@ import yaml
 
 from app.node import tether
 from tests.kafka import maven
+from tests.ports import free_row_of_ports
 from tests.programs import Program
 from tests.service import Service, eventually
 
@@ -45,8 +44,8 @@ class Proxy(Program):
         self._config = config
         self._file = folder / "proxy.yaml"
         self._log = folder / "proxy.log"
-        self.port = _free_ports(1 + NODES)
-        self.management = _free_ports(1)
+        self.port = free_row_of_ports(1 + NODES)
+        self.management = free_row_of_ports(1)
 
     @property
     def bootstrap(self) -> str:
@@ -139,17 +138,3 @@ def jar() -> Path:
         )
     assert done.returncode == 0, f"the proxy could not be built: {done.stdout}{done.stderr}"
     return PROJECT / "target" / "proxy.jar"
-
-
-def _free_ports(count: int) -> int:
-    """The first of so many free ports in a row, below those that outgoing connections get."""
-    while True:
-        first = random.randrange(20_000, 32_000)
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as tried:
-                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    tried.bind((HOST, port))
-        except OSError:
-            continue
-        return first

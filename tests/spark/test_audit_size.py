@@ -19,7 +19,7 @@ from app.domain.decision import OUTCOMES
 from tests import proofs
 from tests.spark.audits import audit
 
-FEW = 50_000
+FEW = 20_000
 """How many decisions `make test-all` judges."""
 MANY = int(os.environ.get("DECISIONS", "10000000"))
 """How many decisions the proof judges, after half as many."""
