@@ -39,7 +39,7 @@ def _take(ports: set[int]) -> bool:
     """Take all of these ports, or none if somebody has one of them.
 
     A socket that does not listen holds each of them. Servers that use addresses again can still listen there,
-    but the next search finds the port taken. A broker listens only seconds later, when others may have searched.
+    but the next search finds the port taken. A broker listens only seconds later; others search by then.
     """
     with ExitStack() as stack:
         for port in ports:
