@@ -295,7 +295,7 @@ class Machine(RuleBasedStateMachine):
         ask=asks(),
         ms=st.sampled_from((50, 199, 200, 900, 3_000)),
         later_ms=st.sampled_from((0, 0, 150, 900)),
-        deny=st.booleans(),
+        deny=st.sampled_from((False, True, True)),
     )
     def lapse(self, ask: Ask, ms: int, later_ms: int, deny: bool) -> None:
         """Take a lease and leave it alone until it is over; then ask, beyond the limit too."""
@@ -322,6 +322,16 @@ class Machine(RuleBasedStateMachine):
         flood = Ask({}, ids, "a", mode="record", detail=True)
         late = replace(flood, producer_ids=(f"late-{self.now}",), mode="admit")
         self._decide([flood, late, replace(late, producer_ids=ids[:3])])
+
+    @rule(first=st.integers(0, len(IDS) - 9))
+    def flood_in_shadow(self, first: int) -> None:
+        """Use more ids than a quota in shadow allows; it would refuse them, and remembers them."""
+        before = self.quotas["producer_ids_rate"]
+        shadow = {entity: replace(quota, limit=3, shadow=True) for entity, quota in before.items()}
+        self.quotas["producer_ids_rate"] = shadow
+        ask = Ask({}, tuple(IDS[first : first + 9]), "a", detail=True)
+        self._decide([ask, replace(ask, mode="peek")])
+        self.quotas["producer_ids_rate"] = before
 
     @rule(first=st.integers(0, len(IDS) - 9), times=st.integers(3, 6))
     def march(self, first: int, times: int) -> None:
@@ -394,17 +404,18 @@ class Machine(RuleBasedStateMachine):
         entities = self.quotas["producer_ids_rate"]
         return ENTITIES["user"][0] if ENTITIES["user"][0] in entities else ENTITIES["user"][1]
 
-    @rule(data=st.data(), other=asks(), caller=st.sampled_from(CALLERS))
-    def retry(self, data: Any, other: Ask, caller: Caller) -> None:
+    @rule(data=st.data(), other=asks(), first=st.sampled_from(CALLERS), caller=st.sampled_from(CALLERS))
+    def retry(self, data: Any, other: Ask, first: Caller, caller: Caller) -> None:
         """Repeat an ask, then send its id with other content, then the same ask by another caller."""
-        if self.asked:
-            before, by = data.draw(st.sampled_from(self.asked[-5:]))
-            mode = "admit" if other.mode == "refund" else other.mode
-            changed = replace(other, id=before.id, principal=before.principal, mode=mode)
-            self._decide([before, changed], by)
-            self._decide([before], caller)
-            self.met["id with other content"] += changed != before
-            self.met["id of another caller"] += caller.key != by.key
+        if not self.asked:
+            self.ask(ask=other, with_id=0, caller=first)
+        before, by = data.draw(st.sampled_from(self.asked[-5:]))
+        mode = "admit" if other.mode == "refund" else other.mode
+        changed = replace(other, id=before.id, principal=before.principal, mode=mode)
+        self._decide([before, changed], by)
+        self._decide([before], caller)
+        self.met["id with other content"] += changed != before
+        self.met["id of another caller"] += caller.key != by.key
 
     @rule(ms=st.sampled_from((0, 1, 7, 99, 100, 101, 150, 199, 200, 334, 499, 500, 501, 1_000, 1_001)))
     def advance(self, ms: int) -> None:
@@ -447,7 +458,10 @@ class Machine(RuleBasedStateMachine):
         many=st.sampled_from((1, 3, 40)),
         first=st.integers(0, len(IDS) - 1),
         what=st.sampled_from(
-            ("know", "reset", "reset and know", "lose", "lose and know", "lose, others know", "full", "full")
+            (
+                *("know", "reset", "reset", "reset and know"),
+                *("lose", "lose and know", "lose, others know", "full", "full"),
+            )
         ),
     )
     def renew(self, ask: Ask, many: int, first: int, what: str) -> None:

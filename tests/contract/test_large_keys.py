@@ -19,5 +19,5 @@ def test_key_extended_in_place_has_the_same_content(large: int) -> None:
     met: Counter[str] = Counter()
     with running("valkey") as url:
         while met["growth"] < 50:
-            met += run(url, examples=30, steps=50, script=SCRIPT.replace(THRESHOLD, f"local LARGE = {large}"))
+            met += run(url, examples=10, steps=50, script=SCRIPT.replace(THRESHOLD, f"local LARGE = {large}"))
     assert met["layer death"] > 50

@@ -192,6 +192,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "a larger filter in a full store": ("be_full_for_a_while", "crowd", "change_quota"),
     "new ids that pass in a full store": GROWING,
     "a renewal of what was reset": ("renew",),
+    "a renewal to a state that nobody knows": ("renew",),
+    "a renewal of what another state had": ("renew",),
     "a renewal that leaves out what was lost": ("renew",),
     "a renewal that grows a full store": GROWING,
     "a renewal beyond the most ids": ("renew", "grow_in_a_full_store", "flood"),

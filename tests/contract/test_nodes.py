@@ -84,6 +84,7 @@ FAULTS: dict[str, tuple[str, str]] = {
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "an id known after its layer died": ("march", "advance", "insist", "miss", "reset"),
+    "uses that are not renewed": ("march", "advance"),
     "a bucket that passes although it may have been reset": ("march", "advance", "miss_what_was_reset"),
     "a new policy that is not noticed": ("march", "change_policy", "advance"),
     "a refusal repeated for too long": ("overtake", "advance"),

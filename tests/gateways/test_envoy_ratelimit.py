@@ -97,27 +97,25 @@ class Cluster:
     store: stores.Server
 
     def put(self, entity: str, **quotas: object) -> None:
-        """Replace an entity's quotas, and wait until both nodes know them."""
+        """Set the quotas of an entity that had none, and wait until both nodes apply them."""
         self.nodes[0].put(entity, **quotas)
-        version = self.nodes[0].http.get(f"/v1/quotas/{entity}").json()["version"]
-        eventually(lambda: self.nodes[1].http.get(f"/v1/quotas/{entity}").json().get("version") == version)
-        # The routes read the catalog; decisions follow within a second.
-        key = next(iter(quotas))
-        eventually(lambda: self._applies(entity, key))
-
-    def _applies(self, entity: str, key: str) -> bool:
-        kind, _, name = entity.partition("=")
-        asked = {"user": "principal", "ip": "ip"}[kind]
-        sent = {asked: "127.0.0.1" if name == "*" and kind == "ip" else name}
-        effective = self.nodes[1].http.get("/v1/quotas:effective", params=sent).json()["quotas"]
-        return any(each["quota"] == key for each in effective)
+        eventually(lambda: all(entity in self._applied(node) for node in self.nodes))
 
     def forget(self) -> None:
-        """Remove all quotas and counts."""
+        """Remove all quotas and counts, and wait until no node applies a quota."""
         for each in self.nodes[0].http.get("/v1/quotas").json()["quotas"]:
             self.nodes[0].http.delete(f"/v1/quotas/{each['entity']}").raise_for_status()
+        eventually(lambda: not any(self._applied(node) for node in self.nodes))
         with redis.Redis.from_url(self.store.url) as store:
             store.flushall()
+
+    def _applied(self, node: Service) -> set[str]:
+        """The entities whose quotas a node applies to the visitors or to their address."""
+        found: set[str] = set()
+        for asked in (*({"principal": person} for person in PASSWORDS), {"ip": "127.0.0.1"}):
+            effective = node.http.get("/v1/quotas:effective", params=asked).json()["quotas"]
+            found.update(each["entity"] for each in effective)
+        return found
 
 
 @pytest.fixture(scope="module")
