@@ -33,7 +33,7 @@ from app.store.loading import Loader
 from app.store.redis import RedisStore
 from tests import stores
 from tests.spark.backfills import made
-from tests.spark.java import QUICK_START
+from tests.spark.java import quick_start
 from tests.spark.logs import SECRET, START_MS, OracleLog, asks
 from workers.decision_log.schema import SCHEMA, with_secrets
 from workers.generate.traffic import Traffic
@@ -343,7 +343,7 @@ def test_command_leaves_a_complete_folder_or_none(
     """Once as a program; the failing runs are in this process, with the tests' own Spark session."""
     history = logged(50)
     folder = history.write(tmp_path / "log")
-    done = command(tmp_path, "--log", str(folder), f"--java={QUICK_START}")
+    done = command(tmp_path, "--log", str(folder), f"--java={quick_start()}")
     assert done.returncode == 0, done.stderr
     assert f"next: quotagate backfill load {tmp_path}/out" in done.stdout
     assert SECRET.hex() not in done.stdout + done.stderr

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from app.domain.oracle import Oracle
 from tests.spark import faults
-from tests.spark.java import QUICK_START
+from tests.spark.java import quick_start
 from tests.spark.logs import SECRET, OracleLog, asks
 from workers.spark import session
 from workers.spark.__main__ import main
@@ -101,7 +101,7 @@ def test_audit_exits_1_and_names_the_principal_when_a_bound_is_broken(tmp_path: 
     made = OracleLog(faults.FaultyOracle(SECRET, {"b": faults.impatient}))
     made.run(asks(1, ["a", "b"]), 400, (0, 1))
     made.write(tmp_path / "log")
-    options = ("--out", "report", "--master", "local[2]", "--memory", "1g", f"--java={QUICK_START}")
+    options = ("--out", "report", "--master", "local[2]", "--memory", "1g", f"--java={quick_start()}")
     done = quotagate("audit", *options, cwd=tmp_path, QUOTAGATE_LOG_URL=str(tmp_path / "log"))
     assert (done.returncode, done.stderr) == (1, "")
     assert "  b: verdicts that are not the exact ones" in done.stdout

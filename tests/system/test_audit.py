@@ -33,7 +33,7 @@ def test_decisions_are_audited_and_a_lost_store_is_rebuilt(logged, tmp_path):
     logged.until_written(TRAFFIC.events)
 
     report = tmp_path / "report"
-    quick = quick_jobs(tmp_path)
+    quick = quick_jobs()
     audit = logged.run("spark", "audit", "--out", str(report), environment=quick)
     print(audit.stdout)
     assert audit.returncode == 0, audit.stdout + audit.stderr
@@ -70,7 +70,7 @@ def test_script_that_sometimes_forgets_a_charge_fails_the_audit(tmp_path):
         logged.until_written(TRAFFIC.events)
         charged = charged_in(tmp_path / "truth")
         held = remembered(logged, charged)
-        quick = quick_jobs(tmp_path)
+        quick = quick_jobs()
         audit = logged.run("spark", "audit", "--out", str(tmp_path / "report"), environment=quick)
     print(audit.stdout)
     wronged = {name for name, ids in charged.items() if held[name] < len(ids)}

@@ -71,7 +71,7 @@ def test_commands_print_what_the_readme_says(service: Running, tmp_path: Path) -
         ["sh"],
         input=script,
         cwd=service.home.parent,
-        env={**environment, **quick_jobs(tmp_path), "QUOTAGATE_URL": service.url},
+        env={**environment, **quick_jobs(), "QUOTAGATE_URL": service.url},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,  # a reader sees both
         text=True,

@@ -160,7 +160,7 @@ def test_nodes_move_from_one_primary_to_a_cluster(tmp_path: Path) -> None:
     Only an id that was new in both stores counts twice, as the document says. An audit takes what a
     bucket held in the other store as lost.
     """
-    quick = quick_jobs(tmp_path)
+    quick = quick_jobs()
     how: dict[str, Any] = {
         "database_url": f"sqlite:///{tmp_path / 'catalog.db'}",
         "environment": settings(tmp_path / "log"),
