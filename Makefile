@@ -49,7 +49,7 @@ endif
 .PHONY: test-all
 test-all: .venv/.full .venv/.spark .tools/debian/.done .tools/helm-$(HELM_VERSION) ## everything that CI runs: check, then all tests (T=path narrows, without check)
 ifeq ($(T),)
-	@$(MAKE) check
+	@$(MAKE) --jobs 2 check .tools/spark/.done
 	$(BIN)/pytest tests/load
 	$(BIN)/pytest --numprocesses auto --ignore tests/load
 else
@@ -153,6 +153,11 @@ clean: ## remove environments and caches; state in .quotagate stays
 # as source: uv's cache would keep the source, its build and the wheel, 2 GB with each new environment.
 .venv/.spark: requirements-spark.txt .venv/.service
 	@$(UV) pip install --quiet --no-cache --no-deps --python .venv --require-hashes --requirement requirements-spark.txt
+	@touch $@
+
+# Jobs of tests start from these classes; made while mypy, which uses one core, reads the code.
+.tools/spark/.done: tests/spark/java.py .venv/.dev .venv/.spark
+	@$(BIN)/python -m tests.spark.java
 	@touch $@
 
 # Where this cannot be had, the tests that need it skip with the reason, and fail under CI=true.

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from app.node import home, logs
+from app.node import collector, home, logs
 from app.node.children import stop_event
 from app.node.errors import CommandError, SettingsError
 from app.node.own_name import own_name
@@ -24,6 +24,7 @@ log = structlog.get_logger("quotagate.workers")
 
 def main() -> None:
     """Run the workers."""
+    collector.configure()
     parser = argparse.ArgumentParser(
         prog="quotagate workers",
         description="Run the workers: the volume observer and the decision-log writer, for the store "

