@@ -114,7 +114,7 @@ class Refusal(NamedTuple):
     """The store's answer to an ask for one unseen id.
 
     Attributes:
-        quota: the quota that refused; any change of it ends the refusal.
+        quota: the quota that refused; any change of it ends the refusal, even one that is taken back.
         passes_ms: when the wait ends; 0 without a wait.
         until_ms: until when it may be repeated.
     """
@@ -470,7 +470,7 @@ class KnownIds:
         """Return the refusal to repeat for one id; None if the store has to be asked."""
         bucket = self._buckets.get(key)
         found = bucket.refusals.get(each) if bucket is not None else None
-        if bucket is None or found is None or now_ms >= found.until_ms or found.quota != applied.quota:
+        if bucket is None or found is None or now_ms >= found.until_ms or found.quota is not applied.quota:
             return None
         return found if (bucket.resets, bucket.birth) == (self._resets, self._birth) else None
 

@@ -481,8 +481,20 @@ class Nodes(RuleBasedStateMachine):
                     for user in USERS:
                         self._ask(node, Ask({}, (0,), user))
 
+    @rule(data=st.data(), user=st.sampled_from(USERS))
+    def change_limit_and_back(self, data: Any, user: str) -> None:
+        """A node refuses an id, another one admits it by a higher limit, and it is asked again by the old."""
+        node, other = self._pick(data), self._pick(data)
+        for each in IDS[:9]:
+            self._ask(node, Ask({}, (each,), user))
+        (before,) = {quota.limit for quota in self.quotas["producer_ids_rate"].values()}
+        self.change_limit(16)
+        self._ask(other, Ask({}, (8,), user))
+        self.change_limit(before)
+        self._ask(node, Ask({}, (8,), user))
+
     @rule(limit=st.sampled_from((0, 2, 4, 8)))
-    def change_limit(self, limit: int) -> None:
+    def change_limit(self, limit: float) -> None:
         for entity, quota in self.quotas["producer_ids_rate"].items():
             self.quotas["producer_ids_rate"][entity] = replace(quota, limit=limit)
         self._publish()
@@ -595,6 +607,8 @@ class Nodes(RuleBasedStateMachine):
         memo: dict[int, Any] = {}
         for its in (node.known._buckets, node.known._waiting):
             memo |= {id(kept.applied): kept.applied for kept in its.values()}  # compared by identity
+        for bucket in node.known._buckets.values():
+            memo |= {id(refusal.quota): refusal.quota for refusal in bucket.refusals.values()}
         way = ShortWay(copy.copy(node.local), Metrics(clock=lambda: 0.0), Metrics(clock=lambda: 0.0))
         way.local._known = copy.deepcopy(node.known, memo)
         way.local._metrics = self.short._metrics = way.short

@@ -68,6 +68,10 @@ FAULTS: dict[str, tuple[str, str]] = {
         "until_ms = at_ms + min(REFUSED_MS, throttle_ms or REFUSED_MS)",
         "until_ms = at_ms + (throttle_ms or REFUSED_MS)",
     ),
+    "a refusal repeated although the limit was another in between": (
+        "found.quota is not applied.quota",
+        "found.quota != applied.quota",
+    ),
     "a wait that is not counted down": (
         "passes_ms = at_ms + throttle_ms",
         "passes_ms = at_ms + 20 + throttle_ms",
@@ -88,6 +92,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "a bucket that passes although it may have been reset": ("march", "advance", "miss_what_was_reset"),
     "a new policy that is not noticed": ("march", "change_policy", "advance"),
     "a refusal repeated for too long": ("overtake", "advance"),
+    "a refusal repeated although the limit was another in between": ("change_limit_and_back", "advance"),
     "an unseen id among known ones": ("ask", "march", "advance"),
     "a failed ask planned with all quotas": ("ask", "march", "insist"),
     "detail answered alone": ("ask", "insist"),

@@ -374,6 +374,13 @@ def test_refusal_ends(end: str):
     assert known.refusal(KEY, ALICE, 9, BEGAN) is None
 
 
+def test_limit_that_is_changed_and_set_back_ends_refusals():
+    """Another node may have admitted the id in between, which is seen from then on."""
+    known = knowing(1)
+    refuse(known)
+    assert known.refusal(KEY, replace_quota(limit=ALICE.quota.limit), 9, BEGAN) is None
+
+
 def test_no_refusal_is_kept_while_a_record_is_on_its_way():
     known = knowing(1)
     known.wrote(KEY, BEGAN, quiet=True)
