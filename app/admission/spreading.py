@@ -244,7 +244,7 @@ class ClusterGatherer(Gathering):
         task.add_done_callback(self._starting.discard)
 
     async def _leave(self, reached: Reached) -> None:
-        reached.store.give_up(StoreError("connection", "it has no slots any more"))
+        reached.store.give_up(StoreError("connection", "the primary has no slots any more"))
         await reached.gatherer.close()
         await reached.circuit.stop()
         await reached.store.close()

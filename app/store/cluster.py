@@ -309,7 +309,7 @@ class ClusterStore:
         try:
             return self._owners.index(address)
         except ValueError:
-            raise StoreError("slot_moved", "it has no slots") from None
+            raise StoreError("slot_moved", "the primary has no slots any more") from None
 
     def moved(self, slot: int, address: Address) -> None:
         """Note where a slot is now, and read the whole map soon."""
