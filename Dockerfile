@@ -34,4 +34,6 @@ EXPOSE 8080
 # Ready means: decisions can be given. http.client, because urllib would ask the proxy of HTTP_PROXY.
 # With QUOTAGATE_TLS_CERT set it has to be replaced: it speaks plain HTTP.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --start-interval=1s CMD ["python", "-c", "import http.client as h, os; c = h.HTTPConnection('127.0.0.1', int(os.environ.get('QUOTAGATE_PORT', 8080)), timeout=2); c.request('GET', '/health/ready'); raise SystemExit(c.getresponse().status != 200)"]
+# SIGTERM lets it drain (QUOTAGATE_DRAIN_MS).
+STOPSIGNAL SIGTERM
 CMD ["quotagate", "serve"]

@@ -1,13 +1,16 @@
-"""Runs Quotagate under a small limit of open files, which it may not raise."""
+"""Runs Quotagate under a small limit of open files, as for a user who may not raise the hard limit."""
 
 from __future__ import annotations
 
+import os
 import resource
 from typing import Final
 
 from app.run.cli import main
 
 LIMIT: Final = 256
+OPEN_FILES: Final = "OPEN_FILES"
+"""The environment variable with other limits, as ``SOFT:HARD``; the hard one is at most the machine's."""
 _set = resource.setrlimit
 
 
@@ -19,6 +22,8 @@ def as_anyone(which: int, limits: tuple[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    soft, _, hard = os.environ.get(OPEN_FILES, f"{LIMIT}:{LIMIT}").partition(":")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), min(int(hard), most)))
     resource.setrlimit = as_anyone
     main()

@@ -122,10 +122,18 @@ def running(
             "QUOTAGATE_DATABASE_URL": database_url,
             "QUOTAGATE_ADMIN_KEY": ADMIN_KEY,
             "QUOTAGATE_PROCESSES": str(processes),
+            "QUOTAGATE_DRAIN_MS": "0",
         }
         log = home / "log.jsonl"
-        # The socket is made here and inherited, so nobody can take the port in between.
-        with socket.create_server(address) as listener, log.open("wb") as output:
+        # The socket is bound here and inherited, so nobody can take the port in between; the node listens.
+        with socket.socket() as listener, log.open("wb") as output:
+            if not address[1]:
+                listener.bind(
+                    address
+                )  # with SO_REUSEADDR it could get the port of another that listens later
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if address[1]:  # a node was there before
+                listener.bind(address)
             url = f"{'https' if trust else 'http'}://{address[0]}:{listener.getsockname()[1]}"
             process = stack.enter_context(
                 subprocess.Popen(

@@ -4,6 +4,9 @@ A failed call opens the circuit. One task then examines the store, first at once
 100 and always 250 ms, and closes the circuit when an examination succeeds. A store that stays away therefore
 sees at most four connections a second from each process, and its return is noticed within 250 ms. While the
 circuit is closed, the store is examined every 5 s.
+
+A shortage of this process (``ShortageError``) is no failure of the store: it closes the circuit rather than
+opens it, as nothing is known against the store, and the examination is tried again as after a failure.
 """
 
 from __future__ import annotations
@@ -19,7 +22,18 @@ import structlog
 
 from app.admission.ending import end
 from app.admission.metrics import Metrics
-from app.store.port import NONE_KNOWN, Came, Fault, PackedAnswer, PackedPlan, Plan, Store, StoreError
+from app.store.port import (
+    NONE_KNOWN,
+    Came,
+    Fault,
+    PackedAnswer,
+    PackedPlan,
+    Plan,
+    ShortageError,
+    Store,
+    StoreError,
+    as_shortage,
+)
 
 T = TypeVar("T")
 
@@ -54,6 +68,8 @@ class Circuit:
         self._replied = 0
         self._working_since = 0.0
         self._reconnects = False
+        self._is_short = False
+        """Whether this process was short of something when it last wanted to examine the store."""
         store.lost = self._handle_loss
         self._watching: asyncio.Task[None] | None = None
 
@@ -121,7 +137,10 @@ class Circuit:
 
     def _failed_call(self, error: Exception) -> StoreError:
         failed = _as_store_error(error)
-        if not self._reconnects:
+        if isinstance(failed, ShortageError):
+            if not self._is_short:  # else the examination has counted it
+                self._metrics.count_shortage(failed.resource, failed)
+        elif not self._reconnects:
             self._open(failed)
         return failed
 
@@ -131,7 +150,11 @@ class Circuit:
         A store that drops one connection still works. The current call has failed, but other asks only have
         to wait for the new connection.
         """
-        if self.error is None and self._is_settled() and not self._reconnects:
+        if isinstance(error, ShortageError):
+            self._metrics.count_shortage(error.resource, error)
+            self._reconnects = self.error is None
+            self._failed.set()
+        elif self.error is None and self._is_settled() and not self._reconnects:
             self._reconnects = True
             self._metrics.count_failure(error.reason)
             self._failed.set()
@@ -145,7 +168,7 @@ class Circuit:
         row = 0
         while True:
             failed = True
-            if self.error is None:
+            if self.error is None and not self._is_short:
                 failed = await self._pause(EXAMINE_EVERY_S)
                 # A store that passes examinations but fails calls must not be examined without a pause.
                 row = row + 1 if failed and not self._is_settled() else 0
@@ -170,11 +193,19 @@ class Circuit:
             faults = await self._store.examine()
         except Exception as error:  # noqa: BLE001  the next examination comes anyway
             failed = _as_store_error(error)
+            self._is_short = isinstance(failed, ShortageError)
+            if isinstance(failed, ShortageError):
+                self._metrics.count_shortage(failed.resource, failed)
+                if self.error is not None:
+                    self.error = None
+                    self._show_state()
+                return False
             answered = self._replied > replied and not self._reconnects
             if self.error is None and failed.reason == "timeout" and answered:
                 return True  # calls were answered meanwhile, so only the examination was slow
             self._open(failed)
             return False
+        self._is_short = False
         self._close(faults)
         return True
 
@@ -191,7 +222,7 @@ class Circuit:
             self._failed.set()
         self.error = error
         self._metrics.count_failure(error.reason)
-        self._metrics.set_store_state(away=True, faults=[fault.name for fault in self.faults])
+        self._show_state()
 
     def _close(self, faults: tuple[Fault, ...]) -> None:
         if self.error is not None:
@@ -200,12 +231,19 @@ class Circuit:
             if fault not in self.faults:
                 log.warning("the store is misconfigured", fault=fault.name, why=fault.detail)
         self.error, self.faults, self._reconnects = None, faults, False
-        self._metrics.set_store_state(away=False, faults=[fault.name for fault in faults])
+        self._show_state()
+
+    def _show_state(self) -> None:
+        self._metrics.set_store_state(
+            away=self.error is not None, faults=[fault.name for fault in self.faults]
+        )
 
 
 def _as_store_error(error: Exception) -> StoreError:
     """Return an error as a ``StoreError``; an unexpected one is logged with its traceback."""
     if isinstance(error, StoreError):
         return error
+    if (short := as_shortage(error)) is not None:
+        return short
     log.error("unexpected error in a store call", exc_info=error)
     return StoreError("unexpected", repr(error))

@@ -80,12 +80,12 @@ class Gauge(Struct, gc=False):
 Gauges = dict[Labels, Gauge]
 
 COUNTERS: Final = (
-    *("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed"),
-    *("leases", "envoy_requests"),
+    *("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed", "shortages"),
+    *("leases", "envoy_requests", "refused_connections"),
 )
 SUMS: Final = (
     *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped"),
-    *("stores_away", "catalogs_away", "queue_asks", "local_ids", "known_ids", "renewals"),
+    *("stores_away", "catalogs_away", "draining", "queue_asks", "local_ids", "known_ids", "renewals"),
     *("unmapped_descriptors", "unsent_answers"),
 )
 HISTOGRAMS: Final = ("decision_seconds", "store_seconds", "queue_seconds", "script_asks")
@@ -100,6 +100,7 @@ class Counts(Struct):
         stores_away: 1 while its store circuit is open; in a sum, the number of such processes.
         store_faults: the names of the store's misconfigurations.
         catalogs_away: 1 while it cannot reach the catalog; in a sum, the number of such processes.
+        draining: 1 while it is stopping and still serves; in a sum, the number of such processes.
         queue_asks: asks that wait for a store call.
         factor_fallbacks: how often the fallback factor came into force. All processes see the same changes,
             so adding up takes the maximum.
@@ -120,6 +121,8 @@ class Counts(Struct):
     blocked: dict[Labels, float] = field(default_factory=dict)
     access_failures: dict[Labels, float] = field(default_factory=dict)
     shed: dict[Labels, float] = field(default_factory=dict)
+    refused_connections: dict[Labels, float] = field(default_factory=dict)
+    shortages: dict[Labels, float] = field(default_factory=dict)
     envoy_requests: dict[Labels, float] = field(default_factory=dict)
     unmatched: int = 0
     exempt: float = 0
@@ -139,6 +142,7 @@ class Counts(Struct):
     stores_away: int = 0
     store_faults: set[str] = field(default_factory=set)
     catalogs_away: int = 0
+    draining: int = 0
     queue_asks: int = 0
     factor_fallbacks: int = 0
     log_dropped: int = 0

@@ -7,7 +7,6 @@ store are dropped and counted, and a row of the log reports them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from asyncio import sleep
 from collections import Counter, deque
@@ -364,8 +363,12 @@ class DecisionLog(Logs):
     async def _look_on(self) -> None:
         while True:
             if not self._away():
-                with contextlib.suppress(StoreError):  # then the last status stays
+                try:
                     self.log_status = await self._stream.status()
+                except StoreError:
+                    pass  # the last status stays
+                except Exception:
+                    log.exception("decision log status failed unexpectedly")  # and is tried again
             await sleep(LOOK_EVERY_S)
 
     async def _send(self, *, begun_by: float = math.inf) -> None:

@@ -119,7 +119,20 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
             "queue_seconds", "Seconds an ask waited in this node before it was sent.", c.queue_seconds
         ),
         _gauge("queue_asks", "Asks in this node that wait for a store call.", c.queue_asks),
-        _counter("shed", "Requests and connections rejected by load shedding, by cause.", c.shed, "cause"),
+        _counter("shed", "Requests rejected by load shedding, by cause.", c.shed, "cause"),
+        _counter(
+            "connections_refused",
+            "Connections closed because of a bound (process, address), or without a request in time.",
+            c.refused_connections,
+            "port reason",
+        ),
+        _gauge("draining", "API processes that are stopping and still serve.", c.draining),
+        _counter(
+            "shortages",
+            "Times that this node was short of a resource: descriptors, threads, memory or disk.",
+            c.shortages,
+            "resource",
+        ),
         _counter(
             "unsent_answers", "Answers that could not be written to their connection.", c.unsent_answers
         ),

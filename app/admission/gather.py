@@ -9,6 +9,9 @@ Only the silence of the store counts as its failure. The time that asks spend in
 does, however long it is. A timer for each call asks the kernel whether the store is silent. When the silence
 exceeds the patience for it (``app.admission.patience``: 50 ms, or 400 ms on a busy node), all waiting and
 arriving asks are answered without the store, until the reply arrives or the call fails (after 500 ms).
+
+While this process is short of what a call needs (``ShortageError``), asks stay in the queue, and are shed
+when they have waited too long.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from app.admission.errors import AdmissionError, CallerGoneError, OverloadedErro
 from app.admission.patience import Moment, Patience
 from app.admission.queue import QUANTUM, Group, Queue
 from app.domain.caller import ANYONE, Caller
-from app.store.port import PackedAnswer, PackedPlan, Plan, StoreCalls, StoreError
+from app.store.port import PackedAnswer, PackedPlan, Plan, ShortageError, StoreCalls, StoreError
 
 log = structlog.get_logger("quotagate.store")
 
@@ -50,6 +53,9 @@ OVERDUE_S: Final = 0.05
 
 AFTER_DELAY_S: Final = 0.02
 """How long the store then gets to reply."""
+
+TRY_AGAIN_S: Final = 0.05
+"""The pause before a call is tried again that this process was too short of something to send."""
 
 QUEUE_S: Final = 2.0
 """How long an ask may wait in this node by default."""
@@ -290,6 +296,9 @@ class Gatherer(Gathering):
         """Give each group its answers, after the next call has been sent."""
         self._stop_looking()
         self._in_call, self.is_late = [], False
+        if isinstance(answers, ShortageError):
+            self._wait_for_resources(parts, answers, loop)
+            return
         if isinstance(answers, Exception):
             for group, _, _ in parts:
                 group.finish(answers)
@@ -302,6 +311,21 @@ class Gatherer(Gathering):
         for group, start, end in parts:
             group.take(start, answers[at : at + end - start])
             at += end - start
+
+    def _wait_for_resources(
+        self, parts: list[Part], short: ShortageError, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Try again soon; shed what has waited too long, and asks that were sent but lost their answers."""
+        if short.was_sent:
+            for group, _, _ in parts:
+                group.finish(OverloadedError("shortage"))
+        else:
+            self._put_back(parts, 0)
+        now = monotonic()
+        for group in self._queue.drain():
+            if not self._is_dropped(group, now):
+                self._queue.add(group)
+        loop.call_later(TRY_AGAIN_S, self._send, loop)
 
     def _put_back(self, parts: Sequence[Part], decided: int) -> None:
         """Requeue the plans that the store did not decide: it stops when a call has written 256 KiB."""

@@ -23,10 +23,12 @@ class LeaseName(Struct, frozen=True, array_like=True):
 
     Attributes:
         lease: the random bits, by which buckets know the lease.
-        key: the API key that got it; nobody else can settle it.
+        key: the name of the API key that got it; no other key can settle it.
         names: principal, client-id, address, broker and listener of the ask.
         granted: the usage by field.
         holds: whether any bucket holds it; none does if no quota applied.
+        key_created_ms: when that key was created: a later key of the same name is another one. None for the
+            admin key, and in names from nodes of the previous version, which go by the key's name alone.
     """
 
     lease: bytes
@@ -34,6 +36,11 @@ class LeaseName(Struct, frozen=True, array_like=True):
     names: Names
     granted: dict[str, float]
     holds: bool
+    key_created_ms: int | None = None
+
+    def is_of(self, key: str | None, created_ms: int | None) -> bool:
+        """Return whether the key of this name, created then, got the lease."""
+        return self.key == key and self.key_created_ms in (None, created_ms)
 
     def ask(self, spent: dict[str, float], at_ms: int | None) -> Ask:
         """The ask that settles it; what is not said of a field was not spent."""

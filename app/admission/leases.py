@@ -105,10 +105,10 @@ class Leases:
         self._metrics = metrics
         self._logs = logs
 
-    def named(self, text: str, key: str | None) -> LeaseName | None:
-        """Return what the name of a lease says; None if this key has no such lease."""
+    def named(self, text: str, key: str | None, created_ms: int | None = None) -> LeaseName | None:
+        """Return what the name of a lease says; None if it is not a lease of this key, created then."""
         name = unseal(text, self._secret())
-        return name if name is not None and name.key == key else None
+        return name if name is not None and name.is_of(key, created_ms) else None
 
     async def take(
         self, wish: Ask, lease_ms: int, settlements: Sequence[Settlement], caller: Caller
@@ -267,7 +267,8 @@ class Leases:
 
     def _name(self, lease: bytes, ask: Ask, granted: dict[str, float], caller: Caller, *, holds: bool) -> str:
         names = (ask.principal, ask.client_id, ask.ip, ask.broker, ask.listener)
-        return seal(LeaseName(lease, caller.key, names, granted, holds), self._secret())
+        made = LeaseName(lease, caller.key, names, granted, holds, caller.key_created_ms)
+        return seal(made, self._secret())
 
 
 def count_lapses(metrics: Metrics, logs: Logs, ask: Ask, plan: Plan, answer: Answer) -> None:

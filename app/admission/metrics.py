@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
+import structlog
 from msgspec import MsgspecError, msgpack
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -30,6 +32,7 @@ from app.domain.binding import parts_of
 from app.domain.decision import Decision, Verdict
 from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, AppliedQuota
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
+from app.node.shortage import Resource, shortage_of
 from app.store.encoding import FILL, REMEMBERED
 from app.store.port import Memory
 
@@ -44,6 +47,11 @@ GONE_S: Final = 5.0
 WRITE_EVERY_S: Final = 1.0
 PAUSE_FACTOR: Final = 3.0
 """The pause after rendering a page, as a multiple of the time that it took."""
+
+LOG_SHORTAGE_EVERY_S: Final = 10.0
+"""How often a shortage is logged while it lasts, for each resource."""
+
+log: Final = structlog.get_logger("quotagate")
 
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
 
@@ -73,6 +81,7 @@ class Metrics:
             empties it at start. None if there is only one process.
         clock: the host's monotonic clock, in seconds.
         catalog_away: returns whether the catalog cannot be reached.
+        draining: returns whether the process is stopping.
         waiting: returns how many asks wait for a store call.
         volumes: returns the status of the throttle factor and the volumes.
         logged: the decision log.
@@ -88,6 +97,7 @@ class Metrics:
         folder: Path | None = None,
         clock: Callable[[], float] = monotonic,
         catalog_away: Callable[[], bool] = lambda: False,
+        draining: Callable[[], bool] = lambda: False,
         waiting: Callable[[], int] = lambda: 0,
         volumes: Callable[[], ThrottlingStatus | None] = lambda: None,
         logged: DecisionLog | None = None,
@@ -98,11 +108,14 @@ class Metrics:
         self.observe_decision: Observe = self._counts.decision_seconds.observe
         self.observe_queue: Observe = self._counts.queue_seconds.observe
         self._catalog_away = catalog_away
+        self._draining = draining
         self._waiting = waiting
         self._volumes = volumes
         self._logged = logged
         self._clock = clock
         self._halve_at = clock() + HALF_LIFE_S
+        self._shortages_logged: dict[Resource, float] = {}
+        """When each shortage was last logged."""
         self._page: asyncio.Task[bytes] | None = None
         self._pauses_until = 0.0  # by the loop's clock
         self._file = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.counts"
@@ -225,8 +238,21 @@ class Metrics:
         self._counts.known_ids = ids
 
     def count_shed(self, cause: str) -> None:
-        """Count a request or connection that was shed."""
+        """Count a request that was shed."""
         _increment(self._counts.shed, cause)
+
+    def count_refused_connection(self, port: str, reason: str) -> None:
+        """Count a connection that was closed because of a bound, or because it asked nothing in time."""
+        refused = self._counts.refused_connections
+        refused[port, reason] = refused.get((port, reason), 0) + 1
+
+    def count_shortage(self, resource: Resource, error: Exception) -> None:
+        """Count something that failed because this process was short of a resource; log it now and then."""
+        _increment(self._counts.shortages, resource)
+        now = self._clock()
+        if now - self._shortages_logged.get(resource, -math.inf) >= LOG_SHORTAGE_EVERY_S:
+            self._shortages_logged[resource] = now
+            log.warning("this node is short of a resource", resource=resource, why=str(error))
 
     def count_unsent_answer(self) -> None:
         """Count an answer that could not be written to its connection."""
@@ -332,16 +358,25 @@ class Metrics:
         finally:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
-            self.write()
+            with contextlib.suppress(OSError):
+                self.write()
 
     async def _write_on(self) -> None:
         while True:
-            self.write()
+            try:
+                self.write()
+            except OSError as error:  # the file stays as it was, and is written again
+                resource = shortage_of(error)
+                if resource is None:
+                    log.warning("the counts of this process cannot be written", why=str(error))
+                else:
+                    self.count_shortage(resource, error)
             await asyncio.sleep(WRITE_EVERY_S)
 
     def _update(self) -> ThrottlingStatus | None:
         """Update the counts that are kept elsewhere, and return the status of the factor."""
         self._counts.catalogs_away = int(self._catalog_away())
+        self._counts.draining = int(self._draining())
         self._counts.queue_asks = self._waiting()
         throttling = self._volumes()
         self._counts.factor_fallbacks = throttling.fallbacks if throttling else 0
@@ -357,6 +392,7 @@ class Metrics:
                     its = msgpack.decode(file.read_bytes(), type=Counts)
                     if its.written_at < now - GONE_S:
                         its.stores_away, its.store_faults, its.catalogs_away, its.queue_asks = 0, set(), 0, 0
+                        its.draining = 0
                         its.known_ids = 0
                     total.add(its)
         quiet = now - QUIET_S

@@ -22,6 +22,7 @@ from app.admission.metrics import Metrics
 from app.admission.queue import Group
 from app.admission.spread import Came, Phase, SlotPlan, Steps, decide, groups_in, is_refusal
 from app.domain.slots import SlotGroups, slot_of, slot_of_tag
+from app.node.shortage import Resource
 from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
 from app.store.encoding import decode_answer, merged_answer, no_answer, release_plan, undo_plan
 from app.store.keys import retry_key, short
@@ -51,6 +52,9 @@ class _PrimaryMetrics:
 
     def count_failure(self, reason: str) -> None:
         self._metrics.count_failure(reason)
+
+    def count_shortage(self, resource: Resource, error: Exception) -> None:
+        self._metrics.count_shortage(resource, error)
 
     def set_store_state(self, *, away: bool, faults: Sequence[str]) -> None:  # noqa: ARG002
         self._changed()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from asyncio import sleep
+from asyncio import sleep, to_thread
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -154,11 +154,12 @@ class Throttling(FactorSource):
             StoreError: the store did not answer; the observation may have been written.
         """
 
-        def judged(reading: Reading) -> FactorState:
+        async def judged(reading: Reading) -> FactorState:
             self._take(reading)
             self._note(at_ms)  # note the factor in force until now, such as a fallback
             now_ms = self.now_ms(at_ms)
-            return after_observation(self._state or start_state(now_ms, self.rules), seen, now_ms, self.rules)
+            state = self._state or start_state(now_ms, self.rules)
+            return await to_thread(after_observation, state, seen, now_ms, self.rules)
 
         async with self._turn:
             outcome, state = await change(self._record, judged)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,15 @@ from app.catalog.deployment import agree_on_debt, agree_on_secret
 from app.catalog.errors import PreconditionError, QuotasNotFoundError
 from app.catalog.port import EVERYTHING, Changes, QuotaRow, QuotaSource
 from app.catalog.snapshot import Snapshot, SnapshotChange
-from app.catalog.sql import ROWS_AT_ONCE, Origin, PastChange, Rows, Sql, WriteResult, definitions_of
+from app.catalog.sql import (
+    Origin,
+    PastChange,
+    Rows,
+    Sql,
+    WriteResult,
+    definitions_of,
+    in_parts,
+)
 from app.catalog.turns import DatabaseTurns, within
 from app.domain.entity import Entity
 from app.domain.ladder import covering_defaults
@@ -272,29 +279,31 @@ class Catalog:
             PreconditionError: the conditions do not hold.
             CatalogUnavailableError: the database cannot be reached.
         """
-        names = {str(entity): entity for entity in edits}
+        names = {str(entity): entity async for entity in in_parts(edits)}
 
         async def decide(rows: Rows, version: int) -> list[QuotaRow]:
             if not conditions.hold(version - 1):
                 raise PreconditionError(f"the catalog is at version {version - 1}")
             written: list[QuotaRow] = []
-            for place, (name, entity) in enumerate(names.items()):
-                if place % ROWS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+            async for name, entity in in_parts(names.items()):
                 now = {row.quota: row.definition for row in rows.get(name, ())}
                 edited = {key: new for key, new in edits[entity].items() if new != now.get(key)}
                 written += self._rows(entity, edited, rows, version)
             return written
 
         async def write(until: float) -> ChangeResult:
-            defaults = {str(default) for entity in edits for default in covering_defaults(entity)}
+            defaults = {
+                str(default) async for entity in in_parts(edits) for default in covering_defaults(entity)
+            }
             writing = await self.database.write(
                 [*names], sorted(defaults.difference(names)), decide, origin, until, keep
             )
             if keep:
                 await self._apply(writing, origin)
             before = {
-                (row.entity, row.quota): row.definition for rows in writing.before.values() for row in rows
+                (row.entity, row.quota): row.definition
+                async for rows in in_parts(writing.before.values())
+                for row in rows
             }
             return ChangeResult(
                 writing.version,
@@ -306,7 +315,7 @@ class Catalog:
                         row.definition,
                         emptied=row.definition is not None and row.epoch == row.version,
                     )
-                    for row in writing.written
+                    async for row in in_parts(writing.written)
                 ],
             )
 
@@ -343,7 +352,7 @@ class Catalog:
         # The version waits for the follower, which may first have to read the changes of other nodes.
         changes = await self._changes(writing.written)
         self.snapshot = self.snapshot.apply(self.snapshot.version, changes)
-        for name in {row.entity: None for row in writing.written}:
+        async for name in in_parts({row.entity: None for row in writing.written}):
             before, after = definitions_of(writing.before[name]), definitions_of(writing.after[name])
             self._changed(name, before, after, origin.who, writing.version)
 
@@ -412,9 +421,7 @@ class Catalog:
     async def _changes(self, rows: Sequence[QuotaRow]) -> list[SnapshotChange]:
         """The snapshot changes that these rows make; with many rows, decisions can run in between."""
         changes: list[SnapshotChange] = []
-        for place, row in enumerate(rows, 1):
-            if place % ROWS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        async for row in in_parts(rows):
             try:
                 entity = Entity.parse(row.entity)
                 quota = (

@@ -222,7 +222,7 @@ def grant_of(key: Key) -> Grant:
     """
     scopes = frozenset(scope for scope in PERMISSIONS if scope in key.scopes)
     bound_to = tuple(Binding.parse(text) for text in key.bound_to)
-    return Grant(key.name, expand_scopes(scopes), bound_to, key.expires_ms)
+    return Grant(key.name, expand_scopes(scopes), bound_to, key.expires_ms, created_ms=key.created_ms)
 
 
 def _new_secret() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +36,7 @@ from app.catalog.port import Changes, QuotaRow
 from app.catalog.tables import CHANGES, QUOTAS, ROW, STATE
 from app.domain.matching import Filter
 from app.domain.quota_value import Definition
+from app.node.shortage import shortage_of
 
 STATEMENT_TIMEOUT_MS: Final = 5_000
 LOCK_TIMEOUT_MS: Final = 4_000
@@ -48,7 +49,7 @@ AWAY: Final = (SQLAlchemyError, OSError, TimeoutError)
 ROWS_AT_ONCE: Final = 200
 """How many rows to handle before letting decisions run."""
 
-PARTS: Final = {"yield_per": 2_000}
+PARTS: Final = {"yield_per": 500}
 """How many rows to read at once of a result that may be large."""
 
 T = TypeVar("T")
@@ -219,10 +220,10 @@ class Sql:
             rows = await _rows_of(connection, [*entities, *also_read])
             written = await decide(rows, version)
             before = {entity: rows.get(entity, []) for entity in entities}
-            after = _rewritten(before, written)
+            after = await _rewritten(before, written)
             if written:
-                there = {(row.entity, row.quota) for rows in before.values() for row in rows}
-                old = [row for row in written if (row.entity, row.quota) in there]
+                there = {(row.entity, row.quota) async for rows in in_parts(before.values()) for row in rows}
+                old = [row async for row in in_parts(written) if (row.entity, row.quota) in there]
                 for some in _parts(old):
                     gone = [{"of_entity": _hash(row.entity), "of_quota": row.quota} for row in some]
                     await connection.execute(_FORGET, gone)
@@ -271,7 +272,9 @@ class Sql:
     def _unavailable(self) -> Iterator[None]:
         try:
             yield
-        except AWAY as error:
+        except Exception as error:
+            if not isinstance(error, AWAY) and shortage_of(error) is None:
+                raise
             why = (str(error) or type(error).__name__).splitlines()[0]
             raise CatalogUnavailableError(f"the catalog at {self.name} is out of reach: {why}") from error
 
@@ -314,12 +317,20 @@ async def _rows_of(connection: AsyncConnection, entities: Sequence[str]) -> dict
     return by_entity
 
 
-def _rewritten(before: Rows, written: Sequence[QuotaRow]) -> Rows:
+async def in_parts(every: Iterable[T]) -> AsyncIterator[T]:
+    """Yield all of something, and let decisions run after each part of it."""
+    for place, each in enumerate(every, 1):
+        yield each
+        if place % ROWS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+
+async def _rewritten(before: Rows, written: Sequence[QuotaRow]) -> Rows:
     """The rows of entities after some of them are written."""
-    after = {entity: {row.quota: row for row in rows} for entity, rows in before.items()}
-    for row in written:
+    after = {entity: {row.quota: row for row in rows} async for entity, rows in in_parts(before.items())}
+    async for row in in_parts(written):
         after[row.entity][row.quota] = row
-    return {entity: [*rows.values()] for entity, rows in after.items()}
+    return {entity: [*rows.values()] async for entity, rows in in_parts(after.items())}
 
 
 def _parts(every: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -34,6 +34,7 @@ STATE: Final = Table(
     Column("hash_secret_fingerprint", String(64)),
     Column("keys_version", BigInteger, nullable=False, server_default="0"),
     Column("max_debt_ms", BigInteger),
+    Column("history_turn_ms", BigInteger),
 )
 """One row. Every transaction that writes quotas begins by adding 1 to ``version``, and every transaction that
 writes keys by adding 1 to ``keys_version``, so writers take turns."""
@@ -79,7 +80,8 @@ CHANGES: Final = Table(
     Column("reason", Text),
     Index(None, "entity_hash", "id"),
 )
-"""Who changed what, when and why. NULL in ``before`` is a creation, NULL in ``after`` a removal."""
+"""Who changed what, when and why. NULL in ``before`` is a creation, NULL in ``after`` a removal. Old changes
+are dropped, if the settings say so; see ``app/catalog/history.py``."""
 
 KEYS: Final = Table(
     "keys",

@@ -12,11 +12,14 @@ class Caller(NamedTuple):
     """The sender of a request.
 
     Attributes:
-        key: the name of its API key, or None. For kept answers, all callers without a key are one caller.
+        key: the name of its API key, or None. For kept answers, all callers without a key are one caller, and
+            so are keys of one name.
         turn: the name under which it takes turns: its key, or its address (IPv6 by /64).
         bound_to: the entities its key may ask for; empty means any.
         came_at: when the whole request had arrived, by the monotonic clock; 0 if not measured.
         is_gone: whether it has disconnected.
+        key_created_ms: when its key was created, which tells it from a later one of the same name; see
+            ``Grant``.
     """
 
     key: str | None = None
@@ -24,6 +27,7 @@ class Caller(NamedTuple):
     bound_to: tuple[Binding, ...] = ()
     came_at: float = 0.0
     is_gone: Callable[[], bool] = lambda: False
+    key_created_ms: int | None = None
 
 
 ANYONE: Final = Caller()

@@ -40,6 +40,10 @@ COMBINATIONS: Final = frozenset(
 """The sets of types that an entity can have."""
 
 MAX_NAME_BYTES: Final = 512
+LONGEST_SPELLED: Final = 3 * MAX_NAME_BYTES
+"""The longest percent-encoded name, in characters."""
+LONGEST_ADDRESS: Final = 45
+"""The longest address: an IPv6 one whose end is written like an IPv4 one."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _UNRESERVED: Final = re.compile(r"[A-Za-z0-9_.~-]*")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -129,6 +133,11 @@ def spell(name: Name) -> str:
     return name if _UNRESERVED.fullmatch(name) else quote(name, safe="")
 
 
+def has_control_characters(text: str) -> bool:
+    """Whether a text has one of U+0000-001F and U+007F-009F."""
+    return _CONTROL.search(text) is not None
+
+
 def check_name(name: str) -> str | None:
     """What is wrong with a name (1-512 bytes of UTF-8, no control characters), or None."""
     try:
@@ -139,7 +148,7 @@ def check_name(name: str) -> str | None:
         return f"must be at most {MAX_NAME_BYTES} bytes of UTF-8"
     if size == 0:
         return "must not be empty"
-    if _CONTROL.search(name):
+    if has_control_characters(name):
         return "must not hold control characters (U+0000-001F, U+007F-009F)"
     return None
 
@@ -156,7 +165,7 @@ def normalise_ip(text: str) -> str:
     if "%" in text:
         raise EntityError("must be an address without a zone")
     try:
-        address = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text[: LONGEST_ADDRESS + 1])
     except ValueError:
         raise EntityError("must be an IPv4 or IPv6 address, not a host name") from None
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
@@ -181,6 +190,8 @@ def decode_name(type_: str, spelled: str) -> str:
     Raises:
         EntityError: it is wrongly escaped, or not UTF-8.
     """
+    if len(spelled) > LONGEST_SPELLED:
+        raise EntityError(f"{type_} must be at most {MAX_NAME_BYTES} bytes of UTF-8")
     if _BAD_ESCAPE.search(spelled):
         raise EntityError(f"{type_}: a percent sign is written %25")
     try:

@@ -25,6 +25,8 @@ class Grant:
         name: the name of the API key; None without one.
         bound_to: the entities that the caller may ask for; empty means any.
         principal: the one in the caller's certificate, used for asks that name none.
+        created_ms: when its key was created, by the clock of the node that created it. Rotation keeps it, so
+            it tells a key from a later one of the same name. None for the admin key and without a key.
         until_ms: when the grant ends, by the node's clock.
         is_unrestricted: whether the caller may ask for any entity, and its asks are taken as they are.
     """
@@ -34,6 +36,7 @@ class Grant:
     bound_to: tuple[Binding, ...] = ()
     until_ms: int | None = None
     principal: str | None = None
+    created_ms: int | None = None
     is_unrestricted: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

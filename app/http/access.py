@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from starlette.types import Scope
 
+from app.admission.errors import OverloadedError
 from app.domain.ask import Ask
 from app.domain.errors import OutOfBoundsError
 from app.domain.grant import EVERYTHING, Grant, Permission
@@ -33,6 +34,9 @@ REMEMBERED_ADDRESSES: Final = 4096
 """Each address takes at most about 110 bytes, so a cache of them stays below a megabyte."""
 LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 ALLOWED_HOSTS: Final = ("localhost",)
+
+STARTING: Final = "starting"
+"""The cause for which requests are shed while neither keys nor quotas are loaded."""
 
 ADMINISTERED: Final = "/v1/"
 ADMINS_ALONE: Final = ("/v1/keys", "/v1/volumes:drill")
@@ -89,6 +93,7 @@ class Access:
         allowed_hosts: host names that callers over loopback may use without a key, besides addresses.
         failed: called with the reason whenever access is refused.
         now_ms: the node's clock, by which keys expire.
+        is_starting: whether neither keys nor quotas are loaded yet, so that nobody can be judged.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Access:
         allowed_hosts: Collection[str] = ALLOWED_HOSTS,
         failed: Callable[[str], None] = lambda _reason: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        is_starting: Callable[[], bool] = lambda: False,
     ) -> None:
         self._admin = sha256(admin_key.encode()).digest()
         self._admin_grant = Grant(ADMIN, EVERYTHING)
@@ -109,6 +115,7 @@ class Access:
         self._failed = failed
         self._refusals = Refusals()
         self._now_ms = now_ms
+        self._is_starting = is_starting
         self._slowdown = Slowdown()
         self._by_address = lru_cache(REMEMBERED_ADDRESSES)(lambda address: is_in(address, self._open_to))
 
@@ -117,6 +124,7 @@ class Access:
 
         Raises:
             ProblemError: 401 for an invalid key, even if none is needed.
+            OverloadedError: the process is starting, so keys are not known yet.
         """
         if sent := [value for name, value in scope["headers"] if name == b"authorization"]:
             grant = self._with_key(sent, scope)
@@ -194,8 +202,10 @@ class Access:
 
         Raises:
             ProblemError: as ``require``.
+            OverloadedError: the process is starting.
         """
         if wanted in caller.scopes:
+            self._require_start()
             return
         if caller.name is None:
             raise self._key_needed(f"a key with the scope {wanted}")
@@ -253,7 +263,12 @@ class Access:
         """
         return self.require_key(scope).name or ADMIN
 
+    def _require_start(self) -> None:
+        if self._is_starting():
+            raise OverloadedError(STARTING)
+
     def _with_key(self, sent: list[bytes], scope: Scope) -> Grant:
+        self._require_start()
         scheme, _, key = sent[0].partition(b" ")
         key = key.strip(b" ")
         _ADDRESS.set(_address(scope))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -16,22 +17,27 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 import app
-from app.admission.caller_clock import CallerClock
+from app.admission.caller_clock import CallerClock, CallerTime
+from app.admission.errors import OverloadedError
+from app.admission.leases import Leases
 from app.admission.metrics import Metrics
 from app.admission.port import Decider
 from app.admission.slices import Slices
+from app.domain.grant import Grant
 from app.domain.quota_value import pointer
 from app.http import check, console, decisions, documents, health, openapi
-from app.http.access import ADMINISTERED, Access, scope_of
+from app.http.access import ADMINISTERED, LEASES, NOBODY, Access, scope_of
 from app.http.check import Check, CheckRoute
 from app.http.check_question import Sources
 from app.http.decisions import DecisionRoutes
 from app.http.health import Readiness
 from app.http.hot import HotRoute, PlainRoute, failure, refuse
-from app.http.intake import Intake
+from app.http.intake import BodyBytes, Intake
+from app.http.leases import LeaseRoute, LeaseRoutes
 from app.http.outbox import Outbox
-from app.http.problems import FieldError, ProblemError, unprocessable
+from app.http.problems import FieldError, ProblemError, away, overloaded, retry_ms, unprocessable
 from app.http.static import StaticPage, Turnstile
+from app.http.strict import TAKE
 from app.http.wire import Clock
 
 OPEN: Final = frozenset({"/health/live", "/health/ready", "/metrics"})
@@ -51,24 +57,43 @@ def create_app(
     ready: Callable[[], Readiness],
     metrics: Metrics,
     slices: Slices | None = None,
+    intake: Intake | None = None,
+    leases: Leases | None = None,
+    time: CallerTime | None = None,
     lifespan: Lifespan | None = None,
 ) -> Front:
-    """Return the application of one process; under the caller's clock ``admission`` is a ``CallerClock``."""
-    hot = DecisionRoutes(admission, access, clock, Slices() if slices is None else slices)
-    intake = Intake()
+    """Return the application of one process; under the caller's clock ``admission`` is a ``CallerClock``.
+
+    Args:
+        intake: the waiting bodies of all callers; also those of Envoy.
+        leases: grants leases; without it there are no routes of leases.
+        time: notes the times of asks for leases, under the caller's clock.
+    """
+    slices = Slices() if slices is None else slices
+    intake = Intake() if intake is None else intake
+    hot = DecisionRoutes(admission, access, clock, slices)
     now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
     gateways = Check(admission, sources, now_ms, metrics.count_shed)
     api = administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan)
+    routes: dict[str, PlainRoute] = {
+        decisions.ONE: HotRoute(hot.one, access, metrics.count_shed, intake, hot.begin),
+        decisions.BATCH: HotRoute(hot.batch, access, metrics.count_shed, intake),
+        check.PATH: CheckRoute(gateways, access, metrics.count_shed),
+    }
+    below: dict[str, PlainRoute] = {}
+    if leases is not None:
+        by_lease = LeaseRoutes(leases, access, clock, slices, time)
+        routes[LEASES] = LeaseRoute("POST", by_lease.take, access, metrics.count_shed, intake)
+        below[LEASES] = LeaseRoute("DELETE", by_lease.end, access, metrics.count_shed, intake)
     return Front(
-        {
-            decisions.ONE: HotRoute(hot.one, access, metrics.count_shed, intake, hot.begin),
-            decisions.BATCH: HotRoute(hot.batch, access, metrics.count_shed, intake),
-            check.PATH: CheckRoute(gateways, access, metrics.count_shed),
-        },
+        routes,
+        below,
         static_pages(api),
         api,
         access,
         Outbox(metrics.count_unsent_answer),
+        metrics.count_shed,
+        ready,
     )
 
 
@@ -81,7 +106,7 @@ def administration(
     )
     for router in routers:
         api.include_router(router)
-    for kind in (ProblemError, HTTPException, RequestValidationError, Exception):
+    for kind in (ProblemError, OverloadedError, HTTPException, RequestValidationError, Exception):
         api.add_exception_handler(kind, _answer)
     document = openapi.document_of(api, clock, sources)
     api.openapi = lambda: document  # type: ignore[method-assign]
@@ -102,21 +127,39 @@ def static_pages(api: FastAPI) -> dict[str, StaticPage]:
 class Front:
     """Sends each request to a hot route, to static content, or to FastAPI, after checking the key.
 
+    Args:
+        shed: called with the cause whenever a request is shed.
+
     Attributes:
         hot: the hot routes by path; the lane answers their ordinary requests itself.
-        outbox: for these answers.
+        below: the hot routes whose paths have one more segment, a name.
+        outbox: for answers of the lane.
+        bodies: the waiting bodies of administration. They have bounds of their own, so that callers cannot
+            keep administrators out.
+        ready: what the readiness of the process depends on, now.
+        drained: to be called when the process begins to stop.
+        short: to be called with the ``OSError`` when the kernel has no room for a connection.
     """
 
     def __init__(
         self,
         hot: Mapping[str, PlainRoute],
+        below: Mapping[str, PlainRoute],
         same: Mapping[str, StaticPage],
         rest: FastAPI,
         access: Access,
         outbox: Outbox,
+        shed: Callable[[str], None],
+        ready: Callable[[], Readiness],
     ) -> None:
         self.hot = hot
+        self.below = below
+        self.ready = ready
+        self.drained: Callable[[], None] = lambda: None
+        self.short: Callable[[OSError], None] = lambda _error: None
         self.outbox = outbox
+        self.bodies = Intake()
+        self._shed = shed
         self._same = same
         self._rest = rest
         self._access = access
@@ -129,22 +172,32 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
-        elif hot := self.hot.get(scope["path"]):
+        elif hot := self.hot_route(scope["path"]):
             await hot(scope, receive, send)
         else:
             await self._guarded(scope, receive, send)
+
+    def hot_route(self, path: str) -> PlainRoute | None:
+        """Return the hot route of a path; None if it has none."""
+        if route := self.hot.get(path):
+            return route
+        above, _, name = path.rpartition("/")
+        return self.below.get(above) if name else None
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             same = self._same.get(scope["path"])
             if same is not None or scope["path"] in OPEN:
-                self._access.caller(scope)  # a key that is sent must be valid, even if none is needed
+                grant = self._grant_where_none_is_needed(scope)
             elif scope["path"].startswith(ADMINISTERED):
-                self._access.require(scope, scope_of(scope["method"], scope["path"]))
+                grant = self._access.require(scope, scope_of(scope["method"], scope["path"]))
             else:
-                self._access.require_key(scope)
+                grant = self._access.require_key(scope)
         except ProblemError as problem:
             await refuse(problem, scope, send)
+            return
+        except OverloadedError:
+            await refuse(starting(), scope, send)
             return
         if same is not None:
             await self._turnstile.wait()
@@ -153,9 +206,36 @@ class Front:
         if scope["method"] == "HEAD":  # like GET; the server drops the body
             scope = {**scope, "method": "GET"}
         try:
-            await self._rest(scope, receive, send)
+            sender = self._access.sender(grant, scope)
+            with self.bodies.request(sender.turn) as taken:
+                scope[TAKE] = partial(self._take, taken)
+                await self._rest(scope, receive, send)
         except Exception:  # already answered; Starlette raises it again so that it can be logged
             log.exception("a request failed", path=scope["path"])
+
+    def _grant_where_none_is_needed(self, scope: Scope) -> Grant:
+        """Return the grant of a request; a key that is sent must be valid, once keys are known."""
+        try:
+            return self._access.caller(scope)
+        except OverloadedError:
+            return NOBODY
+
+    def _take(self, taken: BodyBytes, size: int) -> None:
+        """Count more bytes of a body of administration.
+
+        Raises:
+            ProblemError: 503, if too many are waiting.
+        """
+        try:
+            taken.add(size)
+        except OverloadedError as error:
+            self._shed(error.cause)
+            raise overloaded(retry_ms()) from None
+
+
+def starting() -> ProblemError:
+    """Return the 503 of a node that cannot judge a request yet."""
+    return away("The node is starting: it has not read keys and quotas yet.")
 
 
 async def _answer(request: Request, error: Exception) -> Response:
@@ -167,6 +247,8 @@ def _problem_of(request: Request, error: Exception) -> ProblemError:
     match error:
         case ProblemError():
             return error
+        case OverloadedError():
+            return starting()
         case HTTPException(status_code=status):
             details = {
                 404: "There is nothing at this path.",

@@ -68,7 +68,7 @@ def router(
 
     @routes.post(RESET, **schema.RESET)
     async def reset_bucket(request: Request) -> Response:
-        bucket, quota = _wanted(await read_json(request, JSON), buckets)
+        bucket, quota = await read_json(request, JSON, of=partial(_wanted, buckets))
         Parameters(request.scope).check()
         with needing_store(schema.AWAY):
             emptied, order = await buckets.reset(bucket, quota)
@@ -80,7 +80,7 @@ def router(
     return routes
 
 
-def _wanted(body: Any, buckets: Buckets) -> tuple[BucketName, str | None]:
+def _wanted(buckets: Buckets, body: Any) -> tuple[BucketName, str | None]:
     """Return the bucket and the quota key that a body names; null means every quota.
 
     Raises:

@@ -158,12 +158,16 @@ class Check:
             self._known.remove(question)
         return True
 
-    def finish(self, result: InFull | OverloadedError, question: Question) -> HttpAnswer:
+    def finish(self, result: InFull, query: bytes) -> HttpAnswer:
         """Return the answer to a question that was decided by a call."""
-        deny_status = _read(question[0], timed=False).deny_status
-        if isinstance(result, InFull):
-            return answer_to(result.decision, result.quotas, deny_status)
-        return self._shed_answer(result, deny_status)
+        return answer_to(result.decision, result.quotas, self._deny_status(query))
+
+    def refuse(self, error: OverloadedError, query: bytes) -> HttpAnswer:
+        """Return the answer to a check that was shed."""
+        return self._shed_answer(error, self._deny_status(query))
+
+    def _deny_status(self, query: bytes) -> int:
+        return _read(query, timed=self._now_ms is not None).deny_status
 
     def _plain(self, question: Question) -> KnownCheck | None:
         """Return what is made of a check, and remember it; None if it is not plain, or anything is wrong."""
@@ -269,9 +273,14 @@ class CheckRoute(PlainRoute):
         """Return the answer to a check for which ``begin`` called back; None if its caller has gone."""
         if isinstance(result, ReadyAnswer):
             return result
-        if isinstance(result, InFull | OverloadedError):
-            return self._check.finish(result, scope[QUESTION])
+        if isinstance(result, InFull):
+            return self._check.finish(result, scope["query_string"])
         return super().finish(result, scope)
+
+    def _of_error(self, error: Exception, scope: Scope) -> HttpAnswer | None:
+        if isinstance(error, OverloadedError):
+            return self._check.refuse(error, scope["query_string"])
+        return super()._of_error(error, scope)
 
 
 _read_remembered: Final = lru_cache(256)(read_query)  # at most a quarter of a megabyte of queries

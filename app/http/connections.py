@@ -1,68 +1,176 @@
-"""The limits on the connections of one process: in total, and per address."""
+"""The connections of one process, on all its ports: counted when they are accepted, and bounded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Final
+from operator import attrgetter
+from typing import Final, Literal
 
 from app.http.slowdown import source_of
 
 MOST: Final = 8_192
 MOST_OF_AN_ADDRESS: Final = 2_048
 
-TOO_MANY: Final = "connections"
-TOO_MANY_OF_AN_ADDRESS: Final = "connections_per_address"
-"""Causes, as in ``quotagate_shed_total``."""
+FIRST_REQUEST_S: Final = 10.0
+"""How long after it was accepted a connection's first request may take, TLS handshake included."""
+
+Port = Literal["http", "envoy"]
+Reason = Literal["process", "address", "timeout"]
+"""Why a connection was closed: the bound of the process, of its address, or no request in time."""
+
+_idle_since: Final = attrgetter("idle_since")
+
+
+class ClientConnection:
+    """One accepted connection.
+
+    Attributes:
+        address: the caller's IP address; empty for a unix socket.
+        source: the network that it counts for: its address, or for IPv6 the /64.
+        since: when it was accepted, by the loop's clock in seconds.
+        idle_since: since when it waits for its caller, by the loop's clock; ``math.inf`` while a complete
+            request is being answered.
+        abort: closes it at once.
+        time_out: ends it because its first request did not arrive in time; None: by ``abort``.
+    """
+
+    __slots__ = ("_connections", "abort", "address", "idle_since", "port", "since", "source", "time_out")
+
+    def __init__(self, connections: Connections, address: str, port: Port, since: float) -> None:
+        self._connections = connections
+        self.address = address
+        self.source = source_of(address)
+        self.port = port
+        self.since = self.idle_since = since
+        self.abort: Callable[[], None] = _nothing
+        self.time_out: Callable[[], None] | None = None
+
+    def asked(self) -> None:
+        """Note that its first request has arrived, for HTTP the head: its time is over."""
+        self._connections.unasked.pop(self, None)
+
+    def left(self) -> None:
+        """Stop counting it; only the first call counts."""
+        self._connections.remove(self)
 
 
 class Connections:
-    """Counts the connections of one process, and refuses those above a limit.
+    """Counts the connections of one process, and closes those above a bound.
 
     An IPv6 network of 64 bits counts as one address, since a caller may have any address in it.
 
     Args:
-        most: the limit of the process.
-        most_of_an_address: the limit of one address.
+        most: the bound of the process.
+        most_of_an_address: the bound of one address.
 
     Attributes:
-        shed: called with the cause of each refused connection.
+        refused: called with port and reason whenever a connection is closed for one of these reasons.
+        open: how many there are.
+        unasked: the connections whose first request has not arrived, in the order of their acceptance.
     """
 
     def __init__(self, most: int = MOST, most_of_an_address: int = MOST_OF_AN_ADDRESS) -> None:
         self._most = most
         self._most_of_an_address = most_of_an_address
-        self._open = 0
-        self._by_source: dict[str, int] = {}
-        self.shed: Callable[[str], None] = lambda _cause: None
+        self.open = 0
+        self._by_source: dict[str, dict[ClientConnection, None]] = {}
+        # How many connections a source has, and the sources that have so many: the largest is found at once.
+        self._by_count: dict[int, dict[str, None]] = {}
+        self._largest = 0
+        self.unasked: dict[ClientConnection, None] = {}
+        self.refused: Callable[[Port, Reason], None] = lambda _port, _reason: None
 
-    def enter(self, address: str) -> bool:
-        """Count a new connection; return False, and do not count it, if it is above a limit.
+    def accept(self, address: str, port: Port, now: float) -> ClientConnection | None:
+        """Count a new connection; return None if it must be closed instead.
+
+        At the bound of the process, the longest idle connection of the address that holds most is closed in
+        its place. If that address has no idle one, a busy one is closed for an address that has fewer.
 
         >>> connections = Connections(3, 2)
-        >>> [connections.enter(address) for address in ("10.0.0.7", "10.0.0.7", "10.0.0.7", "10.0.0.8")]
-        [True, True, False, True]
-        >>> connections.enter("10.0.0.9")
-        False
-        >>> connections.leave("10.0.0.7")
-        >>> connections.enter("10.0.0.9")
+        >>> held = [connections.accept(address, "http", 0.0) for address in ("10.0.0.7", "10.0.0.7")]
+        >>> connections.accept("10.0.0.7", "http", 1.0) is None
         True
+        >>> held[0].abort = lambda: print("closed")
+        >>> others = [connections.accept(address, "http", 1.0) for address in ("10.0.0.8", "10.0.0.9")]
+        closed
+        >>> connections.open, None in others
+        (3, False)
         """
-        source = source_of(address)
-        held = self._by_source.get(source, 0)
-        if self._open >= self._most:
-            self.shed(TOO_MANY)
-        elif held >= self._most_of_an_address:
-            self.shed(TOO_MANY_OF_AN_ADDRESS)
-        else:
-            self._open += 1
-            self._by_source[source] = held + 1
-            return True
-        return False
+        new = ClientConnection(self, address, port, now)
+        held = self._held(new.source)
+        if held >= self._most_of_an_address:
+            self.refused(port, "address")
+            return None
+        if self.open >= self._most and not self.make_room(held):
+            self.refused(port, "process")
+            return None
+        self.open += 1
+        held = self._held(new.source)  # the one that made room may be of the same address
+        self._recount(new.source, held, held + 1)
+        self._by_source.setdefault(new.source, {})[new] = self.unasked[new] = None
+        return new
 
-    def leave(self, address: str) -> None:
-        """Stop counting a connection that has ended."""
-        source = source_of(address)
-        self._open -= 1
-        self._by_source[source] -= 1
-        if not self._by_source[source]:
-            del self._by_source[source]
+    def make_room(self, held: int = 0) -> bool:
+        """Close one connection of the address that holds most; return False if none is closed.
+
+        Args:
+            held: how many connections the address has for which room is made. A busy connection is closed
+                only if the other address has at least two more, so that two addresses never take turns.
+        """
+        if not self._largest:
+            return False
+        source = next(iter(self._by_count[self._largest]))
+        victim = min(self._by_source[source], key=_idle_since)
+        if victim.idle_since == math.inf and self._largest < held + 2:
+            return False
+        self.refused(victim.port, "process")
+        self.remove(victim)
+        victim.abort()
+        return True
+
+    def time_out(self, now: float, most: int) -> None:
+        """End the connections whose first request is late, at most so many of them.
+
+        Args:
+            now: the loop's clock.
+        """
+        for late in [one for one, _ in zip(self.unasked, range(most), strict=False) if is_late(one, now)]:
+            del self.unasked[late]
+            self.refused(late.port, "timeout")
+            (late.time_out or late.abort)()
+
+    def remove(self, connection: ClientConnection) -> None:
+        """Stop counting a connection, unless it is not counted any more."""
+        held = self._by_source.get(connection.source)
+        if held is None or connection not in held:
+            return
+        self.unasked.pop(connection, None)
+        self.open -= 1
+        self._recount(connection.source, len(held), len(held) - 1)
+        del held[connection]
+        if not held:
+            del self._by_source[connection.source]
+
+    def _held(self, source: str) -> int:
+        return len(self._by_source.get(source, ()))
+
+    def _recount(self, source: str, before: int, after: int) -> None:
+        if before:
+            sources = self._by_count[before]
+            del sources[source]
+            if not sources:
+                del self._by_count[before]
+        if after:
+            self._by_count.setdefault(after, {})[source] = None
+        if after > self._largest or (before == self._largest and before not in self._by_count):
+            self._largest = after
+
+
+def is_late(connection: ClientConnection, now: float) -> bool:
+    """Whether the time for the first request of a connection is over."""
+    return now >= connection.since + FIRST_REQUEST_S
+
+
+def _nothing() -> None:
+    """Close nothing: the socket has no protocol yet."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from app.admission.plain import PlainAsk
 from app.admission.port import Decider
-from app.admission.slices import STRIDE, Slices, Work, step, weight_of
+from app.admission.slices import STRIDE, Slices, Work, weight_of
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.domain.decision import Decision
@@ -24,6 +24,7 @@ from app.http.wire import (
     encode_decision,
     encode_decisions,
     read_ask,
+    require_few_values,
     split_batch,
 )
 
@@ -55,7 +56,7 @@ class DecisionRoutes:
             self._access.demand(grant, "decide")
             ask = known.ask
         else:
-            ask = await self._slices.run(caller.turn, step(lambda: self._read(body, grant)))
+            ask = await self._slices.run(caller.turn, self._read(body, grant))
         try:
             (decision,) = await self._admission.decide((ask,), caller)
         except OutOfBoundsError as outside:
@@ -97,10 +98,14 @@ class DecisionRoutes:
             raise self._access.shared(grant, outside, f"/asks/{outside.place}") from None
         return await self._slices.run(caller.turn, encode_decisions(decisions))
 
-    def _read(self, body: bytes, grant: Grant) -> Ask | PlainAsk:
+    def _read(self, body: bytes, grant: Grant) -> Work[Ask | PlainAsk]:
         """Return the ask in a body that is not known; remember the body if the ask is plain."""
+        require_few_values(body)
         ask = self._read_valid(body, grant)
-        return self._allowed(decode_ask(body, self._clock), grant, "") if ask is None else ask
+        if ask is None:
+            yield
+            ask = self._allowed(decode_ask(body, self._clock), grant, "")
+        return ask
 
     def _read_valid(self, body: bytes, grant: Grant) -> Ask | PlainAsk | None:
         """Return the ask in a body as ``_read`` does; None if it may be invalid."""
@@ -120,8 +125,10 @@ class DecisionRoutes:
 
     def _read_batch(self, body: bytes, grant: Grant) -> Work[Sequence[Ask | PlainAsk]]:
         """Return the asks of a batch."""
+        require_few_values(body)
         if grant.is_unrestricted and (asks := (yield from self._read_quickly(body, grant))):
             return asks
+        yield
         sent = yield from decode_batch(body, self._clock)
         return [self._allowed(ask, grant, f"/asks/{place}") for place, ask in enumerate(sent)]
 

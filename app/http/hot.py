@@ -192,8 +192,67 @@ class PlainRoute(abc.ABC):
         return problem_answer(failure(), scope)
 
 
-class HotRoute(PlainRoute):
-    """A path that takes POST, with a body, and answers with a body.
+class BodyRoute(PlainRoute):
+    """A path that takes one method, with a body that is counted by the intake, and answers with JSON.
+
+    Args:
+        method: the method.
+        intake: the waiting bodies of all callers.
+    """
+
+    def __init__(self, method: str, access: Access, shed: Callable[[str], None], intake: Intake) -> None:
+        super().__init__(access, shed)
+        self.method = method
+        self.intake = intake
+
+    @abc.abstractmethod
+    def judge(self, scope: Scope) -> Sender:
+        """Return the sender of a request, which may ask here.
+
+        Raises:
+            ProblemError: it may not.
+        """
+
+    @abc.abstractmethod
+    async def reply_to(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:
+        """Return the body of the answer to a whole request.
+
+        Raises:
+            ProblemError, OverloadedError, CallerGoneError: as ``respond``.
+        """
+
+    def is_ordinary(self, method: str, size: int) -> bool:
+        """Whether it has the method, and a body that is not too large."""
+        return method == self.method and size <= MAX_BODY
+
+    def identify(self, scope: Scope) -> Sender:
+        """Check the sender, then the method."""
+        sender = self.judge(scope)
+        if scope["method"] != self.method:
+            detail = f"This path takes {self.method}."
+            raise ProblemError(405, detail, headers={"Allow": self.method})
+        return sender
+
+    async def answered(self, scope: Scope, receive: Receive) -> HttpAnswer | None:
+        """Return the answer to the whole body."""
+        sender = scope[SENDER] = self.identify(scope)
+        with self.intake.request(sender.turn) as taken:
+            body = await _read(scope, receive, taken)
+            if body is None:
+                return None
+            return HttpAnswer(
+                HTTPStatus.OK, JSON, await self.reply_to(scope, body, sender, is_gone_of(scope))
+            )
+
+    async def respond(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone) -> HttpAnswer:
+        """Return the answer to a body."""
+        with self.intake.request(sender.turn) as taken:
+            taken.add(len(body))
+            return HttpAnswer(HTTPStatus.OK, JSON, await self.reply_to(scope, body, sender, is_gone))
+
+
+class HotRoute(BodyRoute):
+    """A path that takes POST, with a body that says everything.
 
     Args:
         answer: returns the answer to a body, or raises an error.
@@ -208,45 +267,16 @@ class HotRoute(PlainRoute):
         intake: Intake,
         begin: Begin | None = None,
     ) -> None:
-        super().__init__(access, shed)
+        super().__init__("POST", access, shed, intake)
         self._answer = answer
-        self._intake = intake
         self._begin = begin
 
-    def is_ordinary(self, method: str, size: int) -> bool:
-        """Whether it is a POST whose body is not too large."""
-        return method == "POST" and size <= MAX_BODY
-
-    def identify(self, scope: Scope) -> Sender:
-        """Check the sender, then the method."""
+    def judge(self, scope: Scope) -> Sender:
+        """Return the sender, which may decide or account: the body decides which of them is needed."""
         sender = self.access.asker(scope)
-        grant = sender.grant
-        if "account" not in grant.scopes:  # the body decides whether it is needed
-            self.access.demand(grant, "decide")
-        if scope["method"] != "POST":
-            raise ProblemError(405, "This path takes POST.", headers={"Allow": "POST"})
+        if "account" not in sender.grant.scopes:
+            self.access.demand(sender.grant, "decide")
         return sender
-
-    async def answered(self, scope: Scope, receive: Receive) -> HttpAnswer | None:
-        """Return the answer to the whole body."""
-        sender = scope[SENDER] = self.identify(scope)
-        with self._intake.request(sender.turn) as taken:
-            body = await _read(scope, receive, taken)
-            if body is None:
-                return None
-            return await self._respond(body, sender, is_gone_of(scope))
-
-    async def respond(
-        self,
-        scope: Scope,  # noqa: ARG002  the body says everything
-        body: bytes,
-        sender: Sender,
-        is_gone: IsGone,
-    ) -> HttpAnswer:
-        """Return the answer to a body."""
-        with self._intake.request(sender.turn) as taken:
-            taken.add(len(body))
-            return await self._respond(body, sender, is_gone)
 
     def begin(
         self,
@@ -260,18 +290,26 @@ class HotRoute(PlainRoute):
         if self._begin is None or len(body) > UNCOUNTED:
             return False
         try:
-            if self._intake.total:  # else there is room for a small body
-                self._intake.require_room(sender.turn, len(body))
+            if self.intake.total:  # else there is room for a small body
+                self.intake.require_room(sender.turn, len(body))
             grant = sender.grant
-            caller = new_tuple(Caller, (grant.name, sender.turn, grant.bound_to, monotonic(), is_gone))
+            caller = new_tuple(
+                Caller, (grant.name, sender.turn, grant.bound_to, monotonic(), is_gone, grant.created_ms)
+            )
             return self._begin(body, grant, caller, then)
         except Exception as error:  # noqa: BLE001  it is an answer; an unexpected one is logged
             then(error)
             return True
 
-    async def _respond(self, body: bytes, sender: Sender, is_gone: IsGone) -> HttpAnswer:
-        answer = await self._answer(body, sender.grant, caller_of(sender, is_gone))
-        return HttpAnswer(HTTPStatus.OK, JSON, answer)
+    async def reply_to(
+        self,
+        scope: Scope,  # noqa: ARG002  the body says everything
+        body: bytes,
+        sender: Sender,
+        is_gone: IsGone,
+    ) -> bytes:
+        """Return the answer to a body."""
+        return await self._answer(body, sender.grant, caller_of(sender, is_gone))
 
 
 async def refuse(problem: ProblemError, scope: Scope, send: Send) -> None:
@@ -304,7 +342,7 @@ def failure() -> ProblemError:
 def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
     """Return the sender of a request that is complete now."""
     grant = sender.grant
-    return Caller(grant.name, sender.turn, grant.bound_to, monotonic(), is_gone)
+    return Caller(grant.name, sender.turn, grant.bound_to, monotonic(), is_gone, grant.created_ms)
 
 
 def ready_answer(decision: Decision) -> ReadyAnswer:

@@ -23,7 +23,17 @@ from app.domain.quota_value import pointer
 from app.http import keys_schema as schema
 from app.http.access import ADMIN, Access
 from app.http.admin import admin_router
-from app.http.problems import FieldError, ProblemError, Rule, away, faults, is_whole, must, unprocessable
+from app.http.problems import (
+    MAX_ERRORS,
+    FieldError,
+    ProblemError,
+    Rule,
+    away,
+    faults,
+    is_whole,
+    must,
+    unprocessable,
+)
 from app.http.query import Parameters
 from app.http.strict import JSON, answer, read_json
 
@@ -47,7 +57,7 @@ def router(keys: Keys, access: Access) -> APIRouter:
 
     @routes.post(PATH, **schema.CREATE)
     async def create_key(request: Request) -> Response:
-        wanted = wanted_of(await read_json(request, JSON))
+        wanted = await read_json(request, JSON, of=wanted_of)
         Parameters(request.scope).check()
         async with _refusals():
             key, secret = await keys.create(*wanted, _now_ms())
@@ -56,7 +66,7 @@ def router(keys: Keys, access: Access) -> APIRouter:
 
     @routes.post(ROTATE, **schema.ROTATE)
     async def rotate_key(request: Request, name: str) -> Response:
-        grace_ms = _grace_ms(await read_json(request, JSON) if _has_body(request) else {})
+        grace_ms = await read_json(request, JSON, of=_grace_ms) if _has_body(request) else 0
         Parameters(request.scope).check()
         async with _refusals():
             key, secret = await keys.rotate(name, grace_ms, _now_ms())
@@ -133,7 +143,7 @@ def _unknown(body: dict[str, Any], known: Iterable[str]) -> list[FieldError]:
 
 
 def _scopes(scopes: list[Any], errors: list[FieldError]) -> list[str]:
-    for place, scope in enumerate(scopes):
+    for place, scope in enumerate(scopes[:MAX_ERRORS]):  # longer lists have errors there
         if scope not in PERMISSIONS:
             errors.append(FieldError(f"/scopes/{place}", f"must be one of {', '.join(PERMISSIONS)}"))
         elif scope in scopes[:place]:

@@ -82,9 +82,9 @@ class KnownHead(NamedTuple):
 class KnownCycle(RequestResponseCycle):
     """A connection's requests with known heads, one after the other, where it expects one that was parsed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_alive: bool) -> None:
         self.disconnected = False
-        self.keep_alive = True
+        self.keep_alive = keep_alive
         self.message_event = _NEVER_AWAITED
         self.more_body = False
         self.response_complete = False
@@ -110,7 +110,7 @@ class LaneProtocol(Protocol):
         self._cost = 0
         self._starting: RequestResponseCycle | None = None
         self._is_receiving = False
-        self._known_cycle = KnownCycle()
+        self._known_cycle = KnownCycle(keep_alive=not self._drain.has_begun)
         self._asked: KnownHead | None = None
         """The newest request with a known head."""
         self._is_undisturbed = False
@@ -130,7 +130,7 @@ class LaneProtocol(Protocol):
             is_between = is_between or self._is_between_requests()
         if known is not None and known.size == len(data) and is_between:
             if known.route.access.renew(known.sender):
-                self._is_timed = False  # the answer takes as long as it takes
+                self._unset_keepalive_if_required()  # the answer takes as long as it takes
                 self._is_undisturbed = True
                 self._asked = known
                 self.cycle = self._answering = self._known_cycle
@@ -156,6 +156,12 @@ class LaneProtocol(Protocol):
         """Close when the answer has been sent."""
         self._disturb()
         super().shutdown()
+
+    def drain(self) -> None:
+        """Close with the next answer."""
+        self._disturb()
+        self._known_cycle.keep_alive = False
+        super().drain()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close, perhaps."""
@@ -228,7 +234,8 @@ class LaneProtocol(Protocol):
         self._outbox.add(self.transport, self._bytes_of(answer, keep_alive=True), self.loop)
         cycle.response_complete = True
         self.server_state.total_requests += 1
-        self._due = self.loop.time() + self.timeout_keep_alive
+        now = self._connection.idle_since = self.loop.time()
+        self._due = now + self.timeout_keep_alive
         self._is_timed = True
         if self.timeout_keep_alive_task is None:  # else it runs out before this and looks again
             self._wait_until(self._due)

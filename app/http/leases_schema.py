@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from app.http.access import LEASES
 from app.http.bodies import LeaseBody, LeaseRequestBody, SettledBody, SpentBody
 from app.http.problems import FieldError, ProblemError, overloaded, unprocessable
 from app.http.schema import (
@@ -14,6 +15,7 @@ from app.http.schema import (
     at_ms_parameter,
     body_of,
     components,
+    operation,
     route,
 )
 
@@ -58,8 +60,15 @@ TAKE: Final = route(
 )
 
 
-def end(*, timed: bool) -> Schema:
-    """Return the keyword arguments of the route that ends a lease; ``timed``: it takes ``at_ms``."""
+def paths(*, timed: bool) -> Schema:
+    """Return the paths of leases; ``timed``: under the caller's clock, where they take ``at_ms``."""
+    return {
+        LEASES: {"post": operation("take_lease", "Leases", "account", TAKE)},
+        f"{LEASES}/{{lease}}": {"delete": operation("end_lease", "Leases", "account", _end(timed=timed))},
+    }
+
+
+def _end(*, timed: bool) -> Schema:
     name: Schema = {
         "name": "lease",
         "in": "path",

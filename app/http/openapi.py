@@ -24,7 +24,7 @@ from app.http import (
 from app.http.access import scope_of
 from app.http.check_question import Sources
 from app.http.problems import FieldError, ProblemError, overloaded, unprocessable
-from app.http.schema import Schema, access_problems, components, problem_answers, ref
+from app.http.schema import KEY, Schema, access_problems, components, problem_answers, ref
 from app.http.wire import MAX_BODY, Clock
 
 DESCRIPTION: Final = """\
@@ -54,7 +54,6 @@ ABOUT: Final[Mapping[str, Any]] = {
 }
 """Arguments of ``FastAPI`` that describe the API."""
 
-KEY: Final = "key"
 KEY_DESCRIPTION: Final = (
     "The admin key, or a key made by POST /v1/keys. Each operation names the scope that it needs."
 )
@@ -113,6 +112,7 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
     document["paths"] = {
         **_hot_paths(),
         check.PATH: check_schema.item(sources, clock),
+        **leases_schema.paths(timed=clock == "caller"),
         **document["paths"],
     }
     schemas = _schemas(clock)

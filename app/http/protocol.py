@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
 
@@ -11,7 +12,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.http import host
-from app.http.connections import Connections
+from app.http.connections import ClientConnection
+from app.http.drain import DrainState
 from app.http.hot import IS_GONE
 from app.http.peer import PeerProtocol
 from app.http.problems import PROBLEM_JSON, ProblemError
@@ -20,6 +22,9 @@ MAX_HEAD: Final = 65_536
 """The most bytes of a request target and its header fields together."""
 PIECE: Final = 1_024
 """Bytes that are parsed in one step, except for bodies; all requests in them are accepted."""
+AT_ONCE: Final = 16 * PIECE
+"""How many bytes of such pieces are parsed in one turn of the event loop. Each header field and each chunk of
+a body takes about 2 us, and can have few bytes."""
 WAITING: Final = 8
 """Parsing stops while this many requests are queued."""
 BODY_RATE: Final = 65_536
@@ -79,16 +84,17 @@ class Protocol(PeerProtocol):
     - Invalid HTTP, or a head that is too large, is answered with a problem, after the responses to all
       earlier requests.
     - A request without a host, or with several, is invalid (RFC 9112, 3.2).
-    - Timeouts apply to a caller that connects and sends nothing, that does not finish a request, or that does
-      not read responses.
+    - Timeouts apply to a caller that does not finish a request, or that does not read responses. The first
+      head has its time from when the connection was accepted (``app.http.connections``).
     - While responses are sent, further requests are accepted. Queued requests, unparsed bytes and unread
       responses are all bounded.
     - An unneeded body, and bytes after the final response, are read up to a bound.
-    - A connection above the limit is closed without a response.
+    - While the process is stopping, each response ends its connection.
     - A half-closed client still gets its response; a disconnected one gets nothing.
 
     Args:
-        allowed: the limit of connections; None for no limit.
+        connection: the connection as it is counted.
+        drain: whether the process is stopping.
     """
 
     HEAD_S: ClassVar[float] = 10.0
@@ -102,9 +108,12 @@ class Protocol(PeerProtocol):
 
     flow: Flow
 
-    def __init__(self, *arguments: Any, allowed: Connections | None = None, **keywords: Any) -> None:
+    def __init__(
+        self, *arguments: Any, connection: ClientConnection, drain: DrainState, **keywords: Any
+    ) -> None:
         super().__init__(*arguments, **keywords)
-        self._allowed = allowed
+        self._connection = connection
+        self._drain = drain
         self._newest: RequestResponseCycle | None = None
         self._answering: RequestResponseCycle | None = None
         self._final_response: bytes | None = None  # once it is set, parsing stops
@@ -135,11 +144,7 @@ class Protocol(PeerProtocol):
         """Wait for a request, with the keep-alive timeout."""
         super().connection_made(transport)
         self.flow = Flow(transport, self.loop)
-        if self._allowed is not None and not self._allowed.enter(self._address):
-            self._allowed = None  # it did not count this connection
-            self._final_response = b""
-            transport.abort()
-            return
+        self._connection.time_out = self._time_out  # during a handshake there is no transport to end
         self._wait_until(self.loop.time() + self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
@@ -177,8 +182,7 @@ class Protocol(PeerProtocol):
         self._cancel_timer()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
-        if self._allowed is not None:
-            self._allowed.leave(self._address)
+        self._connection.left()
         self.pipeline.clear()
         self._unparsed = b""
         if self._answering is not None:
@@ -195,6 +199,12 @@ class Protocol(PeerProtocol):
         super().resume_writing()
         if not self._is_ending():
             self._parse()
+
+    def drain(self) -> None:
+        """End the connection with its next response."""
+        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.keep_alive = False
 
     def timeout_keep_alive_handler(self) -> None:
         """Handle a timeout, unless the deadline was moved or dropped since the timer was set."""
@@ -246,7 +256,10 @@ class Protocol(PeerProtocol):
                     self._refuse(WRONG_HOST)
                 self._hosts = hosts
             self._in_head = False
+            self._connection.asked()
             super().on_headers_complete()
+            if self._drain.has_begun:
+                self.cycle.keep_alive = False
             self._newest = self.cycle
             self._fields = self.headers
             self.headers = []  # for trailers, which are not headers
@@ -314,14 +327,17 @@ class Protocol(PeerProtocol):
         """Set the deadline. A timer that runs out before it stays, and is set again then: most never are."""
         self._due = due
         self._is_timed = True
+        if self._connection.idle_since == math.inf:
+            self._connection.idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None or self._wakes_at > due:
             self._cancel_timer()
             self._wakes_at = due
             self.timeout_keep_alive_task = self.loop.call_at(due, self.timeout_keep_alive_handler)
 
     def _unset_keepalive_if_required(self) -> None:
-        """Drop the deadline; the timer stays for the next one."""
+        """Drop the deadline, as no caller is waited for; the timer stays for the next one."""
         self._is_timed = False
+        self._connection.idle_since = math.inf
 
     def _cancel_timer(self) -> None:
         if self.timeout_keep_alive_task is not None:
@@ -342,11 +358,16 @@ class Protocol(PeerProtocol):
 
     def _parse(self) -> None:
         """Parse what fits the queue; while bytes are left, stop reading."""
-        data, at = self._unparsed, 0
+        data, at, small = self._unparsed, 0, 0
         self._refusal = NOT_HTTP
         try:
             while at < len(data) and len(self.pipeline) < WAITING and not self.flow.write_paused:
                 size = self._piece_size()
+                if size == PIECE:
+                    small += size
+                    if small > AT_ONCE:
+                        self.loop.call_soon(self._parse_on)
+                        break
                 if at or size < len(data):
                     piece = memoryview(data)[at : at + size]
                     at += len(piece)
@@ -364,6 +385,11 @@ class Protocol(PeerProtocol):
             self.flow.hold()
         elif self.flow.is_held and not self.flow.write_paused:
             self.flow.release()
+
+    def _parse_on(self) -> None:
+        """Parse more of what arrived, unless something else did."""
+        if self._unparsed and not self._is_ending() and not self.transport.is_closing():
+            self.data_received(b"")
 
     def _piece_size(self) -> int:
         """Return the size of the next piece; the rest of a body is one piece."""
@@ -439,9 +465,12 @@ class Protocol(PeerProtocol):
             if self.pipeline and self.pipeline[0][0] is newest:
                 self.pipeline.popleft()
 
-    @property
-    def _address(self) -> str:
-        return self.client[0] if self.client else ""
+    def _time_out(self) -> None:
+        """End: the head of the first request is late."""
+        if self._in_request:
+            self._end(TOO_SLOW)
+        else:
+            self.transport.abort()
 
     def _is_ending(self) -> bool:
         """Whether the final response is decided."""

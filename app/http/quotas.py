@@ -51,12 +51,10 @@ def router(
 
     async def change(request: Request, write: Write, *types: str) -> Response:
         """Make one change of an entity's quotas; it has a body if there are media types for it."""
-        bodies = [await read_json(request, *types)] if types else []
+        bodies = [await read_json(request, *types, of=_object)] if types else []
         entity = _entity(request.scope)
         async with refusals():
-            written = await write(
-                entity, *map(_object, bodies), origin_of(request, access), conditions_of(request)
-            )
+            written = await write(entity, *bodies, origin_of(request, access), conditions_of(request))
         if written.after is None:
             return Response(status_code=204)
         return _shown(written.after, 201 if written.before is None else 200)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -24,10 +25,6 @@ from app.http.query import Parameters
 from app.http.quotas_lists_schema import MAX_ALTERED, MAX_APPLIED
 from app.http.quotas_wire import conditions_of, origin_of, refusals
 from app.http.strict import JSON, answer, read_json
-
-AT_ONCE: Final = 100
-"""How many alterations to read before letting decisions run."""
-
 
 _LIST: Final = must("must be a list", lambda value: isinstance(value, list))
 _ALTERATION: Final = {
@@ -51,9 +48,9 @@ def add_routes(routes: APIRouter, catalog: Catalog, access: Access) -> None:
 
     async def read(request: Request, most: int) -> tuple[list[Alteration], bool]:
         """Return the alterations of a request, and whether to keep what they change."""
-        sent, validate_only = _structure(await read_json(request, JSON), most)
+        alterations, keep = await read_json(request, JSON, of=partial(_alterations, most, catalog.defaults))
         Parameters(request.scope).check()
-        return await _read(sent, catalog.defaults), not validate_only
+        return alterations, keep
 
     async def change(request: Request, good: list[Alteration], *, keep: bool) -> ChangeResult:
         edits = {each.entity: each.edits for each in good if each.entity is not None}
@@ -65,15 +62,14 @@ def add_routes(routes: APIRouter, catalog: Catalog, access: Access) -> None:
     async def alter_quotas(request: Request) -> Response:
         alterations, keep = await read(request, MAX_ALTERED)
         await change(request, [each for each in alterations if not each.errors], keep=keep)
-        return answer(schema.QuotaResultsBody(_results(alterations)))
+        return await asyncio.to_thread(_altered, alterations)
 
     @routes.post("/v1/quotas:apply", **schema.APPLY)
     async def apply_quotas(request: Request) -> Response:
         alterations, keep = await read(request, MAX_APPLIED)
         if errors := [error for each in alterations for error in each.errors]:
             raise unprocessable(*errors)
-        changed = await change(request, alterations, keep=keep)
-        return answer(schema.QuotaPlanBody(changed.version, [*map(_planned, changed.changes)]))
+        return await asyncio.to_thread(_applied, await change(request, alterations, keep=keep))
 
 
 def _structure(body: Any, most: int) -> tuple[list[dict[str, Any]], bool]:
@@ -95,20 +91,29 @@ def _structure(body: Any, most: int) -> tuple[list[dict[str, Any]], bool]:
     return body["alterations"], body.get("validate_only", False)
 
 
-async def _read(sent: list[dict[str, Any]], defaults: Defaults) -> list[Alteration]:
-    """Return every alteration with its errors, duplicated entities included."""
+def _alterations(most: int, defaults: Defaults, body: Any) -> tuple[list[Alteration], bool]:
+    """Return every alteration with its errors, duplicated entities included; and whether to keep them.
+
+    Together they name ``MAX_ERRORS`` errors, but at least one for each failure.
+
+    Raises:
+        ProblemError: 422 for a body with another structure.
+    """
+    sent, validate_only = _structure(body, most)
     found: list[Alteration] = []
+    left = MAX_ERRORS
     for place, each in enumerate(sent):
-        if place % AT_ONCE == 0:
-            await asyncio.sleep(0)
-        found.append(_alteration(each["entity"], each["quotas"], defaults, "alterations", place))
+        alteration = _alteration(each["entity"], each["quotas"], defaults, "alterations", place)
+        alteration.errors = alteration.errors[: max(1, left)]
+        left -= len(alteration.errors)
+        found.append(alteration)
     times = Counter(alteration.entity for alteration in found)
     for place, alteration in enumerate(found):
         entity = alteration.entity
         if entity is not None and times[entity] > 1:
             where = pointer("alterations", place, "entity")
             alteration.errors.insert(0, FieldError(where, f"{entity} is given {times[entity]} times"))
-    return found
+    return found, not validate_only
 
 
 def _alteration(spelled: str, quotas: dict[str, object], defaults: Defaults, *at: str | int) -> Alteration:
@@ -125,18 +130,22 @@ def _alteration(spelled: str, quotas: dict[str, object], defaults: Defaults, *at
     return found
 
 
+def _altered(alterations: list[Alteration]) -> Response:
+    return answer(schema.QuotaResultsBody(_results(alterations)))
+
+
+def _applied(changed: ChangeResult) -> Response:
+    return answer(schema.QuotaPlanBody(changed.version, [*map(_planned, changed.changes)]))
+
+
 def _results(alterations: list[Alteration]) -> list[schema.QuotaResult]:
-    """Return the results; together they name ``MAX_ERRORS`` errors, but at least one for each failure."""
     results = []
-    left = MAX_ERRORS
     for each in alterations:
         result = schema.QuotaResult(
             each.sent if each.entity is None else str(each.entity), ok=not each.errors
         )
         if each.errors:
-            named = each.errors[: max(1, left)]
-            left -= len(named)
-            result.problem = unprocessable(*named).structured()
+            result.problem = unprocessable(*each.errors).structured()
         results.append(result)
     return results
 

@@ -291,7 +291,8 @@ HISTORY: Final = route(
         unprocessable(FieldError("/limit", "must be an integer from 1 to 1000")),
         AWAY,
     ),
-    description="Newest first: the changes of one entity, of drills, or all.",
+    description="Newest first: the changes of one entity, of drills, or all. With "
+    "QUOTAGATE_HISTORY_RETENTION older changes are gone, except the newest of each entity.",
     parameters=[
         {
             "name": "entity",

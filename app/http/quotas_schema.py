@@ -246,8 +246,8 @@ IF_NONE_MATCH: Final[Schema] = {
 REASON: Final[Schema] = {
     "name": "X-Reason",
     "in": "header",
-    "description": "Why; recorded in the history.",
-    "schema": {"type": "string"},
+    "description": "Why; recorded in the history. At most 1,024 bytes of UTF-8 without control characters.",
+    "schema": {"type": "string", "maxLength": 1024},
     "example": "launch week",
 }
 ETAG: Final = {"ETag": {"description": "The version as a strong ETag.", "schema": {"type": "string"}}}

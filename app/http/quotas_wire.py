@@ -14,12 +14,15 @@ from starlette.responses import Response
 from app.catalog.catalog import Conditions, QuotaSet
 from app.catalog.errors import CatalogUnavailableError, PreconditionError, QuotasNotFoundError
 from app.catalog.sql import Origin
+from app.domain.entity import has_control_characters
 from app.domain.errors import QuotaValueError
 from app.domain.quota_value import bound
 from app.http.access import Access
 from app.http.problems import FieldError, ProblemError, unprocessable
 from app.http.quotas_schema import AWAY, EntityQuotasBody
 
+MAX_REASON: Final = 1_024
+"""The longest reason of a change, in bytes."""
 _TAG: Final = re.compile(r'(W/)?"([!\x23-\x7e\x80-\xff]*)"')
 _VERSION: Final = re.compile("0|[1-9][0-9]{0,18}")
 
@@ -51,10 +54,26 @@ def etag(version: int) -> str:
 
 
 def origin_of(request: Request, access: Access) -> Origin:
-    """Return who changes something, when, and why."""
-    reason = request.headers.get("x-reason", "").strip().encode("latin-1")
+    """Return who changes something, when, and why.
+
+    Raises:
+        ProblemError: 422 for a reason that is too long, is not UTF-8, or has control characters.
+    """
+    sent = request.headers.get("x-reason", "").strip().encode("latin-1")
     now_ms = time.time_ns() // 1_000_000
-    return Origin(access.who(request.scope), now_ms, reason.decode("utf-8", "replace") or None)
+    return Origin(access.who(request.scope), now_ms, _reason(sent) or None)
+
+
+def _reason(sent: bytes) -> str:
+    if len(sent) > MAX_REASON:
+        raise unprocessable(FieldError("X-Reason", f"must be at most {MAX_REASON:,} bytes of UTF-8"))
+    try:
+        reason = sent.decode()
+    except UnicodeDecodeError:
+        raise unprocessable(FieldError("X-Reason", "must be UTF-8")) from None
+    if has_control_characters(reason):
+        raise unprocessable(FieldError("X-Reason", "must not have control characters"))
+    return reason
 
 
 def body_of(found: QuotaSet) -> EntityQuotasBody:

@@ -13,6 +13,8 @@ from app.http.strict import JSON
 
 Schema = dict[str, Any]
 
+KEY: Final = "key"
+"""The name of the security scheme in the document."""
 SUFFIX: Final = "Body"
 """The ending of a Struct that is a component; the component's name in the document lacks it."""
 
@@ -114,6 +116,20 @@ def problem_answers(problems: Iterable[ProblemError]) -> Schema:
         answer = answer_of(document["title"], headers=headers)
         answers[str(problem.status)] = answer | {"content": content("Problem", document, PROBLEM_JSON)}
     return answers
+
+
+def operation(name: str, tag: str, scope: str, of: Schema) -> Schema:
+    """Return the operation of a hot route, which FastAPI does not know, from what ``route`` returned."""
+    description = {"description": of["description"]} if of["description"] else {}
+    return {
+        "tags": [tag],
+        "summary": of["summary"],
+        **description,
+        "operationId": name,
+        "security": [{KEY: [scope]}],
+        **of["openapi_extra"],
+        "responses": {str(status): answer for status, answer in of["responses"].items()},
+    }
 
 
 def route(

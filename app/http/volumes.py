@@ -76,12 +76,11 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
         at_ms = _at_ms(request, timed=timed)
         with suppress(StoreError):  # then show what this node decides by
             await throttling.refresh()
-        return _answer(throttling.status(at_ms))
+        return await asyncio.to_thread(_answer, throttling.status(at_ms))
 
     @routes.post(PATH, **schema.push(timed=timed))
     async def push_volumes(request: Request) -> Response:
-        # Reading thousands of volumes here would delay decisions.
-        seen = await asyncio.to_thread(observation_of, await read_json(request, JSON))
+        seen = await read_json(request, JSON, of=observation_of)
         at_ms = _at_ms(request, timed=timed)
         source = throttling.rules.source
         if source is None:
@@ -92,11 +91,11 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
             await throttling.push(seen, at_ms)
         if callers is not None and at_ms is not None:
             callers.note(at_ms)
-        return _answer(throttling.status(at_ms))
+        return await asyncio.to_thread(_answer, throttling.status(at_ms))
 
     @routes.post(DRILL, **schema.BEGIN)
     async def begin_drill(request: Request) -> Response:
-        factor, for_ms = drill_of(await read_json(request, JSON))
+        factor, for_ms = await read_json(request, JSON, of=drill_of)
         Parameters(request.scope).check()
         with suppress(StoreError):  # to learn the store's time, and whether another drill is running
             await throttling.refresh()
@@ -106,7 +105,7 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
         begin = partial(throttling.begin_drill, drill)
         await change(begin, now.drill, drill, origin, "the drill did not begin")
         log.info("a drill began", factor=factor, for_ms=for_ms, who=origin.who)
-        return _answer(throttling.status())
+        return await asyncio.to_thread(_answer, throttling.status())
 
     @routes.delete(DRILL, **schema.END)
     async def end_drill(request: Request) -> Response:
@@ -148,7 +147,7 @@ async def _take_back(
 
 
 def _answer(now: ThrottlingStatus) -> Response:
-    """Return the factor and the volumes, as every route here answers."""
+    """Return the factor and the volumes, in milliseconds if there are thousands of them."""
     found, state = now.in_force, now.state
     known = after_missed_pushes(state, now.now_ms, now.rules).volumes if state and now.rules.observes else ()
     volumes = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -20,6 +21,9 @@ PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 SETTLED_S: Final = 60.0
 """After a child has lived this long, its pauses start from the first again."""
+
+READY_WITHIN_S: Final = 60.0
+"""How long the store or an API process may take until it is ready: large files take time to load."""
 
 log = structlog.get_logger("quotagate.children")
 
@@ -57,12 +61,14 @@ class Child:
         self._pause = pause
         self._running: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._signalled: int | None = None
 
     @property
     def pid(self) -> int | None:
         return self._running.pid if self._running else None
 
     async def start(self) -> None:
+        self._signalled = None
         # In its own session, so that Ctrl-C reaches only the supervisor, which stops its children in order.
         # The tether needs none of our modules: isolated and without site, it starts in 10 ms.
         self._running = await asyncio.create_subprocess_exec(
@@ -97,14 +103,19 @@ class Child:
             except OSError as error:  # no memory, too many processes: counts as one more death
                 log.warning("child could not be started", child=self.name, error=str(error))
 
-    async def stop(self) -> None:
-        """Stop it with SIGTERM; kill it if it does not end in time."""
+    async def stop(self, number: int = signal.SIGTERM) -> None:
+        """Stop it with a signal; kill it if it does not end in time.
+
+        It gets a signal once, however often it is stopped: a second SIGTERM would end its drain.
+        """
         if self._keeping:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
         if self._running is None or self._running.returncode is not None:
             return
-        self._running.terminate()
+        if number != self._signalled:
+            self._signalled = number
+            self._running.send_signal(number)
         try:
             await asyncio.wait_for(self._running.wait(), self.stop_within_s)
         except TimeoutError:
@@ -119,3 +130,58 @@ def stop_event() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, event.set)
     return event
+
+
+class SupervisorSignals:
+    """The signals that a supervisor obeys; it must be made in the event loop.
+
+    SIGTERM and SIGINT stop it. SIGHUP restarts its children if it has no controlling terminal. With one,
+    SIGHUP says that the terminal was closed, and stops it, unless it was started to ignore that (nohup).
+
+    Attributes:
+        stop: set by a signal that stops.
+        stopped_by: the number of that signal.
+        restart: set by a signal that restarts; whoever restarts clears it first.
+    """
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.stopped_by = signal.SIGTERM
+        self.restart = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop, number)
+        if not _has_terminal():
+            loop.add_signal_handler(signal.SIGHUP, self.restart.set)
+        elif signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._stop, signal.SIGTERM)
+
+    async def run(self, work: Coroutine[Any, Any, None], stopping: Callable[[], None] = lambda: None) -> None:
+        """Run the supervisor's work until it ends, or cancel it at a signal that stops and wait for its end.
+
+        Args:
+            stopping: called before it is cancelled.
+        """
+        working = asyncio.create_task(work)
+        stop = asyncio.create_task(self.stop.wait())
+        await asyncio.wait({working, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not working.done():
+            stopping()
+            working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+
+    def _stop(self, number: signal.Signals) -> None:
+        if not self.stop.is_set():
+            self.stopped_by = number
+            self.stop.set()
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal, which sends SIGHUP when it is closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

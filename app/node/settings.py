@@ -152,13 +152,18 @@ class Settings(BaseSettings):
     queue_ms: Annotated[int, Field(ge=1, le=60_000)] = 2_000
     """How long an ask may wait in a node, in milliseconds; asks that would wait longer are shed."""
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 8_192
-    """The most connections of one API process; further ones are closed without an answer."""
+    """The most connections of one API process, on all its ports; beyond it the longest idle one is closed."""
     max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
     """The most connections from one address (IPv6: one /64) to one API process; further ones are closed."""
+    drain_ms: Annotated[int, Field(ge=0, le=600_000)] = 2_000
+    """How long a node that gets SIGTERM goes on serving, in milliseconds, not ready and with `Connection:
+    close`; longer than the idle timeout of proxies in front of it."""
     combine_delays: Literal["max", "sequential"] = "max"
     """How delays combine: the longest, or the request delay after the byte delay (KIP-124's text)."""
     max_debt: Annotated[Duration, Field(ge=timedelta(seconds=1), le=timedelta(days=24))] = timedelta(hours=1)
     """The longest debt of a token bucket; the rest is forgiven. Equal on all nodes: `migrate --max-debt`."""
+    history_retention: Annotated[Duration | None, BeforeValidator(_empty_is_none)] = None
+    """How long the history keeps changes of quotas; the newest of each entity stays. Without it, for ever."""
     inter_broker_listener: Annotated[str | None, BeforeValidator(_empty_is_none)] = None
     """The listener whose connections do not count towards the broker-wide limit."""
 
@@ -290,6 +295,12 @@ class Settings(BaseSettings):
     def max_debt_ms(self) -> int:
         """The longest debt of a token bucket in whole milliseconds."""
         return round(self.max_debt / timedelta(milliseconds=1))
+
+    @property
+    def history_retention_ms(self) -> int | None:
+        """How long changes of quotas are kept, in whole milliseconds; None means for ever."""
+        kept = self.history_retention
+        return None if kept is None else round(kept / timedelta(milliseconds=1))
 
     @property
     def volume_rules(self) -> VolumeRules:

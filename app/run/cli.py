@@ -6,6 +6,8 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,13 +80,16 @@ def up(env_file: EnvFile = None) -> None:
     """
     from app.run.up import up  # `decide` starts twice as fast without it
 
-    up(_settings(env_file), options=_passed_on(env_file))
+    up(_settings(env_file), _again(env_file), options=_passed_on(env_file))
 
 
 @cli.command()
 def serve(
     env_file: EnvFile = None,
     fd: Annotated[int | None, typer.Option(hidden=True, help="An inherited listening socket.")] = None,
+    ready_fd: Annotated[
+        int | None, typer.Option(hidden=True, help="An inherited pipe, written to when ready.")
+    ] = None,
     counts: Annotated[
         Path | None, typer.Option(hidden=True, help="Folder for the metrics of sibling processes.")
     ] = None,
@@ -92,7 +97,14 @@ def serve(
     """Run only the API, with QUOTAGATE_REDIS_URL and QUOTAGATE_DATABASE_URL."""
     from app.run.serve import serve
 
-    serve(_settings(env_file, warn=fd is None), fd=fd, counts=counts, options=_passed_on(env_file))
+    serve(
+        _settings(env_file, warn=fd is None),
+        _again(env_file),
+        fd=fd,
+        ready_fd=ready_fd,
+        counts=counts,
+        options=_passed_on(env_file),
+    )
 
 
 @cli.command()
@@ -154,6 +166,13 @@ def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:
     for name in settings.unknown_variables(env_file) if warn else ():
         structlog.get_logger("quotagate.settings").warning("nothing reads this variable", variable=name)
     return given
+
+
+def _again(env_file: Path | None) -> Callable[[], Settings]:
+    """Return what reads the settings again."""
+    from app.node import settings
+
+    return partial(settings.load, env_file)
 
 
 def _passed_on(env_file: Path | None) -> tuple[str, ...]:

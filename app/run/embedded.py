@@ -8,19 +8,19 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from app.node.children import Child
+from app.node.children import READY_WITHIN_S, Child
 from app.node.errors import StartError
 
 MAX_SOCKET_PATH: Final = 100
 """The kernel allows 107 bytes (103 on macOS)."""
 
-READY_WITHIN_S: Final = 60.0
-"""For the store, and for the API: loading a large append-only file, or a large catalog, takes time."""
+LOOK_EVERY_S: Final = 0.02
+"""How often a store that starts is asked whether it is ready."""
 
 PERSISTENCE: Final = {"appendonly": "yes", "appendfsync": "no", "save": ""}
 """Each write reaches the kernel before its reply is sent, so a killed store loses nothing.
@@ -101,7 +101,11 @@ def _socket_path(home: Path) -> Iterator[Path]:
 
 
 async def _ready(child: Child, socket: Path, directory: Path) -> None:
-    """Wait until the store answers PING, which it refuses while it loads its file."""
+    """Wait until the store answers PING, which it refuses while it loads its file.
+
+    Raises:
+        StartError: it ended before, or took too long.
+    """
 
     async def answers() -> bool:
         # A PING needs no client, and redis-py takes a quarter of a second to import.
@@ -115,30 +119,15 @@ async def _ready(child: Child, socket: Path, directory: Path) -> None:
                     writer.close()
         return False
 
-    await until(
-        answers, child, 0.02, f"the embedded store did not start; its log is {directory / 'valkey.log'}"
-    )
-
-
-async def until(ready: Callable[[], Awaitable[bool]], child: Child, every_s: float, late: str) -> None:
-    """Wait until a child is ready.
-
-    Args:
-        ready: whether it is; asked again after ``every_s``.
-        late: the error if it ends before, or takes too long.
-
-    Raises:
-        StartError: it did not become ready.
-    """
     death = asyncio.ensure_future(child.wait())
     try:
         async with asyncio.timeout(READY_WITHIN_S):
             while not death.done():
-                if await ready():
+                if await answers():
                     return
-                await asyncio.sleep(every_s)
+                await asyncio.sleep(LOOK_EVERY_S)
     except TimeoutError:
         pass
     finally:
         death.cancel()
-    raise StartError(late)
+    raise StartError(f"the embedded store did not start; its log is {directory / 'valkey.log'}")

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from app.admission.metrics import Metrics
 from app.admission.port import Decider
 from app.envoy.mapping import DescriptorMapping, MappingError
+from app.http.acceptor import Acceptor
 from app.http.access import Access
-from app.node.errors import ListenError, SettingsError
+from app.http.connections import Connections
+from app.http.intake import Intake
+from app.node.errors import SettingsError
 from app.node.settings import PREFIX, Settings
+from app.run.listening import bound, listen_error
 
-NEEDED: Final = ("grpc", "google.protobuf")
+NEEDED: Final = ("h2", "google.protobuf")
+
+if TYPE_CHECKING:
+    from app.envoy.server import EnvoyPort
+
+FINISH_WITHIN_S: Final = 5.0
+"""How long calls in flight may take at shutdown."""
 
 log = structlog.get_logger("quotagate.envoy")
 
@@ -40,18 +52,8 @@ def check(settings: Settings) -> DescriptorMapping:
         raise SettingsError("\n".join(f"{PREFIX}ENVOY_MAPPING: {fault}" for fault in faults)) from None
 
 
-@asynccontextmanager
-async def serving(
-    settings: Settings,
-    mapping: DescriptorMapping,
-    admission: Decider,
-    access: Access,
-    metrics: Metrics,
-    is_ready: Callable[[], bool],
-    *,
-    shared: bool,
-) -> AsyncIterator[None]:
-    """Serve while the context lasts, if the port is set.
+def listen(settings: Settings, *, shared: bool) -> socket.socket:
+    """Return a bound socket for the port; an acceptor lets it listen.
 
     Args:
         shared: sibling processes listen on the same port.
@@ -59,34 +61,104 @@ async def serving(
     Raises:
         ListenError: the address and port cannot be bound.
     """
-    if settings.envoy_port is None:
-        yield
-        return
+    listener = bound(settings, "envoy_port", shared=shared)
+    # Connections inherit these: one whose other end is gone is noticed after 90 s.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    return listener
+
+
+def port(
+    mapping: DescriptorMapping,
+    admission: Decider,
+    access: Access,
+    metrics: Metrics,
+    is_ready: Callable[[], bool],
+    intake: Intake,
+) -> EnvoyPort:
+    """Return what makes the protocols of the port's connections, and stops them."""
     from app.envoy import server
 
-    certificates = None
-    if settings.tls_cert is not None and settings.tls_key is not None:
-        certificates = server.ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     service = server.RateLimitService(admission, access, mapping, metrics)
-    started = server.serving(
-        service,
-        server.HealthService(is_ready),
-        (settings.host, settings.envoy_port),
-        certificates,
-        shared=shared,
-    )
+    return server.EnvoyPort(service, server.HealthService(is_ready), intake, metrics)
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings,
+    opened: EnvoyPort | None,
+    connections: Connections,
+    short: Callable[[OSError], None],
+    *,
+    shared: bool,
+) -> AsyncIterator[None]:
+    """Serve while the context lasts, if the port is set.
+
+    Args:
+        connections: those of all ports of the process.
+        short: called with the ``OSError`` when the kernel has no room for a connection.
+        shared: sibling processes listen on the same port.
+
+    Raises:
+        ListenError: the address and port cannot be bound.
+    """
+    if settings.envoy_port is None or opened is None:
+        yield
+        return
+    listener = listen(settings, shared=shared)
+    accepted = accepting(opened, listener, tls(settings), connections, short)
     try:
-        port = await started.__aenter__()
+        await accepted.__aenter__()
     except OSError as error:
-        raise ListenError(
-            f"cannot listen on {settings.host} port {settings.envoy_port}: {error} "
-            f"(change {PREFIX}HOST or {PREFIX}ENVOY_PORT)"
-        ) from None
-    log.info("the rate-limit service for Envoy listens", host=settings.host, port=port)
+        raise listen_error(settings, "envoy_port", error) from None
+    log.info("the rate-limit service for Envoy listens", host=settings.host, port=settings.envoy_port)
     try:
         yield
     finally:
-        await started.__aexit__(None, None, None)
+        await accepted.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def accepting(
+    opened: EnvoyPort,
+    listener: socket.socket,
+    certificates: ssl.SSLContext | None,
+    connections: Connections,
+    short: Callable[[OSError], None] = lambda _error: None,
+) -> AsyncIterator[None]:
+    """Accept connections while the context lasts, and close them gracefully at its end.
+
+    Raises:
+        OSError: another program listens on the port.
+    """
+    acceptor = Acceptor(listener, "envoy", connections, opened.connect, certificates, short)
+    try:
+        acceptor.start()
+    except OSError:
+        listener.close()
+        raise
+    try:
+        yield
+    finally:
+        acceptor.close()
+        acceptor.stop()
+        await opened.stop(FINISH_WITHIN_S)
+
+
+def tls(settings: Settings) -> ssl.SSLContext | None:
+    """Return the certificates as the HTTP API has them; None without TLS."""
+    if settings.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    context.set_alpn_protocols(["h2"])
+    if settings.tls_client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(settings.tls_client_ca)
+    return context
 
 
 def _is_there(module: str) -> bool:

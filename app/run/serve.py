@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import ssl
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,68 +17,47 @@ import structlog
 from pydantic import SecretStr
 
 from app.node import home, open_files
-from app.node.children import Child, stop_event
-from app.node.command_lines import quotagate
-from app.node.errors import ListenError, SettingsError, StartError
+from app.node.children import SupervisorSignals
+from app.node.errors import SettingsError, StartError
 from app.node.settings import PREFIX, Settings
+from app.run.api_processes import ApiProcesses
+from app.run.listening import bound, listen_error
 
 if TYPE_CHECKING:
     from app.http.connections import Connections
 
-BACKLOG: Final = 2048
-ACCEPTS_PER_TURN: Final = 16
-"""New connections that one turn of the event loop accepts. libuv accepts one per listening socket, so the
-socket is registered this many times. With one, connections behind 512 simultaneous ones waited for 4 s."""
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long another thread, such as one that renders metrics, may run before the event loop continues."""
 SEND_BUFFER: Final = 65_536
 """Bytes (the kernel doubles them) of responses that the kernel keeps for a caller that does not read."""
 FINISH_WITHIN_S: Final = 10
 """How long requests in flight may take at shutdown; a decision takes milliseconds."""
+FIXED: Final = ("host", "port", "home")
+"""The settings that API processes cannot change while others hold the listening socket."""
 
 
 log = structlog.get_logger("quotagate")
 
 
-def listen(settings: Settings) -> socket.socket:
-    """Return a listening socket. The outermost process makes it, so it outlives each server process.
-
-    Raises:
-        ListenError: the address and port cannot be bound.
-    """
-    try:
-        (family, _, _, _, address), *_ = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        raise ListenError(
-            f"cannot listen on {settings.host} port {settings.port}: {error.strerror} "
-            f"(change {PREFIX}HOST or {PREFIX}PORT)"
-        ) from None
-    return listener
-
-
 def serve(
     settings: Settings,
+    read: Callable[[], Settings],
     *,
     fd: int | None = None,
+    ready_fd: int | None = None,
     counts: Path | None = None,
     options: tuple[str, ...] = (),
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
+        read: reads the settings again, when SIGHUP asks for a restart of several processes.
         fd: an inherited listening socket; without it, the function makes one.
+        ready_fd: an inherited pipe, written to when the process is ready.
         counts: the folder in which sibling processes share their metrics.
         options: command-line options for the child processes, if there are several.
     """
-    if settings.redis_url is None:
-        raise SettingsError(f"{PREFIX}REDIS_URL: not set; `quotagate up` has an embedded store")
-    check_envoy(settings)
+    _checked(settings)
     if fd is None and settings.home.is_dir():
         home.restrict_access(settings.home.resolve())
     if settings.admin_key is None:
@@ -88,16 +65,16 @@ def serve(
         settings = settings.model_copy(update={"admin_key": SecretStr(key)})
         if made:
             print_key(settings, key)
-    listener = socket.socket(fileno=fd) if fd is not None else listen(settings)
+    listener = socket.socket(fileno=fd) if fd is not None else bound(settings, "port")
     with listener:
         if settings.processes > 1:
-            asyncio.run(_several(settings.processes, listener, options))
+            asyncio.run(_several(settings, read, listener, options))
         else:
-            _one(settings, listener, counts)
+            _one(settings, listener, counts, ready_fd)
 
 
-def check_envoy(settings: Settings) -> None:
-    """Require that Envoy's rate-limit service can start, if its settings ask for it.
+def check_envoy(settings: Settings) -> Settings:
+    """Return the settings, if Envoy's rate-limit service can start by them or is not asked for.
 
     Raises:
         SettingsError: something is missing, or the mapping is wrong.
@@ -106,6 +83,7 @@ def check_envoy(settings: Settings) -> None:
         from app.run import envoy  # which loads more than other nodes need
 
         envoy.check(settings)
+    return settings
 
 
 def print_key(settings: Settings, key: str) -> None:
@@ -113,19 +91,46 @@ def print_key(settings: Settings, key: str) -> None:
     print(f"admin key, kept in {settings.home.resolve() / 'admin.key'}: {key}", flush=True)  # noqa: T201
 
 
-def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> None:
+def _one(settings: Settings, listener: socket.socket, counts: Path | None, ready_fd: int | None) -> None:
     # `up`, and the parent of several processes, need nothing of the API itself.
     import uvicorn
 
+    from app.http.drain import DrainState
     from app.http.lane import LaneProtocol
+    from app.http.server import Server
     from app.run import wiring
 
     _limit_unread(listener)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    connections = _connections(settings)
-    app = wiring.build(settings, counts, lambda: server.should_exit, connections)
-    protocol = partial(LaneProtocol, allowed=connections, routes=app.hot, outbox=app.outbox)
-    server = uvicorn.Server(uvicorn.Config(**_options(settings, app, protocol)))
+    connections, drain = _connections(settings), DrainState()
+
+    def fail(why: str) -> None:
+        log.error("the API cannot go on", why=why)
+        server.should_exit = True
+
+    app = wiring.build(settings, counts, lambda: drain.has_begun or server.should_exit, connections, fail)
+    protocol = partial(LaneProtocol, drain=drain, routes=app.hot, outbox=app.outbox)
+    config = uvicorn.Config(**_options(settings, app, protocol))
+
+    def announce() -> bool:
+        """Tell the supervisor that this process is ready; return False while it is not."""
+        if not app.ready().can_decide:
+            return False
+        if ready_fd is not None:
+            os.write(ready_fd, b"ready\n")
+            os.close(ready_fd)
+        return True
+
+    server = Server(
+        config,
+        listener,
+        connections,
+        announce=announce,
+        drain=drain,
+        drain_s=settings.drain_ms / 1000,
+        drained=app.drained,
+        short=app.short,
+    )
 
     def stop(*_: object) -> None:
         """Handle a signal that comes before uvicorn installs its own handlers."""
@@ -134,14 +139,11 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None) -> No
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        server.run(sockets=[listener, *(_duplicate(listener) for _ in range(1, ACCEPTS_PER_TURN))])
+        server.run()
+    except OSError as error:
+        raise listen_error(settings, "port", error) from None
     except SystemExit:
         raise StartError("the API did not start; see the log") from None
-
-
-def _duplicate(listener: socket.socket) -> socket.socket:
-    """Duplicate a socket; ``socket.dup`` would make it blocking, for the sibling processes too."""
-    return socket.socket(fileno=os.dup(listener.fileno()))
 
 
 def _connections(settings: Settings) -> Connections:
@@ -183,7 +185,6 @@ def _options(settings: Settings, app: Callable[..., Any], protocol: Callable[...
         "http": protocol,
         "ws": "none",
         "lifespan": "on",
-        "backlog": BACKLOG,
         "log_config": None,
         "access_log": False,
         "server_header": False,
@@ -200,18 +201,31 @@ def _options(settings: Settings, app: Callable[..., Any], protocol: Callable[...
     return options
 
 
-async def _several(count: int, listener: socket.socket, options: tuple[str, ...]) -> None:
-    stop = stop_event()
+def _checked(settings: Settings) -> Settings:
+    if settings.redis_url is None:
+        raise SettingsError(f"{PREFIX}REDIS_URL: not set; `quotagate up` has an embedded store")
+    return check_envoy(settings)
+
+
+def pinned(settings: Settings) -> dict[str, str]:
+    """The variables of the settings in ``FIXED``, for API processes that read all settings again."""
+    return {PREFIX + name.upper(): str(getattr(settings, name)) for name in FIXED}
+
+
+async def _several(
+    settings: Settings, read: Callable[[], Settings], listener: socket.socket, options: tuple[str, ...]
+) -> None:
+    signals = SupervisorSignals()
     fd = listener.fileno()
-    env = {**os.environ, f"{PREFIX}PROCESSES": "1"}
-    counts = tempfile.mkdtemp(prefix="quotagate-counts-")
-    command = quotagate("serve", "--fd", str(fd), "--counts", counts, *options)
-    children = [Child(f"api {n}", command, env=env, pass_fds=(fd,)) for n in range(1, count + 1)]
-    try:
-        for child in children:
-            await child.start()
-            child.keep()
-        await stop.wait()
-    finally:
-        await asyncio.gather(*(child.stop() for child in children))
-        shutil.rmtree(counts, ignore_errors=True)
+    env = {**os.environ, **pinned(settings)}
+    api = ApiProcesses(settings, ("--fd", str(fd), *options), env=env, fixed=FIXED, pass_fds=(fd,))
+
+    async def work() -> None:
+        try:
+            await api.start()
+            api.keep()
+            await api.obey(signals.restart, lambda: _checked(read()))
+        finally:
+            await api.stop(signals.stopped_by)
+
+    await signals.run(work())

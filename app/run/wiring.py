@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,27 +16,32 @@ from app.admission.admission import Admission
 from app.admission.buckets import Buckets
 from app.admission.caller_clock import CallerClock, CallerTime
 from app.admission.decision_log import DecisionLog
+from app.admission.ending import end
 from app.admission.metrics import Metrics
 from app.admission.slices import Slices
 from app.admission.throttling import Throttling
 from app.catalog.catalog import Catalog
-from app.catalog.errors import DeploymentMismatchError
+from app.catalog.errors import CatalogUnavailableError, DeploymentMismatchError
+from app.catalog.history import HistoryRetention
 from app.catalog.keys import Keys
+from app.catalog.turns import POLL_S
 from app.decision_log.stream import LogStream
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults
-from app.http import buckets, leases
+from app.http import buckets
 from app.http.access import Access
 from app.http.app import Front, create_app
 from app.http.check_question import Sources
 from app.http.connections import Connections
 from app.http.health import Readiness
+from app.http.intake import Intake
 from app.http.keys import router as keys_router
 from app.http.quotas import router
 from app.http.volumes import router as volumes_router
 from app.node.errors import StartError
 from app.node.own_name import own_name
 from app.node.settings import Settings
+from app.node.shortage import shortage_of, started_threads
 from app.node.store_url import is_cluster
 from app.run import envoy
 from app.store.cluster import ClusterStore
@@ -43,8 +50,13 @@ from app.store.volumes import VolumeRecord
 
 log = structlog.get_logger("quotagate")
 
+THREADS: Final = 4
+"""Threads for pages of metrics and large bodies, so that neither holds the event loop."""
+
 CALL_TIMEOUT_S: Final = 0.5
 """A store call fails after this time, or after two budgets if that is longer; decisions give up before."""
+LISTEN_WITHIN_S: Final = 10.0
+"""Without a catalog a node listens after this time, so that its readiness can say so."""
 
 
 def defaults(settings: Settings) -> Defaults:
@@ -59,18 +71,47 @@ def defaults(settings: Settings) -> Defaults:
     )
 
 
+async def _until_available(open_it: Callable[[], Awaitable[None]]) -> None:
+    """Open something of the catalog, however long it is away."""
+    is_logged = False
+    while True:
+        try:
+            return await open_it()
+        except CatalogUnavailableError as away:
+            if not is_logged:
+                log.warning("the catalog is away, so the node waits for its quotas", why=str(away))
+                is_logged = True
+            await asyncio.sleep(POLL_S)
+
+
+def _report_fault(fail: Callable[[str], None], task: asyncio.Task[None]) -> None:
+    """Report why a task failed, if it did."""
+    if not task.cancelled() and (fault := task.exception()):
+        fail(str(fault))
+
+
+async def _start_threads() -> None:
+    """Start all threads that this process will need, since later there may be none to have."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(started_threads(THREADS, "work"))
+    with contextlib.suppress(OSError):  # without a thread, libuv ends the process at its first look-up
+        await loop.getaddrinfo("localhost", None)
+
+
 def build(
     settings: Settings,
     counts: Path | None = None,
     stopping: Callable[[], bool] = lambda: False,
     connections: Connections | None = None,
+    fail: Callable[[str], None] = lambda _why: None,
 ) -> Front:
     """Return the app of one API process, not open yet.
 
     Args:
         counts: the folder with the metrics of sibling processes; None without siblings.
-        stopping: whether the process is shutting down.
-        connections: those of the process, for a metric of what they shed.
+        stopping: whether the process is stopping.
+        connections: those of the process, for a metric of those that are refused.
+        fail: called with the reason if the process cannot go on, though it listens already.
     """
     if settings.redis_url is None or settings.admin_key is None:
         raise ValueError("the store's URL and the admin key must be set")
@@ -80,6 +121,7 @@ def build(
     budget_s = settings.store_budget_ms / 1000
     logged: DecisionLog
     admission: Admission
+    has_opened = False
 
     def away() -> bool:
         return admission.circuit.error is not None
@@ -123,12 +165,14 @@ def build(
     metrics = Metrics(
         counts,
         catalog_away=lambda: not catalog.reachable,
+        draining=stopping,
         waiting=lambda: admission.waiting,
         volumes=throttling.status,
         logged=logged,
         store_memory=lambda: store.memory,
     )
     slices = Slices()
+    intake = Intake()
     rules = MatchingRules(settings.inter_broker_listener, settings.ipv6_prefix)
     admission = Admission(
         store,
@@ -146,15 +190,17 @@ def build(
     )
     callers = CallerClock(admission, time) if time else None
     keys = Keys(catalog.database)
+    history = HistoryRetention(catalog.database, settings.history_retention_ms)
     access = Access(
         settings.admin_key.get_secret_value(),
         settings.open_to,
         lambda: keys.ring,
         allowed_hosts=settings.allowed_hosts,
         failed=metrics.count_refusal,
+        is_starting=lambda: not has_opened,
     )
     if connections is not None:
-        connections.shed = metrics.count_shed
+        connections.refused = metrics.count_refused_connection
 
     def was_reset(bucket: str, quotas: list[str], who: str, order: int | None) -> None:
         logged.changed("reset", bucket, {"quotas": quotas}, None, who=who, order=order)
@@ -162,56 +208,76 @@ def build(
     def ready() -> Readiness:
         error, faults = admission.circuit.error, admission.circuit.faults
         return Readiness(
-            snapshot=catalog.snapshot.version >= 0,
+            snapshot=has_opened,
             store=error.reason if error else ", ".join(fault.name for fault in faults) or "ok",
             catalog="ok" if catalog.reachable else "away",
             throttle_factor=throttling.at().factor,
             stopping=stopping(),
         )
 
+    def count_short(error: OSError) -> None:
+        if resource := shortage_of(error):
+            metrics.count_shortage(resource, error)
+
+    envoy_port = None
+    if settings.envoy_port is not None:
+        envoy_port = envoy.port(
+            mapping, callers or admission, access, metrics, lambda: ready().can_decide, intake
+        )
+
+    async def open_all(stack: contextlib.AsyncExitStack) -> None:
+        """Open everything; the catalog as soon as it can be reached."""
+        nonlocal has_opened
+        stack.push_async_callback(store.close)
+        await _until_available(catalog.open)
+        stack.push_async_callback(catalog.close)
+        await _until_available(keys.open)
+        stack.push_async_callback(keys.close)
+        history.open()
+        stack.push_async_callback(history.close)
+        stack.push_async_callback(record.close)
+        await throttling.open()
+        stack.push_async_callback(throttling.close)
+        await stack.enter_async_context(metrics.written())
+        stack.push_async_callback(stream.close)
+        await logged.open()
+        stack.push_async_callback(logged.close)
+        stack.push_async_callback(admission.close)
+        await admission.open()
+        if (away := admission.circuit.error) and away.reason in {"cluster", "no_cluster"}:
+            raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
+        await stack.enter_async_context(
+            envoy.serving(
+                settings, envoy_port, connections or Connections(), count_short, shared=counts is not None
+            )
+        )
+        # What there is now stays, so the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        stack.callback(gc.unfreeze)
+        has_opened = True
+        log.info("api started", catalog_version=catalog.snapshot.version, clock=settings.clock)
+
     @contextlib.asynccontextmanager
     async def lifespan(_app: object) -> AsyncIterator[None]:
+        await _start_threads()
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(store.close)
-            try:
-                await catalog.open()
-            except DeploymentMismatchError as refused:
-                log.error("the catalog belongs to another deployment", why=str(refused))  # noqa: TRY400  no traceback
-                raise
-            stack.push_async_callback(catalog.close)
-            await keys.open()
-            stack.push_async_callback(keys.close)
-            stack.push_async_callback(record.close)
-            await throttling.open()
-            stack.push_async_callback(throttling.close)
-            await stack.enter_async_context(metrics.written())
-            stack.push_async_callback(stream.close)
-            await logged.open()
-            stack.push_async_callback(logged.close)
-            stack.push_async_callback(admission.close)
-            await admission.open()
-            if (away := admission.circuit.error) and away.reason in {"cluster", "no_cluster"}:
-                raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
-            await stack.enter_async_context(
-                envoy.serving(
-                    settings,
-                    mapping,
-                    callers or admission,
-                    access,
-                    metrics,
-                    lambda: ready().can_decide,
-                    shared=counts is not None,
-                )
-            )
-            # What there is now stays, so the collector need not look at it again and again.
-            gc.collect()
-            gc.freeze()
-            stack.callback(gc.unfreeze)
-            log.info("api started", catalog_version=catalog.snapshot.version, clock=settings.clock)
+            opening = asyncio.create_task(open_all(stack), name="open the node")
+            stack.push_async_callback(end, opening)
+            await asyncio.wait({opening}, timeout=LISTEN_WITHIN_S)
+            if opening.done():
+                try:
+                    opening.result()
+                except DeploymentMismatchError as refused:
+                    log.error("the catalog belongs to another deployment", why=str(refused))  # noqa: TRY400  no traceback
+                    raise
+            else:
+                log.warning("the node listens, but is not ready: it has no quotas yet")
+                opening.add_done_callback(partial(_report_fault, fail))
             yield
         log.info("api stopped")
 
-    return create_app(
+    front = create_app(
         admission=callers or admission,
         access=access,
         clock=settings.clock,
@@ -230,11 +296,17 @@ def build(
                 callers.now_ms if callers else None,
                 was_reset,
             ),
-            leases.router(admission.leases, access, settings.clock, time, metrics.count_shed),
             volumes_router(throttling, catalog, access, time),
         ],
         ready=ready,
         metrics=metrics,
         slices=slices,
+        intake=intake,
+        leases=admission.leases,
+        time=time,
         lifespan=lifespan,
     )
+    front.short = count_short
+    if envoy_port is not None:
+        front.drained = envoy_port.drain
+    return front

@@ -1,17 +1,28 @@
-"""Clients of redis-py for a store, which never retry: for one server, or for a primary behind sentinels."""
+"""Clients of redis-py for a store, which never retry: for one server, or for a primary behind sentinels.
+
+The blocking clients, and the connections of ``dial``, are opened by ``app.store.sockets``.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+import asyncio
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, Self, cast
 
 import redis
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+from redis.driver_info import DriverInfo
+from redis.sentinel import SentinelManagedConnection
 
+from app.node.shortage import started_threads
 from app.node.store_url import (
     REDIS_PORT,
     SENTINEL_SCHEMES,
@@ -25,10 +36,17 @@ from app.node.store_url import (
     single_url,
 )
 from app.store.keys import shared_key
+from app.store.sockets import Sockets
 
 CONNECT_WITHIN_S: Final = 0.5
 
 MAX_CONNECTIONS: Final = 4
+
+SPARES: Final = 4
+"""Spare sockets for each primary: its two connections, for examinations and calls, can be lost twice."""
+
+DRIVER: Final = DriverInfo()
+"""What redis-py says of itself to the store; made once, as it reads a file for that."""
 
 Keywords = dict[str, Any]
 
@@ -81,16 +99,201 @@ def shared_key_of(client: Redis, name: str) -> str:
     return shared_key(name, clustered=is_clustered(client))
 
 
-def blocking_client_of(url: str, timeout_s: float) -> redis.Redis:
+class _TcpConnection(redis.Connection):
+    """A connection that is opened by ``Sockets``."""
+
+    def __init__(self, *, sockets: Sockets, **options: Any) -> None:
+        self._sockets = sockets
+        cast("Any", super()).__init__(**options)
+
+    def open_socket(self) -> socket.socket:
+        """Connect, and greet nobody.
+
+        Raises:
+            OSError: nobody listens there, or this process is short of something.
+        """
+        opened = self._sockets.connect(self.host, self.port, self.socket_connect_timeout)
+        if self.socket_keepalive:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in self.socket_keepalive_options.items():
+                opened.setsockopt(socket.IPPROTO_TCP, option, value)
+        opened.settimeout(self.socket_timeout)
+        return opened
+
+    def _connect(self) -> socket.socket:
+        return self.open_socket()
+
+
+class _TlsConnection(redis.SSLConnection, _TcpConnection):
+    """The same with TLS."""
+
+    def __init__(self, **options: Any) -> None:
+        self._tls_options = options
+        super().__init__(**options)
+
+    def tls(self) -> ssl.SSLContext:
+        """The TLS context."""
+        return self._sockets.tls(self._tls_options)
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
+        return self.tls().wrap_socket(sock, server_hostname=self.host)
+
+
+class _SentinelTcpConnection(SentinelManagedConnection, _TcpConnection):
+    """A connection to the primary that sentinels name."""
+
+
+class _SentinelTlsConnection(SentinelManagedConnection, _TlsConnection):
+    """The same with TLS."""
+
+
+class _UnixConnection(redis.UnixDomainSocketConnection):
+    """A connection to a Unix socket that is opened by ``Sockets``."""
+
+    def __init__(self, *, sockets: Sockets, **options: Any) -> None:
+        self._sockets = sockets
+        cast("Any", super()).__init__(**options)
+
+    def open_socket(self) -> socket.socket:
+        """Connect, and greet nobody.
+
+        Raises:
+            OSError: nobody listens there, or this process is short of something.
+        """
+        opened = self._sockets.connect_unix(self.path, self.socket_connect_timeout)
+        opened.settimeout(self.socket_timeout)
+        return opened
+
+    def _connect(self) -> socket.socket:
+        return self.open_socket()
+
+
+class OpenedConnection(AbstractConnection):
+    """A connection for an event loop, over a socket that is connected already.
+
+    Args:
+        tls: the context for TLS; None without.
+        host: which the certificate must name.
+        options: those of a connection of redis-py.
+    """
+
+    def __init__(self, opened: socket.socket, tls: ssl.SSLContext | None, host: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._opened = opened
+        self._tls = tls
+        self._host = host
+
+    async def _connect(self) -> None:
+        if self._opened.family == socket.AF_UNIX:
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=self._opened)
+        else:
+            name = None if self._tls is None else self._host
+            self._reader, self._writer = await asyncio.open_connection(
+                sock=self._opened, ssl=self._tls, server_hostname=name
+            )
+
+    def _host_error(self) -> str:
+        return self._host
+
+    def repr_pieces(self) -> list[tuple[str, Any]]:
+        """What redis-py shows of it."""
+        return [("host", self._host)]
+
+
+_GREETING: Final = ("db", "username", "password", "client_name", "driver_info", "protocol")
+"""The options that a greeting needs."""
+
+
+def dial(client: redis.Redis, within_s: float) -> OpenedConnection:
+    """Connect to the store of a blocking client, for an event loop that greets it; may block.
+
+    Args:
+        within_s: how long each reply to the greeting may take.
+
+    Raises:
+        RedisError, OSError: nobody listens there, or no sentinel knows the primary.
+    """
+    pool: Any = client.connection_pool
+    unused = pool.connection_class(**pool.connection_kwargs)
+    if isinstance(unused, SentinelManagedConnection):
+        unused.host, unused.port = pool.get_master_address()
+    opened = unused.open_socket()
+    opened.setblocking(False)
+    options = {name: pool.connection_kwargs[name] for name in _GREETING if name in pool.connection_kwargs}
+    try:
+        tls = unused.tls() if isinstance(unused, _TlsConnection) else None
+    except BaseException:
+        opened.close()
+        raise
+    return OpenedConnection(
+        opened,
+        tls,
+        getattr(unused, "host", ""),
+        socket_timeout=within_s,
+        socket_connect_timeout=within_s,
+        retry=Retry(NoBackoff(), 0),
+        **options,
+    )
+
+
+class Reserve(NamedTuple):
+    """What connections to a store need of this process: sockets, and the threads that open them."""
+
+    sockets: Sockets
+    threads: ThreadPoolExecutor
+
+    @classmethod
+    def of(cls, url: str, threads: int) -> Self:
+        """Return the reserve for the store at a URL.
+
+        Raises:
+            RuntimeError: a thread cannot be started.
+        """
+        return cls(_sockets_of(url), started_threads(threads, "examine the store"))
+
+    def close(self) -> None:
+        """Give everything back; threads end with their work."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.sockets.close()
+
+
+def _sockets_of(url: str) -> Sockets:
+    """Sockets for the store at a URL; behind sentinels, there is a spare for each sentinel too."""
+    if scheme_of(url) == "unix":
+        return Sockets(SPARES, socket.AF_UNIX)
+    hosts = place_of(url)
+    sentinels = len(hosts_of(hosts, REDIS_PORT)) if scheme_of(url) in SENTINEL_SCHEMES else 0
+    return Sockets(SPARES + sentinels, socket.AF_INET6 if hosts.startswith("[") else socket.AF_INET)
+
+
+def blocking_client_of(url: str, timeout_s: float, sockets: Sockets) -> redis.Redis:
     """A client that blocks its thread and never retries."""
-    options = {**_options(timeout_s, CONNECT_WITHIN_S), "retry": redis.retry.Retry(NoBackoff(), 0)}
+    options = {
+        **_options(timeout_s, CONNECT_WITHIN_S),
+        "retry": redis.retry.Retry(NoBackoff(), 0),
+        "sockets": sockets,
+    }
     if scheme_of(url) in SENTINEL_SCHEMES:
         its = sentinel_address(url)
         of_sentinels, of_primary = _of_both(its, options)
-        manager = cast("Any", redis.Sentinel)(its.sentinels, sentinel_kwargs=of_sentinels, **of_primary)
-        client: redis.Redis = manager.master_for(its.name, BlockingSentinelClient)
+        manager = cast("Any", redis.Sentinel)([], **{**of_primary, "ssl": False})
+        is_tls = of_sentinels.pop("ssl", False)
+        manager.sentinels = [
+            redis.Redis.from_pool(
+                redis.ConnectionPool(
+                    _TlsConnection if is_tls else _TcpConnection, host=host, port=port, **of_sentinels
+                )
+            )
+            for host, port in its.sentinels
+        ]
+        client: redis.Redis = manager.master_for(
+            its.name,
+            BlockingSentinelClient,
+            connection_class=_SentinelTlsConnection if its.tls else _SentinelTcpConnection,
+        )
         return client
-    return redis.Redis.from_url(url, **options)
+    class_ = {"unix": _UnixConnection, "rediss": _TlsConnection}.get(scheme_of(url), _TcpConnection)
+    return redis.Redis.from_url(url, connection_class=class_, **options)
 
 
 def _of_both(its: SentinelAddress, options: Keywords) -> tuple[Keywords, Keywords]:
@@ -125,4 +328,5 @@ def _options(timeout_s: float, connect_within_s: float) -> Keywords:
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(timeout_s, connect_within_s),
         "client_name": "quotagate",
+        "driver_info": DRIVER,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
@@ -21,17 +20,30 @@ from redis.exceptions import (
 
 from app.domain.slots import SLOTS, slot_of
 from app.node.store_url import REDIS_PORT, hosts_of, place_of, single_url
-from app.store.client import blocking_client_of
+from app.store.client import SPARES, Reserve, blocking_client_of
 from app.store.connection import Command, Connection, Done
 from app.store.encoding import encode_plans, no_answer
 from app.store.keys import order_key, probe_key, resets_key, retry_key
 from app.store.library import MissingFunctionError
-from app.store.port import Came, Fault, Memory, PackedAnswer, PackedPlan, Plan, StoreError
+from app.store.port import (
+    Came,
+    Fault,
+    Memory,
+    PackedAnswer,
+    PackedPlan,
+    Plan,
+    ShortageError,
+    StoreError,
+    as_shortage,
+)
 from app.store.redis import EXAMINE_WITHIN_S, RedisStore, failure
 from app.store.script import SCRIPT
 
 FOLLOW_WITHIN_S: Final = 0.2
 """How long a call may be sent on to where its slot is now, and be repeated while the slot moves."""
+
+THREADS: Final = 8
+"""Threads that examine primaries; so many may be silent at once before others wait for their examination."""
 
 AGAIN_S: Final = 0.003
 """The pause before a call is repeated whose keys are being moved."""
@@ -87,6 +99,11 @@ class PrimaryStore(RedisStore):
         """The command that decides plans of one slot."""
         return self._command(*encode_plans(plans, clustered=True), order_key(slot))
 
+    @property
+    def connection(self) -> Connection | None:
+        """The connection for calls."""
+        return self._calls
+
     def answers(self, reply: Any) -> list[PackedAnswer] | Exception:
         """What a reply says."""
         return self._answers(reply)
@@ -118,14 +135,25 @@ class PrimaryStore(RedisStore):
         await self._cluster.refresh(self.address)
         return faults
 
-    def _came(self, calls: Connection | None, done: Done, reply: Any) -> None:
-        if _is_of_slot(reply):
-            done(reply)
-        else:
-            super()._came(calls, done, reply)
+    def _came(self, _calls: Connection | None, done: Done, reply: Any) -> None:
+        # One command's error does not close the connection: other replies of the call are still to come.
+        if isinstance(reply, Exception) and not (isinstance(reply, StoreError) or _is_of_slot(reply)):
+            reply = failure(reply)
+        done(reply)
+
+    def slots(self) -> Any:
+        """Return its reply to CLUSTER SLOTS; must be called in a thread that may block.
+
+        Raises:
+            RedisError, OSError: it does not say.
+        """
+        return cast("Any", self._examiner).execute_command("CLUSTER SLOTS")
 
     def _faults(self) -> tuple[Fault, ...]:
         faults = super()._faults()
+        if any(fault.name == "unchecked" for fault in faults):
+            # The script cannot tell either whether a replica has taken over, which would make an undo wrong.
+            faults = (*faults, Fault("missing_right", "without INFO, charges of refused asks are not undone"))
         try:
             asked: Any = self._examiner.config_get("cluster-require-full-coverage")
         except RedisError:
@@ -157,6 +185,8 @@ class PrimaryStore(RedisStore):
 class _SlotCalls:
     """The commands of one call, one for each slot, and their answers.
 
+    The call has failed if each of its plans has; otherwise a plan that failed has the error in its answer.
+
     Args:
         by_slot: the indexes of the plans in each slot.
     """
@@ -174,13 +204,21 @@ class _SlotCalls:
         self._done = done
         self._answers: list[PackedAnswer | None] = [None] * len(plans)
         self._missing = len(plans)
+        self._failures: list[StoreError] = []
+        """One for each plan that failed at this primary."""
+        self._connection = primary.connection
         self._until = asyncio.get_running_loop().time() + FOLLOW_WITHIN_S
         self._is_done = False
 
     def send(self) -> None:
-        """Send all commands."""
-        for slot, places in self._by_slot.items():
-            self._send(self._primary, slot, places)
+        """Send all commands, if there is the memory to encode all of them."""
+        primary = self._primary
+        commands = [
+            (primary.command([self._plans[place] for place in places], slot), slot, places)
+            for slot, places in self._by_slot.items()
+        ]
+        for command, slot, places in commands:
+            primary.send(command, partial(self._came, primary, slot, places))
 
     def _send(self, at: PrimaryStore, slot: int, places: list[int], *, asking: bool = False) -> None:
         command = at.command([self._plans[place] for place in places], slot)
@@ -196,10 +234,10 @@ class _SlotCalls:
         elif _is_of_slot(reply):
             self._follow(at, slot, places, reply)
         elif isinstance(answers := at.answers(reply), Exception):
+            failed = _as_failure(answers)
             if at is self._primary:
-                self._finish(answers)  # the connection is lost, or the store is away
-            else:
-                self._fill(places, [no_answer(_as_failure(answers))] * len(places))
+                self._failures += [failed] * sum(self._answers[place] is None for place in places)
+            self._fill(places, [no_answer(failed)] * len(places))
         else:
             self._fill(places[: len(answers)], answers)
             if len(answers) < len(places) and not self._is_done:
@@ -249,13 +287,17 @@ class _SlotCalls:
             if self._answers[place] is None:
                 self._answers[place] = answer
                 self._missing -= 1
-        if not self._missing:
-            self._finish(cast("list[PackedAnswer]", self._answers))
-
-    def _finish(self, answers: list[PackedAnswer] | Exception) -> None:
-        if not self._is_done:
-            self._is_done = True
-            self._done(answers)
+        if self._missing or self._is_done:
+            return
+        self._is_done = True
+        if len(self._failures) < len(self._plans):
+            self._done(cast("list[PackedAnswer]", self._answers))
+            return
+        failed = min(self._failures, key=_is_unsent)
+        if self._connection is not None and self._connection is self._primary.connection:
+            # After a failover the address may point to another store than this connection does.
+            self._primary.give_up(failed)
+        self._done(failed)
 
 
 class ClusterStore:
@@ -272,14 +314,14 @@ class ClusterStore:
 
     def __init__(self, url: str, **settings: Any) -> None:
         self._url = url
-        self._settings = {"script": SCRIPT, **settings}
+        self._reserve = Reserve.of(url, THREADS)
+        self._settings = {"script": SCRIPT, "reserve": self._reserve, **settings}
         self._seeds = [Address(*host) for host in hosts_of(place_of(url), REDIS_PORT)]
         self._nodes = list(self._seeds)
         self._owners: list[Address | None] = [None] * SLOTS
         self.primaries: dict[Address, PrimaryStore] = {}
         self.began: Callable[[PrimaryStore], None] = lambda _primary: None
         self.ended: Callable[[PrimaryStore], None] = lambda _primary: None
-        self._thread = ThreadPoolExecutor(1, "read the slots")
         self._refreshing: asyncio.Task[None] | None = None
         self.error: StoreError | None = StoreError("connection", "no node of the cluster was asked yet")
         """Why it is not known where the slots are; None once it is."""
@@ -323,6 +365,7 @@ class ClusterStore:
         if found is None:
             url = single_url(self._url, *address)
             found = self.primaries[address] = PrimaryStore(self, address, url, **self._settings)
+            self._reserve.sockets.keep(SPARES * (len(self.primaries) + 1))
             self.began(found)
         return found
 
@@ -340,9 +383,11 @@ class ClusterStore:
         loop = asyncio.get_running_loop()
         nodes = random.sample(self._nodes, len(self._nodes))
         nodes = [*([first] if first else []), *nodes, *self._seeds]
-        found = await loop.run_in_executor(self._thread, self._read, list(dict.fromkeys(nodes)))
-        if isinstance(found, StoreError):
-            self.error = found
+        try:
+            found = await loop.run_in_executor(self._reserve.threads, self._read, list(dict.fromkeys(nodes)))
+        except StoreError as error:
+            if not isinstance(error, ShortageError):
+                self.error = error
             return
         owners, self._nodes = found
         self.error = None
@@ -353,21 +398,21 @@ class ClusterStore:
         for address in set(self.primaries) - having:
             self.ended(self.primaries.pop(address))
 
-    def _read(self, nodes: Sequence[Address]) -> tuple[list[Address | None], list[Address]] | StoreError:
-        """The owners of all slots and all nodes, as the first node that answers says; blocks its thread."""
+    def _read(self, nodes: Sequence[Address]) -> tuple[list[Address | None], list[Address]]:
+        """The owners of all slots and all nodes, as the first node that answers says; blocks its thread.
+
+        Raises:
+            StoreError: no node says.
+        """
         failed = StoreError("connection", "no node of the cluster can be reached")
         for node in nodes:
-            client = blocking_client_of(single_url(self._url, *node), EXAMINE_WITHIN_S)
             try:
-                ranges = cast("Any", client).execute_command("CLUSTER SLOTS")
-                read = list(_ranges(ranges, node))
+                read = list(_ranges(self._slots_as_seen_by(node), node))
             except (RedisError, OSError) as error:
                 failed = failure(error)
                 if "cluster support disabled" in str(error):
                     failed = _no_cluster()
                 continue
-            finally:
-                client.close()
             owners: list[Address | None] = [None] * SLOTS
             every: dict[Address, None] = {}
             for begin, end, its in read:
@@ -375,14 +420,22 @@ class ClusterStore:
                 every |= dict.fromkeys(its)
             if every:
                 return owners, list(every)
-        return failed
+        raise failed
+
+    def _slots_as_seen_by(self, node: Address) -> Any:
+        """Return a node's reply to CLUSTER SLOTS, over a connection that there is already if possible."""
+        if (primary := self.primaries.get(node)) is not None:
+            return primary.slots()
+        url = single_url(self._url, *node)
+        with blocking_client_of(url, EXAMINE_WITHIN_S, self._reserve.sockets) as client:
+            return cast("Any", client).execute_command("CLUSTER SLOTS")
 
     async def close(self) -> None:
         """Close what is not a primary; whoever uses the primaries closes them."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.wait({self._refreshing})
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._reserve.close()
 
 
 def plan_slots(plan: Plan | PackedPlan) -> Sequence[int]:
@@ -398,7 +451,13 @@ def plan_slots(plan: Plan | PackedPlan) -> Sequence[int]:
 
 
 def _as_failure(error: Exception) -> StoreError:
-    return error if isinstance(error, StoreError) else StoreError("unexpected", repr(error))
+    if isinstance(error, StoreError):
+        return error
+    return as_shortage(error) or StoreError("unexpected", repr(error))
+
+
+def _is_unsent(error: StoreError) -> bool:
+    return isinstance(error, ShortageError) and not error.was_sent
 
 
 def _ranges(reply: Any, asked: Address) -> Iterator[tuple[int, int, list[Address]]]:

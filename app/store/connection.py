@@ -13,6 +13,9 @@ from redis._parsers.base import BaseParser
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError  # noqa: A004  redis-py's own name
 
+from app.node.shortage import shortage_of
+from app.store.port import ShortageError
+
 GREET_WITHIN_S: Final = 5.0
 """A greeting takes several turns of the event loop, and each is long on a busy node. The examination before
 it has shown that the store works."""
@@ -36,10 +39,10 @@ class Connection(asyncio.Protocol):
 
     Args:
         greeted: a connection of redis-py after the greeting; kept, since its end closes the socket.
-        lost: called when the store closes the connection.
+        lost: called with the reason when the connection is lost, unless this process closed it.
     """
 
-    def __init__(self, greeted: AbstractConnection, lost: Callable[[], None]) -> None:
+    def __init__(self, greeted: AbstractConnection, lost: Callable[[Exception], None]) -> None:
         self._greeted = greeted
         self._lost = lost
         self._owed: deque[Owed] = deque()
@@ -55,7 +58,7 @@ class Connection(asyncio.Protocol):
         )
 
     @classmethod
-    async def open(cls, unused: AbstractConnection, lost: Callable[[], None]) -> Connection:
+    async def open(cls, unused: AbstractConnection, lost: Callable[[Exception], None]) -> Connection:
         """Greet the store as the URL says (TLS, credentials, database) and take the connection over.
 
         Raises:
@@ -120,7 +123,7 @@ class Connection(asyncio.Protocol):
 
     def close(self, error: Exception) -> None:
         """Fail all due replies and close the connection, without calling ``lost``."""
-        self._lost = lambda: None  # the caller knows
+        self._lost = lambda _error: None  # the caller knows
         self._fail(error)
         self._transport.abort()
         self._forget()
@@ -140,10 +143,15 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all due replies, also one that was cut short."""
-        self._fail(ConnectionError(str(exc or "the store closed the connection")))
+        """Fail all due replies, also one that was cut short, or that there was no memory to read."""
+        resource = shortage_of(exc) if exc is not None else None
+        if resource is not None:
+            error: Exception = ShortageError(resource, str(exc), was_sent=True)
+        else:
+            error = ConnectionError(str(exc or "the store closed the connection"))
+        self._fail(error)
         self._forget()
-        self._lost()
+        self._lost(error)
 
     def _forget(self) -> None:
         """Mark redis-py's connection as closed; otherwise redis-py warns that it was left open."""

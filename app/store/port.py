@@ -14,6 +14,7 @@ from app.domain.decision import Outcome, Reason
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Enforcement
 from app.domain.undo import Stamp
+from app.node.shortage import Resource, shortage_of
 
 NONE_KNOWN: Final[Mapping[bytes, int]] = MappingProxyType({})
 
@@ -22,12 +23,34 @@ class StoreError(Exception):
     """The store did not answer, or answered with an error; ``reason`` is one word for the metric.
 
     StoreError
+    ├── ShortageError                             this node is short of something
     └── app.store.library.MissingFunctionError    the script has to be loaded first
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
         self.reason = reason
+
+
+class ShortageError(StoreError):
+    """This process is short of a resource, which says nothing about the store: nothing is decided by policy.
+
+    Attributes:
+        was_sent: whether the command had been sent, and may have been carried out; else it was not.
+    """
+
+    def __init__(self, resource: Resource, detail: str = "", *, was_sent: bool = False) -> None:
+        super().__init__("shortage", f"this node is short of {resource}: {detail}")
+        self.resource = resource
+        self.was_sent = was_sent
+
+
+def as_shortage(error: Exception) -> ShortageError | None:
+    """Return an error as a shortage of this process, if it is one."""
+    if isinstance(error, StoreError):
+        return error if isinstance(error, ShortageError) else None
+    resource = shortage_of(error)
+    return None if resource is None else ShortageError(resource, repr(error))
 
 
 class Charge(Struct, frozen=True):
@@ -331,6 +354,8 @@ class StoreCalls(Protocol):
 class Store(StoreCalls, Protocol):
     """A store of counters: the calls, and its connection.
 
+    While this process is short of what a connection needs, calls fail with ``ShortageError``.
+
     Attributes:
         lost: called when the connection for calls is lost; the next examination makes a new one, for which
             calls wait.
@@ -345,6 +370,7 @@ class Store(StoreCalls, Protocol):
             the misconfigurations that were found, although the store works.
 
         Raises:
+            ShortageError: this process is short of something, so it could not be examined.
             StoreError: it does not decide or take writes.
         """
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Final, cast
+from socket import gaierror
+from ssl import SSLError
+from time import monotonic
+from typing import Any, Final, TypeVar, cast
 
 import redis
 from redis.asyncio import Redis
@@ -30,8 +32,10 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
     TryAgainError,
 )
+from redis.sentinel import MasterNotFoundError
 
-from app.store.client import blocking_client_of, client_of, is_clustered
+from app.node.shortage import Resource, causes, is_out_of_descriptors, shortage_of
+from app.store.client import Reserve, blocking_client_of, client_of, dial, is_clustered
 from app.store.connection import GREET_WITHIN_S, Command, Connection, Done
 from app.store.encoding import ORDER_STEP, answers_of, encode_call, encode_plans, read_reply
 from app.store.keys import BIRTH_KEY, ORDER_KEY, PROBE_KEY, RESETS_KEY, reset_key
@@ -46,9 +50,13 @@ from app.store.port import (
     PackedAnswer,
     PackedPlan,
     Plan,
+    ShortageError,
     StoreError,
+    as_shortage,
 )
 from app.store.script import FORGET, MARK, SCRIPT, text
+
+T = TypeVar("T")
 
 OLDEST: Final = (7, 0)
 """The oldest supported Redis; Valkey 7.2 and later report Redis 7.2."""
@@ -77,6 +85,8 @@ _BY_TYPE: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str],
 )
 _BY_TEXT: Final = {
     "BUSY ": "busy",
+    "No space left on device": "disk_full",  # also MISCONF, so it comes before
+    "Disk quota exceeded": "disk_full",
     "MISCONF ": "misconfigured",
     "NOREPLICAS ": "no_replicas",
     "unknown command": "scripting",
@@ -84,6 +94,9 @@ _BY_TEXT: Final = {
     "ACL failure in script": "permission",  # Valkey
 }
 """Errors that redis-py has no class for, by a part of their text."""
+
+_HIDING: Final = (gaierror, SSLError, MasterNotFoundError)
+"""Errors that do not say whether a file could not be opened, or no sentinel be connected to."""
 
 
 class RedisStore:
@@ -98,6 +111,7 @@ class RedisStore:
         max_ids: the most ids remembered for one principal.
         timeout_s: how long a removal may take; a decision takes until its caller gives up (``give_up``).
         script: another text in place of the script, for the tests that plant faults in it.
+        reserve: sockets and threads for its connections; by default its own.
     """
 
     def __init__(
@@ -111,15 +125,20 @@ class RedisStore:
         max_ids: int = 1_000_000,
         timeout_s: float = 5.0,
         script: str = SCRIPT,
+        reserve: Reserve | None = None,
     ) -> None:
         self._client = client_of(url, timeout_s)
-        self._examiner = blocking_client_of(url, EXAMINE_WITHIN_S)
+        self._own_reserve = Reserve.of(url, threads=1) if reserve is None else None
+        self._sockets, self._threads = cast("Reserve", reserve or self._own_reserve)
+        self._examiner = blocking_client_of(url, EXAMINE_WITHIN_S, self._sockets)
         """Its own connections, so that it neither waits for calls nor tests an old connection."""
-        self._thread = ThreadPoolExecutor(1, "examine the store")
-        self._greeter = client_of(url, GREET_WITHIN_S, connect_within_s=GREET_WITHIN_S)
         self._calls: Connection | None = None
+        self._short: ShortageError | None = None
+        """Why there is no connection, if this process is short of something."""
         self._lost_at: float | None = None
         """When calls began to wait for another connection, by the loop's clock; None while none waits."""
+        self._heard_at = 0.0
+        """When the store last replied to an examination, or its silence began to count, by the same clock."""
         self._waiting: list[tuple[Command, Done]] = []
         """The commands of these calls, which are sent on that connection."""
         self.lost: Callable[[StoreError], None] = lambda _error: None
@@ -184,7 +203,9 @@ class RedisStore:
 
     def silent_since(self) -> float | None:
         """When its silence began by the loop's clock: a reply is due or the connection is lost; else None."""
-        return self._calls.silent_since() if self._calls is not None else self._lost_at
+        if self._calls is not None:
+            return self._calls.silent_since()
+        return None if self._lost_at is None else max(self._lost_at, self._heard_at)
 
     def give_up(self, error: StoreError) -> None:
         """Fail all calls that wait for a reply or for a connection, and close the connection."""
@@ -240,11 +261,22 @@ class RedisStore:
             the misconfigurations that were found, although the store works.
 
         Raises:
+            ShortageError: this process is short of something, so the store could not be examined.
             StoreError: it does not, or it is a cluster: the keys of an ask may be in several slots.
         """
         loop = asyncio.get_running_loop()
-        faults = await loop.run_in_executor(self._thread, lambda: asyncio.run(self._look()))
-        await self.connect()
+        try:
+            faults = await loop.run_in_executor(self._threads, self._look)
+            await self.connect()
+        except Exception as error:
+            self._short = as_shortage(error)
+            if self._short is None:
+                raise
+            if not self._is_connected:
+                self._end_wait()
+            raise self._short from error
+        finally:
+            self._sockets.refill()
         return faults
 
     async def connect(self) -> None:
@@ -253,31 +285,46 @@ class RedisStore:
         Raises:
             StoreError: there is no such store, or it refused the greeting.
         """
-        if self._calls is None or not self._calls.is_open:
-            unused = cast("Any", self._greeter.connection_pool).make_connection()
-            try:
-                self._calls = await Connection.open(unused, self._was_lost)
-            except (RedisError, OSError) as error:
-                raise failure(error) from error
-            self._end_wait()
+        if self._is_connected:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            unused = await loop.run_in_executor(self._threads, dial, self._examiner, GREET_WITHIN_S)
+            self._heard_at = monotonic()
+            self._calls = await Connection.open(unused, self._was_lost)
+        except (RedisError, OSError) as error:
+            raise failure(error) from error
+        self._short = None
+        self._end_wait()
 
-    async def _look(self) -> tuple[Fault, ...]:
+    @property
+    def _is_connected(self) -> bool:
+        return self._calls is not None and self._calls.is_open
+
+    def _look(self) -> tuple[Fault, ...]:
         """Examine the store, in a thread that may block."""
+        self._heard_at = monotonic()  # the time before was this node's
         faults = self._faults()
-        run_here = partial(_run_blocking, self._examiner)
+        self._heard_at = monotonic()
+
+        async def run_here(*command: str | bytes | int) -> Any:
+            reply = await _run_blocking(self._examiner, *command)
+            self._heard_at = monotonic()
+            return reply
+
         order, probe = self._examined_keys()
-        await call_function(run_here, self._library, [order] if self._logged else [], [self._call])
-        await run_here("EVAL", PROBE, 1, probe)
-        await keep_only_used(run_here, self._library)
+        _result_of(call_function(run_here, self._library, [order] if self._logged else [], [self._call]))
+        _result_of(run_here("EVAL", PROBE, 1, probe))
+        _result_of(keep_only_used(run_here, self._library))
         return faults
 
     async def close(self) -> None:
         """Close the connections."""
         self.give_up(StoreError("connection", "closed"))
         await self._client.aclose()
-        await self._greeter.aclose()
-        self._thread.shutdown(wait=False, cancel_futures=True)
         self._examiner.close()
+        if self._own_reserve is not None:
+            self._own_reserve.close()
 
     def _send(self, command: Command, done: Done) -> None:
         """Send one command on the connection for calls.
@@ -293,7 +340,7 @@ class RedisStore:
         if calls is not None and calls.is_open:
             calls.send(command, partial(self._came, calls, done))
         else:
-            error = ConnectionError("there is no connection to the store")
+            error = self._short or ConnectionError("there is no connection to the store")
             asyncio.get_running_loop().call_soon(self._came, calls, done, error)
 
     def _came(self, calls: Connection | None, done: Done, reply: Any) -> None:
@@ -305,11 +352,15 @@ class RedisStore:
             reply = failed
         done(reply)
 
-    def _was_lost(self) -> None:
+    def _was_lost(self, error: Exception) -> None:
         """Let the next calls wait for another connection; they have sent nothing yet."""
         self._calls = None
-        self._lost_at = asyncio.get_running_loop().time()
-        self.lost(StoreError("connection", "the store closed the connection"))
+        failed = failure(error)
+        if isinstance(failed, ShortageError):  # the store is not silent: it is not asked
+            self._short = ShortageError(failed.resource, str(error))
+        else:
+            self._lost_at = asyncio.get_running_loop().time()
+        self.lost(failed)
 
     def _end_wait(self) -> None:
         """Send what waited for this connection; without one, that fails."""
@@ -391,6 +442,10 @@ async def _run_blocking(client: redis.Redis, *command: str | bytes | int) -> Any
 
 def failure(error: Exception) -> StoreError:
     """Name a failure of the store in one word: the one list of them (``docs/failures.md``)."""
+    if isinstance(error, StoreError):
+        return error
+    if resource := _shortage_behind(error):
+        return ShortageError(resource, str(error))
     if isinstance(error.__cause__, RedisError):
         error = error.__cause__  # redis-py reports a refused greeting as a lost connection
     text = str(error)
@@ -399,6 +454,24 @@ def failure(error: Exception) -> StoreError:
     by_type = (reason for type_, reason in _BY_TYPE if isinstance(error, type_))
     by_text = (reason for part, reason in _BY_TEXT.items() if part in text)
     return StoreError(next(chain(by_type, by_text), "response"), text)
+
+
+def _shortage_behind(error: Exception) -> Resource | None:
+    """Return the resource that was short, also if the error hides it."""
+    resource = shortage_of(error)
+    if resource is None and any(isinstance(cause, _HIDING) for cause in causes(error)):
+        return "descriptors" if is_out_of_descriptors() else None
+    return resource
+
+
+def _result_of(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that blocks its thread wherever it could wait, so it needs no event loop."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        found: T = ended.value
+        return found
+    raise RuntimeError("the work waits for an event loop")
 
 
 def _faults(server: Mapping[str, Any], memory: Memory) -> Iterator[Fault]:

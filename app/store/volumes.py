@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from asyncio import sleep
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec import MsgspecError, msgpack
@@ -50,7 +51,7 @@ class Reading(NamedTuple):
 
 
 async def change(
-    record: VolumeRecord, judge: Callable[[Reading], FactorState], token: int | None = None
+    record: VolumeRecord, judge: Callable[[Reading], Awaitable[FactorState]], token: int | None = None
 ) -> tuple[str, FactorState]:
     """Replace the record by what ``judge`` makes of it; retried when another writer was faster.
 
@@ -62,7 +63,8 @@ async def change(
     """
     for _ in range(TRIES):
         reading = await record.read()
-        state = judge(reading)
+        await sleep(0)  # reading 10,000 volumes takes milliseconds
+        state = await judge(reading)
         result = await record.replace(reading.raw, state, token)
         if result != "changed":
             break

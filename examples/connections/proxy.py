@@ -240,8 +240,10 @@ async def serve(options: argparse.Namespace) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server(options.listen, family=family, backlog=socket.SOMAXCONN) as listening:
         listening.setblocking(False)
+        # Idle connections end before a node that stops ends them (QUOTAGATE_DRAIN_MS).
+        limits = httpx.Limits(max_connections=100, keepalive_expiry=1)
         async with httpx.AsyncClient(
-            base_url=options.quotagate, headers=headers, trust_env=False
+            base_url=options.quotagate, headers=headers, trust_env=False, limits=limits
         ) as quotagate:
             acceptor = Acceptor(options, quotagate)
             accepting = asyncio.create_task(acceptor.accept(listening))

@@ -67,7 +67,7 @@ async def start_nginx(stack: AsyncExitStack, folder: Path, quotagate_port: int) 
     changes = {
         "listen 8000;": f"listen 127.0.0.1:{port};",
         "listen [::]:8000;": "",  # not every machine has IPv6
-        "server 127.0.0.1:8080;": f"server 127.0.0.1:{quotagate_port};",
+        "server 127.0.0.1:8080 ": f"server 127.0.0.1:{quotagate_port} ",
         "server 127.0.0.1:9000;": f"server 127.0.0.1:{site.sockets[0].getsockname()[1]};",
     }
     shutil.copytree(ROOT / "examples" / "nginx", folder)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
+from app.catalog import schema
 from app.store import redis as redis_module
 from app.store.client import client_of
 from tests.postgres import Postgres, started
@@ -30,3 +32,19 @@ def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         return client_of(url, max(timeout_s, PATIENCE_S), connect_within_s=max(connect_within_s, PATIENCE_S))
 
     monkeypatch.setattr(redis_module, "client_of", patient_client_of)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'catalog.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database()
+
+
+@pytest.fixture
+def database(empty: str) -> str:
+    """The URL of a database with the newest schema."""
+    schema.upgrade(empty)
+    return empty

@@ -49,22 +49,6 @@ WHO = Origin(who="admin", at_ms=1_000, reason="because")
 Opener = Callable[..., Awaitable[Catalog]]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'catalog.db'}"
-    server: Postgres = request.getfixturevalue("postgres")
-    return server.database()
-
-
-@pytest.fixture
-def database(empty: str) -> str:
-    """The URL of a database with the newest schema."""
-    schema.upgrade(empty)
-    return empty
-
-
 @pytest.fixture
 async def opened(database: str) -> AsyncIterator[Opener]:
     """Opens catalogs, each as a node would, and closes them at the end."""

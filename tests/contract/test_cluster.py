@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from app.admission.admission import Admission
 from app.admission.buckets import Buckets
 from app.admission.leases import Settlement
+from app.admission.spreading import ClusterGatherer
 from app.catalog.snapshot import Snapshot
 from app.decision_log.stream import LogStream, StreamReader
 from app.domain.bucket import BucketName
@@ -23,8 +27,11 @@ from app.domain.token_bucket import Tokens
 from app.domain.volumes import Drill
 from app.store import redis as redis_module
 from app.store.client import client_of
+from app.store.cluster import Address, PrimaryStore
+from app.store.connection import Command
 from app.store.lease import Lease
 from app.store.loading import Load, Loader
+from app.store.port import PackedPlan, Plan
 from app.store.volumes import VolumeRecord
 from tests import clusters
 from tests.clusters import Cluster
@@ -67,6 +74,48 @@ async def test_ask_of_two_slots_is_charged_in_both(cluster: Cluster) -> None:
         assert [round(each.observed or 0) for each in decision.quotas or ()] == [1, 1]
         assert await spent(node, f"user={user}", "request_rate") == 1
         assert await spent(node, f"ip={ip}", "connection_creation_rate") == 1
+
+
+async def test_error_of_one_slot_leaves_the_other_slots_their_answers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store refuses the command of one slot, after it has charged another slot of the same call."""
+    async with nodes(cluster) as (node,):
+        first = primary_of(node, broken := fresh("u"))
+        whole = next(user for user in iter(lambda: fresh("u"), "") if primary_of(node, user) == first)
+        command = PrimaryStore.command
+
+        def broken_for_one(self: PrimaryStore, plans: Sequence[Plan | PackedPlan], slot: int) -> Command:
+            if slot == slot_of_tag(f"user={broken}".encode()):
+                return ("GET",)  # without its argument
+            return command(self, plans, slot)
+
+        monkeypatch.setattr(PrimaryStore, "command", broken_for_one)
+        answers = await node.decide([ask_of(user, None) for user in (whole, broken, whole)])
+        assert [each.source for each in answers] == ["store", "fallback", "store"]
+        assert node.circuit.error is None
+        assert await spent(node, f"user={whole}", "request_rate") == 2
+        monkeypatch.setattr(PrimaryStore, "command", command)
+        (decision,) = await node.decide([ask_of(broken, None)])
+        assert decision.source == "store"
+
+
+async def test_account_without_info_is_named_as_it_cannot_undo(cluster: Cluster) -> None:
+    for primary in cluster.primaries:
+        primary.call("ACL", "SETUSER", "node", "on", ">secret", "~*", "+@all", "-info")
+    bound = copy(cluster)
+    bound.url = cluster.url.replace("://", "://node:secret@")
+    async with nodes(bound) as (node,):
+        assert {fault.name for fault in node.circuit.faults} >= {"unchecked", "missing_right"}
+    async with nodes(cluster) as (node,):
+        assert not node.circuit.faults
+
+
+def primary_of(node: Admission, user: str) -> Address:
+    """The primary that has a user's buckets."""
+    store = cast("ClusterGatherer", node.circuit)._cluster.primary_of(slot_of_tag(f"user={user}".encode()))
+    assert store is not None
+    return store.address
 
 
 async def test_refused_ask_charges_nothing_anywhere(cluster: Cluster) -> None:

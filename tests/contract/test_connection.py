@@ -23,7 +23,7 @@ KINDS = stores.KINDS
 async def connected(server: Server, lost: list[str]) -> AsyncIterator[Connection]:
     client = client_of(server.url, 5.0)
     unused = cast("Any", client.connection_pool).make_connection()
-    connection = await Connection.open(unused, lambda: lost.append("lost"))
+    connection = await Connection.open(unused, lambda _error: lost.append("lost"))
     yield connection
     connection.close(ConnectionError("closed"))
     await client.aclose()

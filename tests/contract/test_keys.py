@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select, text
@@ -26,18 +25,6 @@ from tests.postgres import Postgres, started
 from tests.waiting import until
 
 Opener = Callable[[], Awaitable[Keys]]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a database with the newest schema."""
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'catalog.db'}"
-    else:
-        server: Postgres = request.getfixturevalue("postgres")
-        url = server.database()
-    schema.upgrade(url)
-    return url
 
 
 @pytest.fixture

@@ -16,19 +16,9 @@ from sqlalchemy.exc import OperationalError
 from app.catalog import schema
 from app.catalog.errors import CatalogUnavailableError
 from tests.contract.mortal import BEFORE, CHANGE, _insert_one, _to, schema_of
-from tests.postgres import Postgres
 
 ROOT = Path(__file__).parents[2]
 NEWEST = ScriptDirectory.from_config(schema.config()).get_current_head()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'catalog.db'}"
-    server: Postgres = request.getfixturevalue("postgres")
-    return server.database()
 
 
 def deaths(what: str, url: str) -> list[dict[str, Any]]:

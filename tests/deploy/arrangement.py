@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -27,8 +27,9 @@ HOSTS: Final = ("127.0.0.11", "127.0.0.12")
 class Arrangement:
     """Two replicas behind nginx on a unix socket; ``http`` is a client of it with the admin key."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, environment: Mapping[str, str]) -> None:
         self._stack = stack
+        self._environment = environment
         database = postgres.started()
         stack.callback(database.remove)
         self._store_url = stack.enter_context(valkey())
@@ -42,7 +43,7 @@ class Arrangement:
             running(
                 store_url=self._store_url,
                 database_url=self._database_url,
-                environment=replica_environment(),
+                environment={**replica_environment(), **self._environment},
                 address=address,
             )
         )
@@ -66,10 +67,14 @@ class Arrangement:
 
 
 @contextmanager
-def arranged() -> Iterator[Arrangement]:
-    """Start the whole deployment, with a migrated PostgreSQL and a Valkey that requires its password."""
+def arranged(environment: Mapping[str, str] | None = None) -> Iterator[Arrangement]:
+    """Start the whole deployment, with a migrated PostgreSQL and a Valkey that requires its password.
+
+    Args:
+        environment: further variables of the replicas.
+    """
     with ExitStack() as stack:
-        yield Arrangement(stack)
+        yield Arrangement(stack, environment or {})
 
 
 def replica_environment() -> dict[str, str]:

@@ -147,6 +147,7 @@ def test_schema_has_each_value_and_accepts_the_defaults():
         ({"api": {"drainSeconds": 20}}, "api.terminationGracePeriodSeconds"),
         ({"autoscaling": {"minReplicas": 7}}, "autoscaling.minReplicas"),
         ({"config": {"QUOTAGATE_ENVOY_PORT": "8081"}}, "QUOTAGATE_ENVOY_PORT"),
+        ({"config": {"QUOTAGATE_DRAIN_MS": "2000"}}, "QUOTAGATE_DRAIN_MS"),
         ({"envoy": {"enabled": True, "port": 8080}}, "envoy.port"),
         ({"audit": {"enabled": True}}, "log.level"),
         ({"audit": {"enabled": True}, "log": {"level": "all", "url": "s3://logs"}}, "spark-application"),
@@ -376,10 +377,10 @@ def test_running_node_passes_its_probes():
 
 def test_stop_leaves_the_time_that_the_api_needs_to_finish():
     pod = pods(rendered())["api"]
-    program, drain = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
-    assert program == "sleep"
-    assert pod["spec"]["terminationGracePeriodSeconds"] > int(drain) + FINISH_WITHIN_S
-    grace = int(drain) + FINISH_WITHIN_S
+    drain_s = int(environment(pod, SECRET)["QUOTAGATE_DRAIN_MS"]) // 1_000
+    assert drain_s == VALUES["api"]["drainSeconds"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] > drain_s + FINISH_WITHIN_S
+    grace = drain_s + FINISH_WITHIN_S
     assert not refusal({"api": {"terminationGracePeriodSeconds": grace + 1}})
     assert refusal({"api": {"terminationGracePeriodSeconds": grace}})
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.http.wire import MAX_BODY
 from tests import stores
 from tests.deploy.files import ROOT
 from tests.envoy.calls import connected, serving
@@ -62,12 +67,39 @@ class Watched:
         assert self.node.http.delete(f"/v1/leases/{taken.json()['lease']}").json()["ok"] is True
 
     def crowd(self) -> None:
-        """Open connections from one address until one is refused."""
+        """Open connections from one address until one is refused, with bodies of which some are shed."""
+        head = b"POST /v1/decisions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % MAX_BODY
+        seen = {"quotagate_connections_refused_total", "quotagate_shed_total"}
         with ExitStack() as stack:
             for _ in range(PER_ADDRESS + 1):
                 address = self.node.address
-                stack.enter_context(socket.create_connection(address, source_address=(CROWD, 0)))
-            eventually(lambda: any(s.name == "quotagate_shed_total" for s in samples(self.text())))
+                one = stack.enter_context(socket.create_connection(address, source_address=(CROWD, 0)))
+                with suppress(ConnectionError):
+                    one.sendall(head + b" " * (MAX_BODY - 1))
+            eventually(lambda: seen <= {s.name for s in samples(self.text())})
+
+    def run_short(self) -> None:
+        """Leave the node no descriptor for another connection, and open one."""
+        kept = resource.prlimit(self.node.pid, resource.RLIMIT_NOFILE)
+        used = max(int(each.name) for each in Path(f"/proc/{self.node.pid}/fd").iterdir())
+        resource.prlimit(self.node.pid, resource.RLIMIT_NOFILE, (used + 1, kept[1]))
+        try:
+            with ExitStack() as stack:
+                addresses = (f"127.0.3.{n}" for n in count(1))  # each has a bound of its own
+
+                def is_short() -> bool:
+                    source = (next(addresses), 0)
+                    stack.enter_context(socket.create_connection(self.node.address, source_address=source))
+                    try:
+                        return any(s.name == "quotagate_shortages_total" for s in samples(self.text()))
+                    except (
+                        httpx.TransportError
+                    ):  # an idle connection makes room, perhaps the one of this test
+                        return False
+
+                eventually(is_short)
+        finally:
+            resource.prlimit(self.node.pid, resource.RLIMIT_NOFILE, kept)
 
     def load_without_the_store(self) -> None:
         """Ask while the store hangs, until the circuit opens; then resume the store."""
@@ -116,6 +148,7 @@ def watched() -> Iterator[Watched]:
         with connected(envoy_port) as envoy:
             assert envoy.code({"path": "/"}) == "OK"
         found.crowd()
+        found.run_short()
         found.load_without_the_store()
         yield found
 

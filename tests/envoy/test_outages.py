@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,15 @@ from app.admission.plain import ADMITTED
 from app.admission.port import InFull
 from app.domain.ask import Ask
 from app.domain.caller import Caller
-from app.envoy.mapping import DescriptorMapping
 from app.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from app.envoy.server import HEALTH, METHOD, WITHIN_S, HealthService, RateLimitService
-from app.envoy.server import serving as served
-from app.http.access import Access
+from app.envoy.server import HEALTH, METHOD, WITHIN_S
+from app.node.errors import ListenError
+from app.node.settings import Settings
+from app.run import envoy
 from tests import stores
 from tests.authority import P256, Authority
 from tests.envoy.calls import Client, connected, descriptor, free_port, request, serving
+from tests.envoy.in_process import channel_to, opened
 from tests.service import eventually
 
 ONE_A_MINUTE = {"limit": 1 / 60, "samples": 11, "sample_ms": 6_000, "enforcement": "deny"}
@@ -58,13 +59,7 @@ class StubAdmission:
 @asynccontextmanager
 async def in_process(admission: Any, metrics: Metrics, ready: Sequence[bool] = (True,)) -> AsyncIterator[Any]:
     """A channel to a service in this process."""
-    access = Access("the-admin-key-of-it", [ip_network("127.0.0.0/8")])
-    service = RateLimitService(admission, access, DescriptorMapping(), metrics)
-    health = HealthService(lambda: ready[-1])
-    async with (
-        served(service, health, ("127.0.0.1", 0), None) as port,
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)]) as channel,
-    ):
+    async with opened(admission, metrics, lambda: ready[-1]) as (_, port), channel_to(port) as channel:
         yield channel
 
 
@@ -115,15 +110,10 @@ async def test_an_error_of_ours_says_nothing_of_its_cause():
 
 async def test_who_watches_health_learns_of_a_change_and_of_the_end():
     ready = [True]
-    service = RateLimitService(
-        StubAdmission(),  # type: ignore[arg-type]
-        Access("k" * 16, []),
-        DescriptorMapping(),
-        Metrics(),
-    )
-    server = served(service, HealthService(lambda: ready[-1]), ("127.0.0.1", 0), None)
-    port = await server.__aenter__()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
+    async with (
+        opened(StubAdmission(), Metrics(), lambda: ready[-1]) as (port, number),
+        channel_to(number) as channel,
+    ):
         watch = channel.unary_stream(
             f"/{HEALTH}/Watch",
             request_serializer=HealthCheckRequest.SerializeToString,
@@ -132,21 +122,20 @@ async def test_who_watches_health_learns_of_a_change_and_of_the_end():
         assert (await watch.read()).status == HealthCheckResponse.SERVING
         ready.append(False)
         assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
-        await server.__aexit__(None, None, None)
+        ready.append(True)
+        assert (await watch.read()).status == HealthCheckResponse.SERVING
+        port.drain()
+        assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
+        await port.stop(60.0)
         assert await watch.read() is grpc.aio.EOF
         assert await watch.code() is grpc.StatusCode.OK
 
 
-async def test_a_port_that_is_taken_is_an_error():
-    async with in_process(StubAdmission(), Metrics()):
-        pass
-    admission, metrics = StubAdmission(), Metrics()
-    service = RateLimitService(admission, Access("k" * 16, []), DescriptorMapping(), metrics)  # type: ignore[arg-type]
-    health = HealthService(lambda: True)
-    async with served(service, health, ("127.0.0.1", 0), None) as port:
-        with pytest.raises(OSError, match=str(port)):
-            async with served(service, health, ("127.0.0.1", port), None):
-                pass
+async def test_a_port_that_is_taken_is_an_error(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(ListenError, match=str(number)):
+            envoy.listen(Settings(home=tmp_path, envoy_port=number), shared=False)
 
 
 def test_while_the_store_is_held_each_quota_follows_its_policy():
@@ -238,7 +227,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 WITHOUT_GRPC = """
 import sys
-sys.modules["grpc"] = sys.modules["google.protobuf"] = None
+sys.modules["h2"] = sys.modules["grpc"] = sys.modules["google.protobuf"] = None
 from app.run import cli
 sys.argv = ["quotagate", *sys.argv[1:]]
 cli.main()

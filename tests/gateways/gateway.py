@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ NGINX: Final = Kind(
     places={
         "listen 8000;": "listen 127.0.0.1:PORT;",
         "listen [::]:8000;": "listen [::1]:PORT;",
-        "server 127.0.0.1:8080;": "server 127.0.0.1:NODE;",
+        "server 127.0.0.1:8080 ": "server 127.0.0.1:NODE ",
         "server 127.0.0.1:9000;": "server 127.0.0.1:SITE;",
     },
     patience={"_timeout 1s;": "_timeout 20s;"},
@@ -151,6 +151,15 @@ class Gateway:
                 headers=[*self._credentials(person), *headers],
                 content=content,
             )
+
+    @contextmanager
+    def visits(self, person: str = "alice") -> Iterator[Callable[[], int]]:
+        """A visitor who keeps the connection open: the function requests the site, and returns the status."""
+        scheme = "https" if self.kind.by_certificate else "http"
+        url = f"{scheme}://127.0.0.1:{self.port}/"
+        headers = self._credentials(person)
+        with httpx.Client(verify=self._tls(person), timeout=60, trust_env=False) as client:
+            yield lambda: client.get(url, headers=headers).status_code
 
     def logged(self) -> str:
         """Everything that the gateway has logged."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import httpx
 import pytest
@@ -33,9 +33,11 @@ from app.http.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
 from app.http.connections import Connections
+from app.http.drain import DrainState
 from app.http.health import Readiness
 from app.http.lane import LaneProtocol
 from app.http.protocol import Protocol
+from app.http.server import Server
 from app.http.wire import Clock
 from tests.http.application import KEY, app_of
 from tests.postgres import Postgres, started
@@ -125,7 +127,8 @@ class Node:
     """A running server, and the parts that it was built from."""
 
     port: int
-    server: uvicorn.Server
+    server: Server
+    drain: DrainState
     admission: Admission
     metrics: Metrics
     access: Access
@@ -152,9 +155,15 @@ async def serving(
     open_to: str = OPEN_TO,
     clock: Clock = "store",
     sources: Sources = SOURCES,
-    allowed: Connections | None = None,
+    connections: Connections | None = None,
+    drain_s: float = 0.0,
+    **parts: Any,
 ) -> AsyncIterator[Node]:
-    """A node that requires no key from some networks; it has the express lane unless ``way`` differs."""
+    """A node that requires no key from some networks; it has the express lane unless ``way`` differs.
+
+    Args:
+        parts: more of what ``create_app`` takes.
+    """
     node: Node
     routes = APIRouter()
 
@@ -175,11 +184,13 @@ async def serving(
             routers=[routes],
             ready=lambda: node.readiness,
             metrics=metrics,
+            **parts,
         )
+        drain = DrainState()
         protocol = (
-            partial(LaneProtocol, allowed=allowed, routes=app.hot, outbox=app.outbox)
+            partial(LaneProtocol, drain=drain, routes=app.hot, outbox=app.outbox)
             if Ways.lane
-            else partial(Protocol, allowed=allowed)
+            else partial(Protocol, drain=drain)
         )
         config = uvicorn.Config(
             app,
@@ -191,9 +202,9 @@ async def serving(
             proxy_headers=False,
             timeout_graceful_shutdown=5,
         )
-        server = uvicorn.Server(config)
-        node = Node(port, server, admission, metrics, access, Readiness(snapshot=True), client)
-        running = asyncio.create_task(server._serve(sockets=[listener]))
+        server = Server(config, listener, connections or Connections(), drain=drain, drain_s=drain_s)
+        node = Node(port, server, drain, admission, metrics, access, Readiness(snapshot=True), client)
+        running = asyncio.create_task(server._serve())
         await eventually(lambda: server.started)
         try:
             yield node

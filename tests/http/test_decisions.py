@@ -228,7 +228,7 @@ async def test_ask_in_flight_is_answered_when_the_server_stops(node: Node):
     answer = asyncio.create_task(node.ask(ASK))
     await eventually(lambda: node.admission.waiting)
     node.server.should_exit = True
-    await eventually(lambda: not any(server.is_serving() for server in node.server.servers))
+    await eventually(lambda: node.drain.has_begun)
     node.admission.held.set()
     assert (await answer).json()["decision"] == "admit"
 

@@ -539,13 +539,13 @@ async def test_a_known_ask_in_flight_is_answered_in_order_and_its_bytes_are_coun
     assert isinstance(hot, LaneProtocol)
     route = hot._routes[ONE]
     assert isinstance(route, HotRoute)
-    assert route._intake.total == (size if size > UNCOUNTED else 0)
+    assert route.intake.total == (size if size > UNCOUNTED else 0)
     one.store.held.pop()()
     await one.connection.settle()
     one.store.held.pop()()
     answers = await one.connection.settle()
     assert answers.count(b"HTTP/1.1 200") == 5
-    assert route._intake.total == 0
+    assert route.intake.total == 0
     one.connection.end()
 
 
@@ -660,7 +660,7 @@ async def test_small_body_needs_room_although_it_is_not_counted(one: Real):
     route = lane_of(connection)._routes[ONE]
     assert isinstance(route, HotRoute)
     (turn,) = {known.sender.turn for known in lane_of(connection)._heads.values()}
-    route._intake.take(turn, MAX_OF_CALLER)
+    route.intake.take(turn, MAX_OF_CALLER)
     assert (await connection.send(UNLIMITED))[before:].startswith(b"HTTP/1.1 503")
-    route._intake.give_back(turn, MAX_OF_CALLER)
+    route.intake.give_back(turn, MAX_OF_CALLER)
     connection.end()

@@ -171,6 +171,21 @@ def test_lease_is_good_for_the_key_that_got_it(holder: Holder):
     assert holder.end(0, lease, 0, mine).json()["ok"] is True
 
 
+def test_key_made_again_under_the_same_name_does_not_settle_leases_of_the_former_one(holder: Holder):
+    http = holder.service.http
+    body = {"name": next(NAMES), "scopes": ["account"]}
+    former = http.post("/v1/keys", json=body).json()["key"]
+    first, second = (holder.take(0, 20, former)["lease"] for _ in range(2))
+    rotated = http.post(f"/v1/keys/{body['name']}:rotate").json()["key"]
+    assert holder.end(0, first, 0, rotated).json()["ok"] is True, "a rotated key is the same key"
+    assert http.delete(f"/v1/keys/{body['name']}").status_code == 204
+    again = http.post("/v1/keys", json=body).json()["key"]
+    settled = holder.take(0, 0, again, settle=[{"lease": second, "usage": {"fetch_bytes": 0}}])
+    assert settled["settled"] == [{"lease": second, "ok": False}]
+    assert holder.end(0, second, 0, again).json()["ok"] is False
+    assert holder.left(0) == 80, "the units of the revoked key's lease are still held"
+
+
 def test_lease_needs_the_scope_account(holder: Holder):
     assert holder.post(0, key=new_key(holder.service, "decide")).status_code == 403
     with httpx.Client(base_url=holder.service.url, trust_env=False, timeout=60) as keyless:

@@ -324,6 +324,12 @@ async def test_a_large_body_is_given_more_time(node: Node, monkeypatch: pytest.M
 OPENAPI: Final = message("GET", "/openapi.json")
 
 
+async def connected(node: Node) -> Protocol:
+    """The only connection of the node, once it has a protocol."""
+    await eventually(lambda: node.server.server_state.connections)
+    return only(node)
+
+
 def only(node: Node) -> Protocol:
     """The only open connection of the node."""
     (found,) = node.server.server_state.connections
@@ -338,8 +344,8 @@ async def test_pipelining_caller_that_reads_nothing_is_closed_and_holds_little(
     async with calling(node) as caller:
         caller.reads(on=False)
         caller.send(OPENAPI * 10_000)
-        await eventually(lambda: only(node).flow.write_paused)
-        connection = only(node)
+        connection = await connected(node)
+        await eventually(lambda: connection.flow.write_paused)
         assert len(connection.pipeline) < WAITING + PIECE / 20
         assert connection.flow.read_paused
         await node.ask(BODY)  # others are answered
@@ -350,7 +356,8 @@ async def test_pipelining_caller_that_reads_nothing_is_closed_and_holds_little(
 async def test_late_reader_gets_all_responses(node: Node, caller: Caller):
     caller.reads(on=False)
     caller.send(OPENAPI * 40, LIVE * 1_000, ASK)
-    await eventually(lambda: only(node).flow.write_paused)
+    connection = await connected(node)
+    await eventually(lambda: connection.flow.write_paused)
     caller.reads(on=True)
     await caller.hears(*[200] * 1_041)
     assert len(node.admission.asked) == 1
@@ -359,7 +366,8 @@ async def test_late_reader_gets_all_responses(node: Node, caller: Caller):
 async def test_queued_requests_are_bounded(node: Node, caller: Caller):
     node.admission.held = asyncio.Event()
     caller.send(ASK, LIVE * 2_000)
-    await eventually(lambda: only(node).flow.is_held)
+    connection = await connected(node)
+    await eventually(lambda: connection.flow.is_held)
     assert WAITING <= len(only(node).pipeline) < WAITING + PIECE / len(LIVE)
     node.admission.held.set()
     await caller.hears(*[200] * 2_001)
@@ -422,7 +430,8 @@ async def test_nothing_is_read_after_garbage_until_responses_are_sent(
     read = Read(monkeypatch)
     node.admission.held = asyncio.Event()
     caller.send(ASK, b"\0" * 2**24)
-    await eventually(lambda: only(node).flow.is_held)
+    connection = await connected(node)
+    await eventually(lambda: connection.flow.is_held)
     assert only(node).flow.read_paused
     size = read.size
     await node.http.get("/health/live")
@@ -474,17 +483,17 @@ async def test_a_host_may_be_empty_and_in_http_1_0_it_may_be_missing(caller: Cal
 
 @pytest.mark.usefixtures("way")
 async def test_connection_above_the_limit_is_closed_without_a_response():
-    shed: list[str] = []
-    allowed = Connections(3, 2)
-    allowed.shed = shed.append
-    async with serving(allowed=allowed) as node:
+    refused: list[tuple[str, str]] = []
+    connections = Connections(3, 2)
+    connections.refused = lambda port, reason: refused.append((port, reason))
+    async with serving(connections=connections) as node:
         async with calling(node) as one, calling(node) as two:
             for caller in (one, two):
                 caller.send(LIVE)
                 await caller.hears(200)
             async with calling(node) as three:
                 await three.ends()
-            assert shed == ["connections_per_address"]
+            assert refused == [("http", "address")]
             one.send(LIVE)
             await one.hears(200)
         await eventually(lambda: not node.server.server_state.connections)

@@ -435,6 +435,20 @@ async def test_a_reason_is_kept(quotas: Quotas, catalog: Catalog):
     assert all(at_ms > 1_700_000_000_000 for *_, at_ms in kept)
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [b"x" * 1_025, "ü".encode() * 513, "a\x9bb".encode(), b"a\tb", b"a\x7fb", b"\xff"],
+    ids=["long", "long in bytes", "C1", "C0", "DEL", "not UTF-8"],
+)
+async def test_a_reason_is_short_text(quotas: Quotas, reason: bytes):
+    headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"x-reason", reason)]
+    refused = await quotas.client.put("/v1/quotas/user=alice", json={"request_rate": 5}, headers=headers)
+    assert fields(refused) == ["X-Reason"]
+    assert (await quotas.get("user=alice")).status_code == 404
+    longest = await quotas.put("user=alice", {"request_rate": 5}, x_reason="x" * 1_024)
+    assert longest.status_code == 201
+
+
 async def test_unreachable_catalog_is_503(quotas: Quotas, catalog: Catalog, monkeypatch: pytest.MonkeyPatch):
     await quotas.put("user=alice", {"request_rate": 5})
 

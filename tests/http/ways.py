@@ -25,6 +25,8 @@ from app.domain.quota import Quota
 from app.http.access import Access, Ring
 from app.http.app import create_app
 from app.http.check_question import Sources
+from app.http.connections import Connections
+from app.http.drain import DrainState
 from app.http.health import Readiness
 from app.http.lane import LaneProtocol
 from app.http.protocol import Protocol
@@ -230,7 +232,10 @@ class InMemory:
 
     def protocol(self, state: ServerState, loop: Timers) -> Protocol:
         """A new connection's protocol."""
-        protocol: Protocol = self._kind(self._config, state, {}, loop)
+        connection = Connections().accept("127.0.0.1", "http", loop.time())
+        protocol: Protocol = self._kind(
+            self._config, state, {}, loop, connection=connection, drain=DrainState()
+        )
         return protocol
 
     def forget(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -167,9 +167,9 @@ def typical_ms(outcomes: Sequence[Outcome]) -> float:
 
 
 @contextmanager
-def attacked(**more: Any) -> Iterator[Site]:
+def attacked(environment: Mapping[str, str] | None = None, **more: Any) -> Iterator[Site]:
     """Run a node with quotas for everybody (for ids the largest limit there is) and with the keys."""
-    with running(environment=SECRET, **more) as node:
+    with running(environment={**SECRET, **(environment or {})}, **more) as node:
         node.put("user=*", **{**AMPLE, "producer_ids_rate": 500_000})
         keys = {NOBODY: ""}
         for name in (*OTHERS, ATTACKER):

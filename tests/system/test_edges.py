@@ -51,8 +51,8 @@ def is_closed(one: socket.socket) -> bool:
         return True
 
 
-def shed(node: Service, cause: str) -> float:
-    line = f'quotagate_shed_total{{cause="{cause}"}} '
+def refused(node: Service, reason: str) -> float:
+    line = f'quotagate_connections_refused_total{{port="http",reason="{reason}"}} '
     for text in node.http.get("/metrics").text.splitlines():
         if text.startswith(line):
             return float(text.removeprefix(line))
@@ -62,23 +62,22 @@ def shed(node: Service, cause: str) -> float:
 def test_connections_above_the_limit_are_closed_and_counted():
     with running(environment=SMALL) as node, ExitStack() as stack:
         mine = [stack.enter_context(connected(node, "127.0.0.2")) for _ in range(12)]
-        eventually(lambda: shed(node, "connections_per_address") == 2)
+        eventually(lambda: refused(node, "address") == 2)
         eventually(lambda: is_closed(mine[10]) and is_closed(mine[11]))
         assert not any(is_closed(one) for one in mine[:10])
-        many = [stack.enter_context(connected(node, f"127.0.1.{n}")) for n in range(1, 41)]
-        eventually(lambda: shed(node, "connections") >= 10)
-        eventually(lambda: is_closed(many[-1]))
-        assert node.ask(**ASK)["decision"] == "admit", "earlier connections are served"
-        for one in (*mine, *many):
-            one.close()
-        eventually(lambda: httpx.get(f"{node.url}/health/live", trust_env=False, timeout=60).is_success)
+        many = [stack.enter_context(connected(node, f"127.0.1.{n}")) for n in range(1, 39)]
+        eventually(lambda: refused(node, "process") >= 9)
+        eventually(lambda: is_closed(mine[8]))
+        assert not is_closed(mine[9]), "of the address that holds most, the longest idle ones are closed"
+        assert not any(is_closed(one) for one in many), "the others are served"
+        assert node.ask(**ASK)["decision"] == "admit"
 
 
 def test_idle_sockets_take_nothing_from_others_under_a_small_limit_of_open_files():
     with running(program="tests.few_files") as node, ExitStack() as stack:
         for _ in range(400):
             stack.enter_context(connected(node, "127.0.0.2"))
-        eventually(lambda: shed(node, "connections_per_address") > 300)
+        eventually(lambda: refused(node, "address") > 300)
         for _ in range(20):  # each over its own connection
             answer = httpx.post(f"{node.url}/v1/decisions", json=ASK, trust_env=False, timeout=60)
             assert answer.json()["source"] == "local"

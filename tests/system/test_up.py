@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,17 @@ from app.node.errors import HomeInUseError
 
 
 class Running:
-    """One `quotagate up` with its own home and port."""
+    """One `quotagate up` with its own home and port.
+
+    Attributes:
+        command: the command of `quotagate`.
+        environment: further variables.
+        begin: called in the new process before the program.
+    """
+
+    command = "up"
+    environment: Mapping[str, str] = {"QUOTAGATE_DRAIN_MS": "0"}
+    begin: Callable[[], None] | None = None
 
     def __init__(self, home: Path, port: int, **settings: str) -> None:
         self.home = home
@@ -34,15 +44,16 @@ class Running:
         )
         self.output = home.with_name(f"{home.name}-{port}.out")
         bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
-        own = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port), **settings}
+        own = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port), **self.environment, **settings}
         with self.output.open("wb") as output:
             self.up = subprocess.Popen(
-                [sys.executable, "-P", "-m", "app.run.cli", "up"],
+                [sys.executable, "-P", "-m", "app.run.cli", self.command],
                 env={**bare, **own},
                 cwd=home.parent,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 umask=0o022,
+                preexec_fn=self.begin,  # noqa: PLW1509  it only makes a session of its own
             )
 
     def logged(self) -> str:
@@ -57,6 +68,12 @@ class Running:
     def end(self, number: int = signal.SIGTERM) -> int:
         self.up.send_signal(number)
         return self.up.wait(timeout=60)
+
+    def kill(self) -> None:
+        """Kill it, if it still runs."""
+        if self.up.poll() is None:
+            self.up.kill()
+            self.up.wait()
 
     def key(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {(self.home / 'admin.key').read_text(encoding='ascii').strip()}"}
@@ -94,9 +111,13 @@ class Running:
 
     def restarts(self, child: str) -> list[float]:
         """The logged pauses before each restart of a child."""
+        died = self.events("child died, restarting")
+        return [line["pause_s"] for line in died if line["child"] == child]
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        """The log lines of an event."""
         lines = [json.loads(line) for line in self.logged().splitlines() if line.startswith("{")]
-        died = "child died, restarting"
-        return [line["pause_s"] for line in lines if line["event"] == died and line["child"] == child]
+        return [line for line in lines if line["event"] == event]
 
     def family(self) -> dict[int, str]:
         """All descendants of the process: their command lines by pid."""
@@ -165,9 +186,7 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Running]]:
 
     yield start
     for running in started:
-        if running.up.poll() is None:
-            running.up.kill()
-            running.up.wait()
+        running.kill()
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +196,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     try:
         yield running.ready()
     finally:
-        running.up.kill()
-        running.up.wait()
+        running.kill()
 
 
 def most_bytes(running: Running) -> list[float]:
@@ -337,7 +355,7 @@ def test_children_that_never_end_are_reported(tmp_path):
 
 def test_dead_api_is_started_again(shared):
     os.kill(shared.one(" serve "), signal.SIGKILL)
-    eventually(lambda: shared.restarts("api") == [0.0])
+    eventually(lambda: shared.restarts("api 1") == [0.0])
     # The supervisor holds the listening socket, so a caller waits for the new API instead of being refused.
     assert shared.http.get("/health/live").is_success
 

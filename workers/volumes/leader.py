@@ -135,7 +135,7 @@ class Observer:
         else:
             log.warning("volume observation dropped: the record changed on every attempt")
 
-    def _next_state(self, seen: Observation | ObservationError, reading: Reading) -> FactorState:
+    async def _next_state(self, seen: Observation | ObservationError, reading: Reading) -> FactorState:
         state = reading.state
         if state is None or state.source != self._rules.source:
             state = start_state(reading.now_ms, self._rules)

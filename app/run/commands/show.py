@@ -26,7 +26,15 @@ MIN_WIDTH: Final = 12
 GAP: Final = 2
 MIN_COLUMNS: Final = 72
 """In a narrower terminal, the terminal wraps the lines, so no number is cut."""
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_UNSEEN: Final = (
+    "\x7f-\x9f"  # C1 controls, which some terminals obey
+    "\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069"  # change the direction of text, or take no room
+    "\u2028\u2029\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff"  # halves of a character
+    "\U000e0000-\U000e0fff"  # tags and variants, which hide text
+)
+_UNSAFE: Final = re.compile(f"[{_UNSEEN}]")
+_CONTROL: Final = re.compile(f"[\x00-\x1f{_UNSEEN}]")
 
 
 Output = Literal["table", "json", "yaml"]
@@ -35,10 +43,10 @@ Out = Annotated[Output, typer.Option("--output", "-o", help="The output format."
 
 
 def plain(text: str) -> str:
-    r"""Escape control characters, which could move a terminal's cursor or change its colours.
+    r"""Escape characters that could move a terminal's cursor, change its colours, or hide text.
 
-    >>> plain("a\x1b[31mb")
-    'a\\x1b[31mb'
+    >>> plain("a\x1b[31mb"), plain("\u202egpj.exe")
+    ('a\\x1b[31mb', '\\u202egpj.exe')
     """
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
@@ -51,12 +59,45 @@ def plain_lines(lines: Iterable[str]) -> str:
 def document(answer: Any, output: Output) -> bool:
     """Print an answer as JSON or YAML; return False for a table, which the command prints itself."""
     if output == "json":
-        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        typer.echo(as_json(answer))
     elif output == "yaml":
-        import yaml
-
-        typer.echo(yaml.safe_dump(answer, sort_keys=False, allow_unicode=True, width=100), nl=False)
+        typer.echo(as_yaml(answer), nl=False)
     return output != "table"
+
+
+def as_json(answer: Any) -> str:
+    r"""Return JSON in which unsafe characters, which only strings hold, are escaped.
+
+    >>> print(as_json("\u202e\U000e0041ü"))
+    "\u202e\udb40\udc41ü"
+    """
+    text = json.dumps(answer, indent=2, ensure_ascii=False)
+    return _UNSAFE.sub(lambda found: json.dumps(found.group())[1:-1], text)
+
+
+def as_yaml(answer: Any) -> str:
+    r"""Return YAML in which unsafe characters are escaped; the strings that hold them are quoted for it.
+
+    >>> print(as_yaml({"why": "\u202e\x9bü", "who": "ü"}), end="")
+    why: "\u202E\x9Bü"
+    who: ü
+    """
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        style = '"' if _UNSAFE.search(text) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+    Dumper.add_representer(str, quoted)
+    text: str = yaml.dump(answer, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return _UNSAFE.sub(lambda found: _yaml_escape(ord(found.group())), text)
+
+
+def _yaml_escape(character: int) -> str:
+    return f"\\u{character:04X}" if character < 0x10000 else f"\\U{character:08X}"
 
 
 def done(output: Output) -> None:

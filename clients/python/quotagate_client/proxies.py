@@ -1,17 +1,21 @@
-"""Nodes on this machine are called without the environment's proxies."""
+"""How to connect to a node: idle connections end early, and nodes on this machine need no proxy."""
 
 from __future__ import annotations
 
 import ssl
 from ipaddress import IPv6Address, ip_address
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import httpx
+
+LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=1.0)
+"""Idle connections end before a node that stops ends them (QUOTAGATE_DRAIN_MS), and an ask with them."""
 
 
 class Connecting(TypedDict, total=False):
     """Arguments of an httpx client."""
 
+    limits: httpx.Limits
     trust_env: bool
     verify: ssl.SSLContext
 
@@ -19,9 +23,9 @@ class Connecting(TypedDict, total=False):
 def proxies_for(url: str) -> Connecting:
     """Return how to connect to a URL: a remote proxy cannot reach this machine, and would see the key."""
     if not is_here(url):
-        return Connecting()
+        return Connecting(limits=LIMITS)
     # Make the context first: the environment may still name trusted certificates (SSL_CERT_FILE).
-    return Connecting(trust_env=False, verify=httpx.create_ssl_context())
+    return Connecting(limits=LIMITS, trust_env=False, verify=httpx.create_ssl_context())
 
 
 def is_here(url: str) -> bool:

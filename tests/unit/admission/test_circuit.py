@@ -13,7 +13,7 @@ from app.admission import circuit
 from app.admission.circuit import SETTLED_S, Circuit
 from app.admission.metrics import Metrics
 from app.store.encoding import answers_of
-from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, ShortageError, StoreError
 from tests.packed import packed
 from tests.waiting import until
 
@@ -62,6 +62,38 @@ class Store:
             raise failed
 
     async def close(self) -> None: ...
+
+
+def shortage() -> ShortageError:
+    return ShortageError("descriptors", "too many open files")
+
+
+async def test_shortage_opens_no_circuit_and_is_examined_again_at_once():
+    store, metrics = Store(), RecordedMetrics()
+    store.error = shortage()
+    circuit = Circuit(store, metrics)
+    await circuit.start()
+    for _ in range(3):  # not only every 5 s
+        await store.examined.get()
+    assert circuit.error is None
+    assert metrics.reasons == []
+    assert not any(away for away, _ in metrics.states)
+    store.error = None
+    await until(lambda: not circuit._is_short)
+    await circuit.stop()
+
+
+async def test_shortage_closes_an_open_circuit_since_nothing_is_known_of_the_store():
+    store, metrics = Store(), RecordedMetrics()
+    store.error = StoreError("connection")
+    circuit = Circuit(store, metrics)
+    await circuit.start()
+    assert circuit.error is not None
+    store.error = shortage()
+    await until(lambda: circuit.error is None)
+    store.error = StoreError("connection")
+    await until(lambda: circuit.error is not None)
+    await circuit.stop()
 
 
 class RecordedMetrics(Metrics):

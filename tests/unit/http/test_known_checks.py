@@ -76,8 +76,8 @@ async def begun(
         if isinstance(result, Exception):
             raise result
     except OverloadedError as error:
-        return check.finish(error, question)
-    return check.finish(result, question) if isinstance(result, InFull) else result
+        return check.refuse(error, query)
+    return check.finish(result, query) if isinstance(result, InFull) else result
 
 
 @pytest.mark.parametrize("answer", ANSWERS)

@@ -11,6 +11,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from app.node.children import PAUSES_S, Child
+from tests.waiting import until
 
 SHORT = ["true"]
 
@@ -100,3 +101,18 @@ async def test_stop_does_not_wait_for_a_pause():
     await asked.wait()
     async with asyncio.timeout(60):
         await child.stop()
+
+
+async def test_child_that_is_stopped_twice_gets_one_signal(tmp_path: Path):
+    heard = tmp_path / "heard"
+    loop = f"trap 'echo TERM >> {heard}' TERM; echo > {heard}.ready; while :; do sleep 0.01; done"
+    child = Child("busy", ["sh", "-c", loop], stop_within_s=60)
+    await child.start()
+    await until(Path(f"{heard}.ready").exists)
+    first = asyncio.create_task(child.stop())
+    await until(heard.exists)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    child.stop_within_s = 0.5
+    await child.stop()
+    assert heard.read_text(encoding="utf-8") == "TERM\n"

@@ -106,6 +106,8 @@ def test_defaults_are_a_loopback_node_with_embedded_state(monkeypatch):
         ("MAX_DEBT", "PT0S"),
         ("MAX_DEBT", "P25D"),
         ("MAX_DEBT", "3600"),
+        ("HISTORY_RETENTION", "30"),
+        ("HISTORY_RETENTION", "-P1D"),
         ("VOLUME_FALLBACK_FACTOR", "1.1"),
         ("VOLUME_FALLBACK_FACTOR", "nan"),
         ("LOG", "some"),

@@ -84,10 +84,10 @@ final class Asker implements AutoCloseable {
               thread.setDaemon(true);
               return thread;
             });
-    // A connection that is closed just when it is used again would be a failure; the node keeps
-    // idle ones 75 s.
+    // A connection that is closed just when it is used again would be a failure; a node that stops
+    // keeps idle ones for QUOTAGATE_DRAIN_MS (2 s).
     if (System.getProperty("jdk.httpclient.keepalive.timeout") == null) {
-      System.setProperty("jdk.httpclient.keepalive.timeout", "30");
+      System.setProperty("jdk.httpclient.keepalive.timeout", "1");
     }
     this.http =
         HttpClient.newBuilder()

@@ -1,0 +1,216 @@
+"""Accepts the connections of one port, and gives each a protocol once its first bytes have arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, cast
+
+import structlog
+
+from app.http.connections import FIRST_REQUEST_S, ClientConnection, Connections, Port
+
+BACKLOG: Final = 2_048
+"""Connections that the kernel keeps until they are accepted."""
+AT_ONCE: Final = 16
+"""The most connections that one turn of the event loop accepts, and begins to serve."""
+HANDSHAKES_AT_ONCE: Final = 4
+"""The most TLS handshakes that one turn begins; each takes about a millisecond."""
+ENDED_AT_ONCE: Final = 100
+"""The most connections that one turn ends because their first request is late."""
+PAUSE_S: Final = 0.05
+"""How long nothing is accepted after the kernel had no room for a connection."""
+
+Factory = Callable[[ClientConnection], asyncio.Protocol | asyncio.BufferedProtocol]
+
+_NONE: Final = frozenset({errno.ECONNABORTED, errno.EAGAIN, errno.EINTR, errno.EPROTO})
+"""There is nothing to accept: no caller, or one that has left."""
+
+log = structlog.get_logger("quotagate.http")
+
+
+class Acceptor:
+    """Accepts connections on a listening socket.
+
+    A connection is counted before anything is read from it, so before TLS and HTTP/2. As long as it sends
+    nothing it costs a descriptor and no more.
+
+    Args:
+        listener: a bound socket; ``start`` makes it listen.
+        port: the name of the port, for the metric.
+        connections: the bounds, shared by all ports of the process.
+        factory: makes the protocol of a connection. It must call ``left`` when the connection is lost, and
+            ``asked`` when its first request has arrived.
+        tls: for connections with TLS.
+        short: called with the ``OSError`` when the kernel has no room for another connection.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        port: Port,
+        connections: Connections,
+        factory: Factory,
+        tls: ssl.SSLContext | None = None,
+        short: Callable[[OSError], None] = lambda _error: None,
+    ) -> None:
+        self._listener = listener
+        self._port = port
+        self._connections = connections
+        self._factory = factory
+        self._tls = tls
+        self._short = short
+        self._at_once = AT_ONCE if tls is None else HANDSHAKES_AT_ONCE
+        self._loop = asyncio.get_running_loop()
+        self._is_open = False
+        self._silent: dict[ClientConnection, socket.socket] = {}
+        """Those that have not sent anything yet."""
+        self._speaking: deque[tuple[ClientConnection, socket.socket]] = deque()
+        """Those that have, and have no protocol yet."""
+        self._starting: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Listen, and accept connections from now on.
+
+        Raises:
+            OSError: another program listens on the port.
+        """
+        self._listener.setblocking(False)
+        self._listener.listen(BACKLOG)
+        self._is_open = True
+        self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Accept what the kernel has accepted, then listen no longer."""
+        if not self._is_open:
+            return
+        while self._accept():
+            pass
+        self._is_open = False
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    def stop(self) -> None:
+        """Close the connections that have no protocol."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in [*self._silent, *(one for one, _ in self._speaking)]:
+            connection.abort()
+        for task in self._starting:
+            task.cancel()
+
+    def _accept(self) -> bool:
+        """Accept some connections; return whether there may be more."""
+        now, is_done = self._loop.time(), False
+        for _ in range(AT_ONCE):
+            try:
+                sock, peer = self._listener.accept()
+            except OSError as error:
+                is_done = True
+                if error.errno not in _NONE:
+                    self._make_room(error)
+                break
+            address = peer[0] if isinstance(peer, tuple) else ""
+            connection = self._connections.accept(address, self._port, now)
+            if connection is None:
+                sock.close()
+                continue
+            sock.setblocking(False)
+            self._silent[connection] = sock
+            connection.abort = partial(self._drop_silent, connection)
+            self._loop.add_reader(sock, self._first_bytes, connection, sock)
+        self._watch()
+        return not is_done
+
+    def _make_room(self, error: OSError) -> None:
+        """Close a connection for the one that the kernel has no room for; if none is idle, pause."""
+        self._short(error)
+        if not self._connections.make_room():
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listener, self._accept)
+
+    # The first request
+
+    def _first_bytes(self, connection: ClientConnection, sock: socket.socket) -> None:
+        self._loop.remove_reader(sock)
+        del self._silent[connection]
+        try:
+            has_left = not sock.recv(1, socket.MSG_PEEK)
+        except OSError:
+            has_left = True
+        if has_left:
+            sock.close()
+            connection.left()
+            return
+        if not self._speaking:
+            self._loop.call_soon(self._begin)
+        self._speaking.append((connection, sock))
+        connection.abort = partial(self._drop_speaking, connection, sock)
+
+    def _begin(self) -> None:
+        for _ in range(min(self._at_once, len(self._speaking))):
+            connection, sock = self._speaking.popleft()
+            task = self._loop.create_task(self._connect(connection, sock))
+            connection.abort = partial(_cancel, task)
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+        if self._speaking:
+            self._loop.call_soon(self._begin)
+
+    async def _connect(self, connection: ClientConnection, sock: socket.socket) -> None:
+        """Give a connection its protocol, after the TLS handshake if there is one."""
+        transport: asyncio.BaseTransport | None = None
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(
+                partial(self._factory, connection),
+                sock,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else FIRST_REQUEST_S,
+            )
+            connection.abort = cast("asyncio.WriteTransport", transport).abort
+        except OSError:  # the caller has left, or does not speak TLS
+            pass
+        except Exception:
+            log.exception("a connection could not be served", port=self._port)
+        finally:
+            if transport is None:
+                sock.close()
+                connection.left()
+
+    def _drop_silent(self, connection: ClientConnection) -> None:
+        sock = self._silent.pop(connection)
+        self._loop.remove_reader(sock)
+        sock.close()
+        connection.left()
+
+    def _drop_speaking(self, connection: ClientConnection, sock: socket.socket) -> None:
+        self._speaking.remove((connection, sock))
+        sock.close()
+        connection.left()
+
+    # Late ones
+
+    def _watch(self) -> None:
+        """Set the timer for the connection whose time is over first, of all ports."""
+        oldest = next(iter(self._connections.unasked), None)
+        if self._timer is None and oldest is not None and self._is_open:
+            self._timer = self._loop.call_at(oldest.since + FIRST_REQUEST_S, self._end_late)
+
+    def _end_late(self) -> None:
+        self._timer = None
+        self._connections.time_out(self._loop.time(), ENDED_AT_ONCE)
+        self._watch()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

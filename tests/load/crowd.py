@@ -1,0 +1,85 @@
+"""Opens many connections, as fast as it can, and holds them until its input ends.
+
+Its arguments are JSON: ``[host, port]``, the number, the sources, and the bytes to send in hex. When all are
+open, or were refused, it prints a line.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+AT_ONCE: Final = 500
+SPARE: Final = 100
+LOOKS_S: Final = 0.5
+"""How long nothing must happen to the connections until they are counted."""
+
+
+def main(address: Sequence[object], count: int, sources: Sequence[str], text: str) -> None:
+    """Do all of that."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count = min(count, hard - SPARE)
+    family = socket.AF_INET6 if ":" in str(address[0]) else socket.AF_INET
+    sends, selector = bytes.fromhex(text), selectors.DefaultSelector()
+    for n in range(count):
+        one = socket.socket(family)
+        one.setblocking(False)
+        one.bind((sources[n % len(sources)], 0))
+        one.connect_ex(tuple(address))
+        selector.register(one, selectors.EVENT_WRITE if sends else selectors.EVENT_READ)
+        if n % AT_ONCE == 0:
+            look(selector, sends, 0)
+    while look(selector, sends, LOOKS_S):
+        pass
+    print("open", flush=True)
+    sys.stdin.read()
+
+
+def look(selector: selectors.BaseSelector, sends: bytes, wait_s: float) -> bool:
+    """Send what is to be sent, and forget connections that were closed; return whether anything happened."""
+    events = selector.select(wait_s)
+    for key, event in events:
+        one = key.fileobj
+        assert isinstance(one, socket.socket)
+        try:
+            if event & selectors.EVENT_WRITE:
+                one.send(sends)
+                selector.modify(one, selectors.EVENT_READ)
+            elif not one.recv(65_536):
+                raise ConnectionResetError
+        except OSError:
+            selector.unregister(one)
+            one.close()
+    return bool(events)
+
+
+@contextmanager
+def crowding(
+    address: tuple[str, int], count: int, sources: Sequence[str], sends: bytes = b""
+) -> Iterator[None]:
+    """Open so many connections, and hold those that are not closed by the other end."""
+    arguments = [json.dumps(each) for each in (address, count, sources, sends.hex())]
+    crowd = subprocess.Popen(
+        [sys.executable, "-m", "tests.load.crowd", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert crowd.stdin is not None
+    assert crowd.stdout is not None
+    try:
+        assert crowd.stdout.readline() == b"open\n"
+        yield
+    finally:
+        crowd.stdin.close()
+        crowd.wait()
+        crowd.stdout.close()
+
+
+if __name__ == "__main__":
+    main(*map(json.loads, sys.argv[1:]))

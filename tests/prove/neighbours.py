@@ -1,0 +1,23 @@
+"""The programs of the version before, from git, to run next to those of this version."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+BEFORE: Final = "d6b7457"
+"""The last commit before nodes drained at SIGTERM and counted connections when they accept them."""
+
+
+def older(folder: Path, commit: str = BEFORE) -> Path:
+    """Write the programs of a commit into a folder, for PYTHONPATH."""
+    parts = ("app", "workers", "migrations")
+    command = ["git", "archive", commit, *parts]
+    archive = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    return folder
