@@ -9,11 +9,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -30,6 +27,9 @@ ALERTS: Final = ROOT / "examples/prometheus/alerts.yml"
 CROWD: Final = "127.0.0.14"
 PER_ADDRESS: Final = 32
 BOUND: Final = {"QUOTAGATE_MAX_CONNECTIONS_PER_ADDRESS": str(PER_ADDRESS)}
+
+NO_FILES: Final = 3
+"""A limit of open files below the descriptors that a node has, so that it can open no more."""
 
 ADDED_BY_PROMETHEUS: Final = {"job", "instance"}
 
@@ -79,27 +79,18 @@ class Watched:
             eventually(lambda: seen <= {s.name for s in samples(self.text())})
 
     def run_short(self) -> None:
-        """Leave the node no descriptor for another connection, and open one."""
+        """Leave the node no descriptor for another connection, until it closes an idle one to make room."""
         kept = resource.prlimit(self.node.pid, resource.RLIMIT_NOFILE)
-        used = max(int(each.name) for each in Path(f"/proc/{self.node.pid}/fd").iterdir())
-        resource.prlimit(self.node.pid, resource.RLIMIT_NOFILE, (used + 1, kept[1]))
-        try:
-            with ExitStack() as stack:
-                addresses = (f"127.0.3.{n}" for n in count(1))  # each has a bound of its own
-
-                def is_short() -> bool:
-                    source = (next(addresses), 0)
-                    stack.enter_context(socket.create_connection(self.node.address, source_address=source))
-                    try:
-                        return any(s.name == "quotagate_shortages_total" for s in samples(self.text()))
-                    except (
-                        httpx.TransportError
-                    ):  # an idle connection makes room, perhaps the one of this test
-                        return False
-
-                eventually(is_short)
-        finally:
-            resource.prlimit(self.node.pid, resource.RLIMIT_NOFILE, kept)
+        with ExitStack() as stack:
+            idle = stack.enter_context(socket.create_connection(self.node.address, timeout=60))
+            idle.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert idle.recv(65_536)
+            resource.prlimit(self.node.pid, resource.RLIMIT_NOFILE, (NO_FILES, kept[1]))
+            stack.callback(resource.prlimit, self.node.pid, resource.RLIMIT_NOFILE, kept)
+            stack.enter_context(socket.create_connection(self.node.address))
+            with suppress(ConnectionError):
+                while idle.recv(65_536):
+                    pass
 
     def load_without_the_store(self) -> None:
         """Ask while the store hangs, until the circuit opens; then resume the store."""
