@@ -92,11 +92,13 @@ class Slices:
                 return result
             finally:
                 self._used_s += self._clock() - began
-        job = SlicedJob(work, loop.create_future())
+        result: asyncio.Future[T] = loop.create_future()
         self._schedule_turn(loop)
-        self._turns.of(turn).append(job)
-        waited_for: T = await job.result
-        return waited_for
+        self._turns.of(turn).append(SlicedJob(work, result))
+        try:
+            return await result
+        finally:
+            del result  # an error refers to this frame: with the future it would be a cycle that keeps a body
 
     def at_once(self, turn: str, make: Callable[[], T]) -> T | None:
         """Return the result of work of one step if it can be done now; None if the caller has to wait."""
@@ -151,5 +153,6 @@ def _has_ended(job: SlicedJob, until: float, clock: Callable[[], float]) -> bool
     except StopIteration as done:
         job.result.set_result(done.value)
     except Exception as error:  # noqa: BLE001  raised where the result is awaited
-        job.result.set_exception(error)
+        inner = error.__traceback__.tb_next if error.__traceback__ else None
+        job.result.set_exception(error.with_traceback(inner))  # without this frame, which refers to the job
     return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any, ClassVar, Final, Protocol
@@ -29,9 +28,9 @@ from hpack import Decoder, HeaderTuple, HPACKDecodingError
 from hyperframe.frame import GoAwayFrame
 
 from app.admission.errors import OverloadedError
-from app.admission.turns import FairTurns
 from app.http.connections import ClientConnection
 from app.http.intake import Intake
+from app.http.parsing import ParsingTurns
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_STREAMS: Final = 128
@@ -60,8 +59,6 @@ LARGE_DATA: Final = 256
 """A DATA frame with so many bytes is not counted: the size of requests is bounded elsewhere."""
 FRAMES_AT_A_TIME: Final = 16
 """Frames that are parsed before another connection has its turn."""
-TURN_S: Final = 0.002
-"""How long the connections of a port parse before the event loop continues with other work."""
 LAST_STREAM: Final = 2**31 - 1
 LEAVING: Final = b"leaving!"
 """The content of the ping that follows the first GOAWAY: its answer shows that the peer has read both."""
@@ -172,42 +169,6 @@ class Http2Streams(Protocol):
         """Return the stream with this number."""
 
 
-class ParsingTurns:
-    """Shares the time for parsing among sources, in small steps: h2 takes 10 to 100 us for each frame."""
-
-    def __init__(self) -> None:
-        self._turns: FairTurns[deque[Http2Connection]] = FairTurns(deque)
-        self._is_scheduled = False
-        self.buffer: Final = bytearray(READ)
-        """Where each read goes; its bytes are copied before the next one."""
-
-    def add(self, connection: Http2Connection) -> None:
-        """Let a connection parse at its turn."""
-        self._turns.of(connection.source).append(connection)
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._run)
-
-    def _run(self) -> None:
-        began = now = perf_counter()
-        while self._turns and now - began < TURN_S:
-            _, waiting = self._turns.first()
-            connection = waiting.popleft()
-            try:
-                is_left = connection.parse(began + TURN_S)
-            except Exception:
-                log.exception("a connection of Envoy's port failed")
-                connection.abort()
-                is_left = False
-            if is_left:
-                waiting.append(connection)
-            before, now = now, perf_counter()
-            self._turns.charge(now - before, is_left=bool(waiting))
-        self._is_scheduled = bool(self._turns)
-        if self._is_scheduled:
-            asyncio.get_running_loop().call_soon(self._run)
-
-
 class Http2Connection(asyncio.BufferedProtocol):
     """The server's end of a connection.
 
@@ -231,6 +192,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     """How long an answer may wait while the peer takes nothing of it."""
     LINGER_S: ClassVar[float] = 1.0
     """How long the connection stays open after the last byte was sent, so that the peer can read it."""
+    BUFFER: ClassVar = bytearray(READ)
+    """Where each read goes, of all connections; its bytes are copied before the next one."""
 
     def __init__(
         self,
@@ -283,14 +246,14 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, _sizehint: int) -> bytearray:
         """Return where the next read goes."""
-        return self._turns.buffer
+        return self.BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what arrived, and wait for the turn to parse it."""
         if self._is_ending:
             self._discard(nbytes)
             return
-        self._unparsed += memoryview(self._turns.buffer)[:nbytes]
+        self._unparsed += memoryview(self.BUFFER)[:nbytes]
         if self._is_queued or self._is_full:
             self._pause()
         else:

@@ -20,13 +20,14 @@ from app.domain.caller import Caller
 from app.domain.decision import Decision
 from app.envoy.answer import response
 from app.envoy.call import OVERLOADED, CallLimits, GrpcCall, Method, RefusedCallError, StatusCode, peer_of
-from app.envoy.http2 import Http2Connection, ParsingTurns
+from app.envoy.http2 import Http2Connection
 from app.envoy.mapping import DescriptorMapping
 from app.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from app.envoy.question import InvalidRequestError, QuestionReader
 from app.http.access import Access
 from app.http.connections import ClientConnection
 from app.http.intake import Intake
+from app.http.parsing import ParsingTurns
 from app.http.peer import name_of
 from app.http.problems import ProblemError, shortened
 

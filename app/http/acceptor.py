@@ -19,6 +19,8 @@ BACKLOG: Final = 2_048
 """Connections that the kernel keeps until they are accepted."""
 AT_ONCE: Final = 16
 """The most connections that one turn of the event loop accepts, and begins to serve."""
+HANDSHAKE_S: Final = 3 * FIRST_REQUEST_S
+"""The event loop's own limit for a handshake, which no connection reaches: it would end them uncounted."""
 HANDSHAKES_AT_ONCE: Final = 4
 """The most TLS handshakes that one turn begins; each takes about a millisecond."""
 ENDED_AT_ONCE: Final = 100
@@ -175,7 +177,7 @@ class Acceptor:
                 partial(self._factory, connection),
                 sock,
                 ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else FIRST_REQUEST_S,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
             )
             connection.abort = cast("asyncio.WriteTransport", transport).abort
         except OSError:  # the caller has left, or does not speak TLS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from http import HTTPStatus
+from time import perf_counter
 from typing import Any, ClassVar, Final, cast
 
 import httptools
@@ -15,16 +16,17 @@ from app.http import host
 from app.http.connections import ClientConnection
 from app.http.drain import DrainState
 from app.http.hot import IS_GONE
+from app.http.parsing import ParsingTurns
 from app.http.peer import PeerProtocol
 from app.http.problems import PROBLEM_JSON, ProblemError
 
 MAX_HEAD: Final = 65_536
 """The most bytes of a request target and its header fields together."""
 PIECE: Final = 1_024
-"""Bytes that are parsed in one step, except for bodies; all requests in them are accepted."""
-AT_ONCE: Final = 16 * PIECE
-"""How many bytes of such pieces are parsed in one turn of the event loop. Each header field and each chunk of
-a body takes about 2 us, and can have few bytes."""
+"""Bytes that are parsed in one step, but for bodies of announced size; all requests in them are accepted."""
+AT_ONCE: Final = 2 * PIECE
+"""How many bytes of such pieces are parsed when they arrive; the others wait for the connection's turn. Each
+header field and each chunk of a body takes 2 to 5 us, and can have few bytes."""
 WAITING: Final = 8
 """Parsing stops while this many requests are queued."""
 BODY_RATE: Final = 65_536
@@ -95,6 +97,7 @@ class Protocol(PeerProtocol):
     Args:
         connection: the connection as it is counted.
         drain: whether the process is stopping.
+        turns: shares the time for parsing among the connections of the port.
     """
 
     HEAD_S: ClassVar[float] = 10.0
@@ -109,11 +112,20 @@ class Protocol(PeerProtocol):
     flow: Flow
 
     def __init__(
-        self, *arguments: Any, connection: ClientConnection, drain: DrainState, **keywords: Any
+        self,
+        *arguments: Any,
+        connection: ClientConnection,
+        drain: DrainState,
+        turns: ParsingTurns,
+        **keywords: Any,
     ) -> None:
         super().__init__(*arguments, **keywords)
         self._connection = connection
+        self.source = connection.source
         self._drain = drain
+        self._turns = turns
+        self._parses_until = 0.0
+        self._is_queued = False
         self._newest: RequestResponseCycle | None = None
         self._answering: RequestResponseCycle | None = None
         self._final_response: bytes | None = None  # once it is set, parsing stops
@@ -154,6 +166,8 @@ class Protocol(PeerProtocol):
             return
         begun, was_in_request = self._begun, self._in_request
         self._unparsed = self._unparsed + data if self._unparsed else data
+        if self._is_queued:
+            return
         self._parse()
         if self._is_ending():
             return
@@ -197,7 +211,7 @@ class Protocol(PeerProtocol):
     def resume_writing(self) -> None:
         """Parse on."""
         super().resume_writing()
-        if not self._is_ending():
+        if not self._is_ending() and not self._is_queued:
             self._parse()
 
     def drain(self) -> None:
@@ -308,7 +322,7 @@ class Protocol(PeerProtocol):
             if self._is_idle():
                 self._close()
             return
-        if self._unparsed:
+        if self._unparsed and not self._is_queued:
             self._parse()
         if self._in_request:
             self._wait_until(self._due)
@@ -365,8 +379,8 @@ class Protocol(PeerProtocol):
                 size = self._piece_size()
                 if size == PIECE:
                     small += size
-                    if small > AT_ONCE:
-                        self.loop.call_soon(self._parse_on)
+                    if perf_counter() >= self._parses_until if self._parses_until else small > AT_ONCE:
+                        self._is_queued = True
                         break
                 if at or size < len(data):
                     piece = memoryview(data)[at : at + size]
@@ -381,15 +395,27 @@ class Protocol(PeerProtocol):
             self._end(TOO_LARGE if self._head_size > MAX_HEAD else self._refusal)
             return
         self._unparsed = data[at:]
+        if self._is_queued and not self._parses_until:
+            self._turns.add(self)
         if self._unparsed:
             self.flow.hold()
         elif self.flow.is_held and not self.flow.write_paused:
             self.flow.release()
 
-    def _parse_on(self) -> None:
-        """Parse more of what arrived, unless something else did."""
+    def parse(self, until: float) -> bool:
+        """Parse more of what arrived; return whether more can be parsed now."""
+        self._is_queued = False
         if self._unparsed and not self._is_ending() and not self.transport.is_closing():
-            self.data_received(b"")
+            self._parses_until = until
+            try:
+                self.data_received(b"")
+            finally:
+                self._parses_until = 0.0
+        return self._is_queued
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
 
     def _piece_size(self) -> int:
         """Return the size of the next piece; the rest of a body is one piece."""

@@ -36,6 +36,7 @@ from app.http.connections import Connections
 from app.http.drain import DrainState
 from app.http.health import Readiness
 from app.http.lane import LaneProtocol
+from app.http.parsing import ParsingTurns
 from app.http.protocol import Protocol
 from app.http.server import Server
 from app.http.wire import Clock
@@ -186,11 +187,11 @@ async def serving(
             metrics=metrics,
             **parts,
         )
-        drain = DrainState()
+        drain, turns = DrainState(), ParsingTurns()
         protocol = (
-            partial(LaneProtocol, drain=drain, routes=app.hot, outbox=app.outbox)
+            partial(LaneProtocol, drain=drain, turns=turns, routes=app.hot, outbox=app.outbox)
             if Ways.lane
-            else partial(Protocol, drain=drain)
+            else partial(Protocol, drain=drain, turns=turns)
         )
         config = uvicorn.Config(
             app,

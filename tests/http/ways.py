@@ -29,6 +29,7 @@ from app.http.connections import Connections
 from app.http.drain import DrainState
 from app.http.health import Readiness
 from app.http.lane import LaneProtocol
+from app.http.parsing import ParsingTurns
 from app.http.protocol import Protocol
 from app.http.slowdown import Slowdown
 from app.http.wire import Clock
@@ -234,7 +235,13 @@ class InMemory:
         """A new connection's protocol."""
         connection = Connections().accept("127.0.0.1", "http", loop.time())
         protocol: Protocol = self._kind(
-            self._config, state, {}, loop, connection=connection, drain=DrainState()
+            self._config,
+            state,
+            {},
+            loop,
+            connection=connection,
+            drain=DrainState(),
+            turns=ParsingTurns(),
         )
         return protocol
 
