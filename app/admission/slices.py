@@ -92,13 +92,13 @@ class Slices:
                 return result
             finally:
                 self._used_s += self._clock() - began
-        result: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[T] = loop.create_future()
         self._schedule_turn(loop)
-        self._turns.of(turn).append(SlicedJob(work, result))
+        self._turns.of(turn).append(SlicedJob(work, future))
         try:
-            return await result
+            return await future
         finally:
-            del result  # an error refers to this frame: with the future it would be a cycle that keeps a body
+            del future  # an error refers to this frame: with the future it would be a cycle that keeps a body
 
     def at_once(self, turn: str, make: Callable[[], T]) -> T | None:
         """Return the result of work of one step if it can be done now; None if the caller has to wait."""

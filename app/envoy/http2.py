@@ -28,7 +28,7 @@ from hpack import Decoder, HeaderTuple, HPACKDecodingError
 from hyperframe.frame import GoAwayFrame
 
 from app.admission.errors import OverloadedError
-from app.http.connections import ClientConnection
+from app.http.connections import UNREAD_S, ClientConnection
 from app.http.intake import Intake
 from app.http.parsing import ParsingTurns
 
@@ -188,8 +188,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     UNFINISHED_S: ClassVar[float] = 10.0
     """The longest time for a request, plus a second for each 64 KiB; and for the rest of a frame."""
-    UNREAD_S: ClassVar[float] = 10.0
-    """How long an answer may wait while the peer takes nothing of it."""
+    UNREAD_S: ClassVar[float] = UNREAD_S
     LINGER_S: ClassVar[float] = 1.0
     """How long the connection stays open after the last byte was sent, so that the peer can read it."""
     BUFFER: ClassVar = bytearray(READ)

@@ -13,10 +13,15 @@ from typing import Final, cast
 
 import structlog
 
-from app.http.connections import FIRST_REQUEST_S, ClientConnection, Connections, Port
+from app.http.connections import FIRST_REQUEST_S, UNREAD_S, ClientConnection, Connections, Port
 
 BACKLOG: Final = 2_048
 """Connections that the kernel keeps until they are accepted."""
+SEND_BUFFER: Final = 65_536
+"""Bytes of answers (the kernel doubles them) that the kernel keeps for a caller that does not read."""
+RECEIVE_BUFFER: Final = 32_768
+"""Bytes of requests (the kernel doubles them) that the kernel keeps. The event loop reads all of them at once
+from each connection."""
 AT_ONCE: Final = 16
 """The most connections that one turn of the event loop accepts, and begins to serve."""
 HANDSHAKE_S: Final = 3 * FIRST_REQUEST_S
@@ -84,6 +89,7 @@ class Acceptor:
             OSError: another program listens on the port.
         """
         self._listener.setblocking(False)
+        _limit_buffers(self._listener)
         self._listener.listen(BACKLOG)
         self._is_open = True
         self._loop.add_reader(self._listener, self._accept)
@@ -212,6 +218,17 @@ class Acceptor:
         self._timer = None
         self._connections.time_out(self._loop.time(), ENDED_AT_ONCE)
         self._watch()
+
+
+def _limit_buffers(listener: socket.socket) -> None:
+    """Limit what the kernel keeps of requests and answers, and how long it keeps answers that nobody reads.
+
+    Connections inherit this from the listener, and keep it after we close them.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    if listener.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

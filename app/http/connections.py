@@ -15,6 +15,9 @@ MOST_OF_AN_ADDRESS: Final = 2_048
 FIRST_REQUEST_S: Final = 10.0
 """How long after it was accepted a connection's first request may take, TLS handshake included."""
 
+UNREAD_S: Final = 10.0
+"""How long an answer may wait while its caller reads nothing."""
+
 Port = Literal["http", "envoy"]
 Reason = Literal["process", "address", "timeout"]
 """Why a connection was closed: the bound of the process, of its address, or no request in time."""

@@ -141,12 +141,12 @@ class LaneProtocol(Protocol):
                     Answering(answer, self._known_cycle, self).go_on()
                 return
             self._forget()
-        begun = self._begun
+        begun, is_scheduled = self._begun, self._starting is not None
         self._disturb()
         self._is_receiving = True
         super().data_received(data)
         self._is_receiving = False
-        if self._starting is not None:
+        if self._starting is not None and not is_scheduled:
             cycle = self._starting
             self._start()
             if is_between and self._begun == begun + 1:

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.http import host
-from app.http.connections import ClientConnection
+from app.http.connections import UNREAD_S, ClientConnection
 from app.http.drain import DrainState
 from app.http.hot import IS_GONE
 from app.http.parsing import ParsingTurns
@@ -25,8 +25,8 @@ MAX_HEAD: Final = 65_536
 PIECE: Final = 1_024
 """Bytes that are parsed in one step, but for bodies of announced size; all requests in them are accepted."""
 AT_ONCE: Final = 2 * PIECE
-"""How many bytes of such pieces are parsed when they arrive; the others wait for the connection's turn. Each
-header field and each chunk of a body takes 2 to 5 us, and can have few bytes."""
+"""Up to so many bytes are parsed when they arrive; more wait for the connection's turn, and nothing is read
+meanwhile. Each header field and each chunk of a body takes 2 to 5 us, and can have few bytes."""
 WAITING: Final = 8
 """Parsing stops while this many requests are queued."""
 BODY_RATE: Final = 65_536
@@ -104,8 +104,7 @@ class Protocol(PeerProtocol):
     """The longest time for a head."""
     BODY_S: ClassVar[float] = 10.0
     """The longest time for a body, plus a second for each 64 KiB."""
-    UNREAD_S: ClassVar[float] = 10.0
-    """How long a response may wait while the caller reads nothing."""
+    UNREAD_S: ClassVar[float] = UNREAD_S
     LINGER_S: ClassVar[float] = 1.0
     """How long the connection stays open after the final response, so that the caller can read it."""
 
@@ -166,10 +165,7 @@ class Protocol(PeerProtocol):
             return
         begun, was_in_request = self._begun, self._in_request
         self._unparsed = self._unparsed + data if self._unparsed else data
-        if self._is_queued:
-            return
-        self._parse()
-        if self._is_ending():
+        if not self._parse() or self._is_ending():
             return
         if self._in_request:
             if not was_in_request or self._begun != begun:
@@ -211,7 +207,7 @@ class Protocol(PeerProtocol):
     def resume_writing(self) -> None:
         """Parse on."""
         super().resume_writing()
-        if not self._is_ending() and not self._is_queued:
+        if not self._is_ending():
             self._parse()
 
     def drain(self) -> None:
@@ -322,7 +318,7 @@ class Protocol(PeerProtocol):
             if self._is_idle():
                 self._close()
             return
-        if self._unparsed and not self._is_queued:
+        if self._unparsed:
             self._parse()
         if self._in_request:
             self._wait_until(self._due)
@@ -370,18 +366,24 @@ class Protocol(PeerProtocol):
         elif left:
             self._watch_unread()
 
-    def _parse(self) -> None:
-        """Parse what fits the queue; while bytes are left, stop reading."""
-        data, at, small = self._unparsed, 0, 0
+    def _parse(self) -> bool:
+        """Parse what fits the queue; read nothing until all is parsed. Return False if it must wait."""
+        if self._is_queued:
+            self.flow.hold()
+            return False
+        data, at = self._unparsed, 0
+        if len(data) > AT_ONCE and not self._parses_until:
+            self._is_queued = True
+            self._turns.add(self)
+            self.flow.hold()
+            return False
         self._refusal = NOT_HTTP
         try:
             while at < len(data) and len(self.pipeline) < WAITING and not self.flow.write_paused:
+                if self._parses_until and perf_counter() >= self._parses_until:
+                    self._is_queued = True
+                    break
                 size = self._piece_size()
-                if size == PIECE:
-                    small += size
-                    if perf_counter() >= self._parses_until if self._parses_until else small > AT_ONCE:
-                        self._is_queued = True
-                        break
                 if at or size < len(data):
                     piece = memoryview(data)[at : at + size]
                     at += len(piece)
@@ -390,17 +392,16 @@ class Protocol(PeerProtocol):
                     at = len(data)
                     self._read(data)
                 if self._final_response is not None:
-                    return
+                    return True
         except httptools.HttpParserError:
             self._end(TOO_LARGE if self._head_size > MAX_HEAD else self._refusal)
-            return
+            return True
         self._unparsed = data[at:]
-        if self._is_queued and not self._parses_until:
-            self._turns.add(self)
         if self._unparsed:
             self.flow.hold()
         elif self.flow.is_held and not self.flow.write_paused:
             self.flow.release()
+        return True
 
     def parse(self, until: float) -> bool:
         """Parse more of what arrived; return whether more can be parsed now."""

@@ -62,7 +62,7 @@ def listen(settings: Settings, *, shared: bool) -> socket.socket:
         ListenError: the address and port cannot be bound.
     """
     listener = bound(settings, "envoy_port", shared=shared)
-    # Connections inherit these: one whose other end is gone is noticed after 90 s.
+    # Connections inherit these: an idle one whose other end is gone is noticed.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long another thread, such as one that renders metrics, may run before the event loop continues."""
-SEND_BUFFER: Final = 65_536
-"""Bytes (the kernel doubles them) of responses that the kernel keeps for a caller that does not read."""
 FINISH_WITHIN_S: Final = 10
 """How long requests in flight may take at shutdown; a decision takes milliseconds."""
 FIXED: Final = ("host", "port", "home")
@@ -101,7 +99,6 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None, ready
     from app.http.server import Server
     from app.run import wiring
 
-    _limit_unread(listener)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     connections, drain = _connections(settings), DrainState()
 
@@ -163,20 +160,6 @@ def _connections(settings: Settings) -> Connections:
             limit_for_all=most + open_files.RESERVE,
         )
     return Connections(room, per_address)
-
-
-def _limit_unread(listener: socket.socket) -> None:
-    """Limit how much of a response the kernel keeps, and how long, if the caller does not read it.
-
-    Connections inherit this from the listener, and keep it after we close them. Bytes that are still in this
-    process are limited by the protocol.
-    """
-    from app.http.protocol import Protocol
-
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-    if listener.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
-        unread_ms = round(Protocol.UNREAD_S * 1000)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
 
 
 def _options(settings: Settings, app: Callable[..., Any], protocol: Callable[..., Any]) -> dict[str, Any]:

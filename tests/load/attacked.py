@@ -40,6 +40,9 @@ class Attack:
     connections: int = 1
     pause_s: float = 0.0
     path: str = ""
+    body: str = ""
+    chunk: int = 0
+    refused: str = ""
 
 
 def asking(ids: int = 0, **ask: Any) -> str:
@@ -118,9 +121,9 @@ class Site:
             calm_ms = typical_ms(calm)
             bound_ms = calm_ms + Account.of(self.node.pid).slower_by_ms(before)
             came = AttackResult(calm_ms, typical_ms(others), bound_ms, attackers)
-            for each in attackers:
+            for each, load in zip(attackers, attack, strict=True):
                 assert each.odd == []
-                assert each.statuses.keys() <= {"200", "503"}
+                assert each.statuses.keys() <= {"200", "503", load.refused}
                 assert each.waits_ms, "the attacker is served, too"
             if came.attacked_ms <= came.bound_ms:
                 break

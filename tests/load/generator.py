@@ -41,6 +41,9 @@ class Load(msgspec.Struct, kw_only=True):
             each ``$i`` a new number of its own.
         batch: how many asks one request carries; 0 sends each ask as a single decision.
         path: what to GET instead of asking, with these ``headers``.
+        body: what to POST to the path, as it is.
+        chunk: how many bytes of the body one chunk has; 0 announces its length.
+        refused: a status that is a good answer, too.
         pause_s: the pause between an answer and the next request.
         source: the address to connect from.
     """
@@ -50,6 +53,9 @@ class Load(msgspec.Struct, kw_only=True):
     batch: int = 0
     path: str = ""
     headers: dict[str, str] = {}
+    body: str = ""
+    chunk: int = 0
+    refused: str = ""
     connections: int = 1
     seconds: float
     pause_s: float = 0.0
@@ -65,7 +71,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         odd: the first answers that are neither that nor a decision.
         lost: connections that the node ended.
         unanswered: requests without an answer at the end.
-        waits_ms: the time until each answer of status 200.
+        waits_ms: the time until each good answer.
         first_at: when each source was first seen, by the monotonic clock that all programs share.
     """
 
@@ -121,7 +127,7 @@ class Requests:
         load = self._load
         method, path, body = "POST", "/v1/decisions", ""
         if load.path:
-            method, path = "GET", load.path
+            method, path, body = "POST" if load.body else "GET", load.path, load.body
         elif load.batch:
             path = "/v1/decisions:batch"
             asks = ",".join(self._ask(connection) for _ in range(load.batch))
@@ -129,7 +135,10 @@ class Requests:
         else:
             body = self._ask(connection)
         key = {"Authorization": f"Bearer {load.key}"} if load.key else {}
-        fields = {"Host": load.address[0], **load.headers, **key, "Content-Length": str(len(body))}
+        framing = {"Content-Length": str(len(body))}
+        if load.chunk:
+            body, framing = _chunked(body, load.chunk), {"Transfer-Encoding": "chunked"}
+        fields = {"Host": load.address[0], **load.headers, **key, **framing}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         head = f"{method} {path} HTTP/1.1\r\n{lines}\r\n"
         return (head + body).encode()
@@ -140,6 +149,11 @@ class Requests:
         return "".join(
             str(next(self._fresh)) if piece == "$i" else filled.get(piece, piece) for piece in self._pieces
         )
+
+
+def _chunked(body: str, size: int) -> str:
+    parts = (body[at : at + size] for at in range(0, len(body), size))
+    return "".join(f"{len(part):x}\r\n{part}\r\n" for part in parts) + "0\r\n\r\n"
 
 
 class Counts:
@@ -156,6 +170,7 @@ class Counts:
         self.over = False
         self._checks = load.path.startswith(CHECK)
         self._plain = bool(load.path) and not self._checks
+        self._good = {"200", load.refused}
         self._one = msgspec.json.Decoder(DecisionFields)
         self._many = msgspec.json.Decoder(BatchFields) if load.batch else None
 
@@ -164,7 +179,7 @@ class Counts:
         now = time.monotonic()
         status = head[9:12].decode()
         self.statuses[status] += 1
-        if status == "200":
+        if status in self._good:
             self.waits_ms.append(round(1000 * (now - began), 2))
             if not self._plain:
                 self._count(body, now)
