@@ -18,6 +18,7 @@ from app.node.own_name import own_name
 from app.node.settings import PREFIX, Settings, load
 from app.store.lease import Lease
 from app.store.volumes import LEASE, VolumeRecord
+from app.terminal import escape_output
 
 log = structlog.get_logger("quotagate.workers")
 
@@ -25,6 +26,7 @@ log = structlog.get_logger("quotagate.workers")
 def main() -> None:
     """Run the workers."""
     collector.configure()
+    escape_output()
     parser = argparse.ArgumentParser(
         prog="quotagate workers",
         description="Run the workers: the volume observer and the decision-log writer, for the store "

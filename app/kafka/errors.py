@@ -7,7 +7,13 @@ KafkaError
 
 
 class KafkaError(Exception):
-    """A request to a Kafka cluster failed or was refused; the text names the server."""
+    """A request to a Kafka cluster failed or was refused; each argument is a line, which names a server."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*lines)
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
 
 
 class BrokerSilentError(KafkaError):

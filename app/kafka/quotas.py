@@ -133,7 +133,7 @@ def _cluster(
         if found:
             return server, {str(broker.node_id): address(broker.host, broker.port) for broker in found}
         refused.append(f"{server}: lists no active broker")
-    raise KafkaError("\n".join(refused))
+    raise KafkaError(*refused)
 
 
 def _entries(server: str, configuration: Mapping[str, Any], within_s: float) -> tuple[EntityQuotas, ...]:

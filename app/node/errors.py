@@ -10,9 +10,22 @@ CommandError
 └── InvalidAssertionsError  a folder of assertions cannot be loaded (app/backfill/errors.py)
 """
 
+from __future__ import annotations
+
+from app.terminal import plain_lines
+
 
 class CommandError(Exception):
-    """The command cannot do its work; the message is for the person who ran it."""
+    """The command cannot do its work; the message is for the person who ran it.
+
+    Each argument is one line. Texts from outside cannot add lines, nor steer the terminal.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*lines)
+
+    def __str__(self) -> str:
+        return plain_lines(self.args)
 
 
 class SettingsError(CommandError):

@@ -1,13 +1,16 @@
-"""Logs on stderr: one JSON line per event, or coloured text at a terminal."""
+"""Logs on stderr: one JSON line per event, or coloured text at a terminal; unsafe characters are escaped."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from io import StringIO
+from typing import Any, TextIO
 
 import structlog
-from structlog.typing import EventDict
+from structlog.typing import EventDict, ExcInfo
+
+from app.terminal import plain, plain_json, plain_text, styled
 
 
 def configure(level: int = logging.INFO) -> None:
@@ -20,15 +23,16 @@ def configure(level: int = logging.INFO) -> None:
     ]
     # Tracebacks without local variables, which may hold a request's headers and so its key.
     if sys.stderr.isatty():
-        render: list[Any] = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        render: list[Any] = [_plain_values, structlog.dev.ConsoleRenderer(exception_formatter=_traceback)]
     else:
         frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         render = [
             structlog.processors.ExceptionRenderer(frames),
             structlog.processors.JSONRenderer(ensure_ascii=False),
+            _plain_json,
         ]
 
-    output = logging.StreamHandler(sys.stderr)
+    output = logging.StreamHandler(styled(sys.stderr))
     output.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*before, structlog.stdlib.ExtraAdder(), _uncoloured],
@@ -54,3 +58,18 @@ def _uncoloured(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Drop the second copy of uvicorn's message, which is coloured for terminals."""
     event.pop("color_message", None)
     return event
+
+
+def _plain_json(_logger: Any, _method: str, line: str) -> str:
+    return plain_json(line)
+
+
+def _plain_values(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    return {name: plain(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _traceback(output: TextIO, raised: ExcInfo) -> None:
+    """Write a traceback whose messages, which may quote a caller, are escaped."""
+    text = StringIO()
+    structlog.dev.plain_traceback(text, raised)
+    output.write(plain_text(text.getvalue()))

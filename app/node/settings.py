@@ -334,7 +334,7 @@ def load(env_file: Path | None = None) -> Settings:
     try:
         return Settings(_env_file=path, kafka=kafka_properties(path))
     except ValidationError as refused:
-        raise SettingsError("\n".join(_explain(refused))) from None
+        raise SettingsError(*_explain(refused)) from None
 
 
 def kafka_properties(env_file: Path | None = None) -> dict[str, str]:

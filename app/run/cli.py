@@ -30,12 +30,14 @@ from app.run.commands import (
     volumes,
 )
 from app.run.commands.decide import decide
-from app.run.commands.options import EnvFile
+from app.run.commands.options import EnvFile, PlainErrorsGroup
+from app.terminal import escape_output
 
 if TYPE_CHECKING:
     from app.node.settings import Settings
 
 cli = typer.Typer(
+    cls=PlainErrorsGroup,
     help="Cluster-wide quota decisions over HTTP: may this work go ahead, or must it wait N milliseconds?",
     epilog="Settings come from QUOTAGATE_* variables; see docs/settings.md. "
     "Exit codes: 0 done, 1 refused or failed, 2 wrong use.",
@@ -48,6 +50,7 @@ cli = typer.Typer(
 def main() -> None:
     """Run the command line."""
     collector.configure()
+    escape_output()
     try:
         cli(prog_name="quotagate")
     except CommandError as refused:

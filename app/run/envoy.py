@@ -49,7 +49,7 @@ def check(settings: Settings) -> DescriptorMapping:
         return DescriptorMapping.load(settings.envoy_mapping)
     except MappingError as wrong:
         faults = str(wrong).splitlines()
-        raise SettingsError("\n".join(f"{PREFIX}ENVOY_MAPPING: {fault}" for fault in faults)) from None
+        raise SettingsError(*(f"{PREFIX}ENVOY_MAPPING: {fault}" for fault in faults)) from None
 
 
 def listen(settings: Settings, *, shared: bool) -> socket.socket:

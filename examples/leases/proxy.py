@@ -53,7 +53,7 @@ class Proxy:
         try:
             await self._forward(reader, out, work)
         except (OSError, ValueError) as error:
-            LOG.warning("the connection of %s ended: %r", principal, error)
+            LOG.warning("the connection of %r ended: %r", principal, error)
         except asyncio.CancelledError:  # the proxy ends
             writer.transport.abort()
             out.transport.abort()
@@ -92,7 +92,7 @@ class Proxy:
                 decision = await work.decide(size)
             except QuotagateError as error:
                 # Visible choice: while Quotagate is away, nothing passes. Return here to let everything pass.
-                LOG.warning("QUOTAGATE IS DOWN: %s", error)
+                LOG.warning("QUOTAGATE IS DOWN: %r", error)
                 await asyncio.sleep(AWAY_S)
                 continue
             if decision.may_go_ahead:

@@ -12,6 +12,9 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from app.domain.digest import secret_of
+from app.run.commands import show
+from app.run.commands.options import PlainErrorsGroup
+from app.terminal import escape_output
 from workers.generate.drive import Drive, DriveFailedError, write_truth
 from workers.generate.progress import bar
 from workers.generate.traffic import GENERATIONS, Traffic
@@ -22,6 +25,7 @@ END_MS: Final = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400) * 1
 """The end of the year 9999: a log has no later hours."""
 
 cli = typer.Typer(
+    cls=PlainErrorsGroup,
     help="Make realistic traffic: principals of very different sizes; producers that live long, restart in "
     "a loop, restart after an error or create a producer per batch; and storms of connections after "
     "deployments. The same seed makes the same traffic.",
@@ -45,6 +49,7 @@ Zipf = Annotated[
 
 def main() -> None:
     """Run the command line."""
+    escape_output()
     cli(prog_name="quotagate generate")
 
 
@@ -107,7 +112,7 @@ def log(
     except WriteFailedError as failed:
         _fail(str(failed))
     overall = totals["overall"]
-    typer.echo(
+    show.line(
         f"{to}: {overall['asks']:,} decisions, {overall['charged']:,} ids charged; truth in {truth_folder}"
     )
 
@@ -169,7 +174,7 @@ def drive(
     except DriveFailedError as failed:
         _fail(str(failed))
     overall = totals["overall"]
-    typer.echo(f"{overall['asks']:,} decisions, {overall['charged']:,} ids charged; truth in {truth}")
+    show.line(f"{overall['asks']:,} decisions, {overall['charged']:,} ids charged; truth in {truth}")
     if totals["failed"]:
         _fail(f"{totals['failed']:,} asks got no decision: {'; '.join(totals['failures'])}")
 
@@ -210,7 +215,7 @@ def _secret(seed: int) -> bytes:
 
 
 def _fail(why: str) -> NoReturn:
-    typer.echo(f"quotagate generate: {why}", err=True)
+    show.note(f"quotagate generate: {why}")
     raise typer.Exit(1)
 
 

@@ -16,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from app.terminal import styled
+
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -27,7 +29,9 @@ def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    shown = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    shown = Progress(
+        *columns, console=Console(file=styled(sys.stderr)), transient=True, disable=not sys.stderr.isatty()
+    )
     with shown:
         task = shown.add_task(what, total=total)
         yield lambda done: shown.update(task, completed=done)

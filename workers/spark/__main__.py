@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final, cast
 
+from app.terminal import escape_output, plain
 from workers.spark import backfill
 from workers.spark.audit import job as audit
 from workers.spark.errors import JobError
@@ -79,11 +80,12 @@ def _positive(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job; returns the exit code."""
+    escape_output()
     arguments = command_line().parse_args(argv)
     try:
         return cast("int", arguments.run(arguments))
     except JobError as error:
-        print(f"quotagate: {error}", file=sys.stderr)  # noqa: T201
+        print(plain(f"quotagate: {error}"), file=sys.stderr)  # noqa: T201
         return error.exit_code
     except KeyboardInterrupt:
         return 130

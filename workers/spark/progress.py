@@ -10,6 +10,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from app.terminal import styled
+
 POLL_S: Final = 0.25
 
 
@@ -24,7 +26,7 @@ def progress_bar(spark: SparkSession, label: str) -> Iterator[None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     done = threading.Event()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=Console(file=styled(sys.stderr)), transient=True) as bars:
         bar = bars.add_task(label, total=None)
 
         def follow() -> None:

@@ -16,6 +16,7 @@ from app.node.errors import CommandError
 from app.run.commands import show
 from app.run.commands.options import EnvFile
 from app.run.commands.show import Out, Output
+from app.terminal import styled
 
 if TYPE_CHECKING:
     from app.backfill.assertions import AssertionFolder
@@ -102,7 +103,9 @@ async def _load(folder: AssertionFolder, settings: Settings, rate: float) -> Loa
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         await catalog.open()
-        with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
+        with Progress(
+            *columns, console=Console(file=styled(sys.stderr)), disable=not sys.stderr.isatty()
+        ) as bars:
             bar = bars.add_task("loading", total=folder.rows)
             return await backfill.load(
                 folder,

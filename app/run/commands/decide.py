@@ -105,5 +105,5 @@ def _show(decision: Mapping[str, Any], output: Output) -> None:
         return
     show.fields((name, value) for name, value in decision.items() if name != "quotas")
     if quotas := decision.get("quotas"):
-        typer.echo()
+        show.line()
         show.records(quotas, right=["limit", "throttle_ms", "observed", "remaining"])

@@ -57,7 +57,7 @@ def import_envoy(
         try:
             found.add(each.read_text(encoding="utf-8"))
         except (EnvoyConfigurationError, OSError, UnicodeDecodeError) as error:
-            raise NodeRequestError(show.plain_lines(f"{each}: {error}".splitlines())) from None
+            raise NodeRequestError(f"{each}: {error}") from None
     written = {QUOTAS: "".join(_quotas(found)), MAPPING: _mapping(found)}
     for name in written:
         if (out / name).exists() and not force:
@@ -80,7 +80,7 @@ def import_envoy(
         right=["LIMIT"],
     )
     if found.left_out:
-        typer.echo("Not taken:")
+        show.line("Not taken:")
         show.table(["DOMAIN", "DESCRIPTOR", "WHAT", "REASON"], [tuple(each) for each in found.left_out])
     _say_next(found, out)
 

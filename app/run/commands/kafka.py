@@ -134,13 +134,13 @@ def kafka(
             found = [one for query in lists for one in pages(node, "/v1/quotas", "quotas", query)]
         if not show.document({"quotas": found}, output):
             for line in syntax.describe_lines(found, show.cell):
-                typer.echo(show.plain(line))
+                show.line(line)
         return
     with connected(url, key, config) as node:
         answer = _change(node, changes, reason)
     if not show.document(answer, output):
         for entity in changes:
-            typer.echo(show.plain(f"Completed updating config for {syntax.title_of(entity)}."))
+            show.line(f"Completed updating config for {syntax.title_of(entity)}.")
 
 
 def _change(node: Node, changes: Mapping[str, Mapping[str, Any]], reason: str | None) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def import_(
             plans.confirm(plan, node)
         version = _apply(node, plan, reason or f"import from Kafka at {from_kafka}")
     if not show.document({"version": version, "changes": plan.changes, **report}, output):
-        typer.echo(f"Applied. The catalog is at version {version}.")
+        show.line(f"Applied. The catalog is at version {version}.")
 
 
 def _servers(from_kafka: str) -> Sequence[str]:
@@ -138,11 +138,11 @@ def _properties(given: Sequence[str], env_file: Path | None) -> Mapping[str, Any
 
 
 def _read(servers: Sequence[str], properties: Mapping[str, Any], timeout: float) -> KafkaQuotas:
-    with show.progress().status(f"reading from {', '.join(servers)} ..."):
+    with show.working(f"reading from {', '.join(servers)} ..."):
         try:
             return kafka_quotas.read(servers, properties, timeout)
-        except KafkaError as error:  # the message may quote a broker
-            raise NodeRequestError(show.plain_lines(str(error).splitlines())) from None
+        except KafkaError as error:
+            raise NodeRequestError(*error.args) from None
 
 
 def _plan(node: Node, mapping: QuotaMapping) -> ChangePlan:
@@ -171,11 +171,11 @@ def _apply(node: Node, plan: ChangePlan, reason: str) -> int:
 def _show(plan: ChangePlan, report: Mapping[str, Any]) -> None:
     kafka = report["kafka"]
     brokers = plans.count(len(kafka["brokers"]), "broker", "brokers")
-    typer.echo(show.plain(f"Kafka at {kafka['bootstrap']}: {brokers} ({', '.join(kafka['brokers'])})."))
+    show.line(f"Kafka at {kafka['bootstrap']}: {brokers} ({', '.join(kafka['brokers'])}).")
     for note in report["notes"]:
-        typer.echo(show.plain(note))
+        show.line(note)
     if report["left_out"]:
-        typer.echo("Not imported:")
+        show.line("Not imported:")
         show.table(
             ["ENTITY", "QUOTA", "VALUE", "REASON"],
             [tuple(one.values()) for one in report["left_out"]],

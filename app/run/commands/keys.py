@@ -132,7 +132,7 @@ def rotate(
 def _show_secret(made: Mapping[str, Any], output: Output) -> None:
     """Print only the key on standard output, so that it can be piped to a file."""
     if not show.document(made, output):
-        typer.echo(made["key"])
+        show.line(made["key"])
         show.note(f"This is the key {made['name']}. It is not shown again.")
 
 

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from app.node.errors import NodeRequestError
 from app.run.commands import target
-from app.run.commands.show import plain_lines
 
 if TYPE_CHECKING:
     import httpx
@@ -22,9 +21,9 @@ TIMEOUT_S: Final = 10.0
 class NodeRefusalError(NodeRequestError):
     """The node answered with a problem; ``status`` is its HTTP status."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, *lines: str) -> None:
         self.status = status
-        super().__init__(message)
+        super().__init__(*lines)
 
 
 class NodeAnswer(NamedTuple):
@@ -89,10 +88,10 @@ class Node:
             raise NodeRequestError(f"{url}: {error}") from None
         document = _document(answer, url)
         if not answer.is_success:
-            raise NodeRefusalError(answer.status_code, self._why(answer.status_code, document))
+            raise NodeRefusalError(answer.status_code, *self._why(answer.status_code, document))
         return NodeAnswer(document, answer.headers)
 
-    def _why(self, status: int, problem: Mapping[str, Any]) -> str:
+    def _why(self, status: int, problem: Mapping[str, Any]) -> list[str]:
         lines = [f"{status} {problem.get('detail') or problem.get('title') or ''}".rstrip()]
         faults = problem.get("errors")
         lines += [
@@ -104,7 +103,7 @@ class Node:
             lines.append(f"  The key is the one in {self._target.key_from}.")
         elif status == 401 and self._target.key is None:
             lines.append("  Give a key: --key, QUOTAGATE_KEY or a configuration file.")
-        return plain_lines(lines)
+        return lines
 
 
 @contextmanager

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from app.terminal import plain
 
 AtMs = Annotated[
     int | None, typer.Option(help="The time in milliseconds, for a node under the caller's clock.")
@@ -16,6 +21,29 @@ EnvFile = Annotated[
     Path | None, typer.Option(help="Read settings from this file instead of .env; the environment wins.")
 ]
 _ORDER: Final = "the order of the options"
+
+
+class PlainErrorsGroup(TyperGroup):
+    """The group of a whole command line: errors of use quote arguments with escapes."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the options of the group."""
+        with _plain_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the options of a command, and run it."""
+        with _plain_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    try:
+        yield
+    except TyperException as wrong:
+        wrong.message = plain(wrong.message)
+        raise
 
 
 class OrderedOptionsGroup(TyperGroup):

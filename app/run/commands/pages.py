@@ -51,7 +51,7 @@ def _read(
     items: list[Any] = []
     etags: set[str | None] = set()
     cursor: str | None = None
-    with show.progress().status(f"reading {name} ...") as status:
+    with show.working(f"reading {name} ...") as status:
         while True:
             left = MAX_PAGE if limit is None else min(MAX_PAGE, limit - len(items))
             answer = node.ask("GET", path, query={**query, "limit": left, "cursor": cursor})

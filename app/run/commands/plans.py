@@ -13,6 +13,7 @@ import typer
 from app.node.errors import NodeRequestError
 from app.run.commands import show
 from app.run.commands.node import Node, NodeRefusalError
+from app.terminal import plain
 
 MAX_BODY: Final = 1_048_576
 MAX_ALTERATIONS: Final = 10_000
@@ -54,7 +55,7 @@ def apply(node: Node, planned: ChangePlan, reason: str | None) -> dict[str, Any]
         raise
     except NodeRequestError as error:
         raise NodeRequestError(
-            f"{error}\n  There was no answer: all changes were applied, or none. Plan again to see which."
+            *error.args, "  There was no answer: all changes were applied, or none. Plan again to see which."
         ) from None
 
 
@@ -80,7 +81,7 @@ def parts(alterations: Sequence[Alteration]) -> Iterator[list[Alteration]]:
 def show_changes(planned: ChangePlan, nothing: str) -> None:
     """Show a plan as a table, or the text ``nothing`` if it changes nothing."""
     if not planned.changes:
-        typer.echo(nothing)
+        show.line(nothing)
         return
     show.table(
         ["", "ENTITY", "QUOTA", "BEFORE", "AFTER", "BUCKETS"],
@@ -100,7 +101,7 @@ def show_changes(planned: ChangePlan, nothing: str) -> None:
     emptied = sum(one["buckets"] == "emptied" for one in planned.changes)
     summary = ", ".join(f"{kinds[kind]} {kind}" for kind in ("added", "changed", "removed"))
     buckets = count(emptied, "quota empties its buckets", "quotas empty their buckets")
-    typer.echo(
+    show.line(
         f"Plan: {summary}; {buckets if emptied else 'every bucket is kept'}. "
         f"The catalog is at version {planned.version}."
     )
@@ -109,7 +110,9 @@ def show_changes(planned: ChangePlan, nothing: str) -> None:
 def confirm(planned: ChangePlan, node: Node) -> None:
     """Ask the person at the terminal; abort without a yes."""
     typer.confirm(
-        f"Apply {count(len(planned.changes), 'change', 'changes')} to {node.url}?", abort=True, err=True
+        f"Apply {count(len(planned.changes), 'change', 'changes')} to {plain(node.url)}?",
+        abort=True,
+        err=True,
     )
 
 
@@ -133,7 +136,7 @@ def _post(
         )
     body = {"alterations": planned.alterations, "validate_only": validate_only}
     headers = {"If-Match": planned.etag, "X-Reason": reason}
-    with show.progress().status("planning ..." if validate_only else "applying ..."):
+    with show.working("planning ..." if validate_only else "applying ..."):
         try:
             return node.ask("POST", "/v1/quotas:apply", body, headers=headers, timeout=APPLY_TIMEOUT_S).body
         except NodeRefusalError as refused:

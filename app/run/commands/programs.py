@@ -16,6 +16,7 @@ import typer
 
 from app.node.command_lines import program
 from app.node.errors import CommandError
+from app.run.commands import show
 
 if TYPE_CHECKING:
     from app.node.settings import Settings
@@ -80,7 +81,7 @@ def _install() -> None:
         return
     if not (ROOT / "Makefile").is_file() or Path(sys.prefix) != ROOT / ".venv":
         raise CommandError('Spark is not installed; pip install "quotagate[spark]" installs it with Java')
-    typer.echo("quotagate: downloading Spark, once (half a gigabyte) ...", err=True)
+    show.note("quotagate: downloading Spark, once (half a gigabyte) ...")
     if subprocess.run(["make", ".venv/.spark"], cwd=ROOT, stdout=sys.stderr, check=False).returncode:
         raise CommandError("Spark could not be installed; run `make .venv/.spark` to see why")
 

@@ -18,6 +18,7 @@ from app.domain.quota import Defaults
 from app.domain.quota_value import Definition, check_all, pointer
 from app.run.commands.quotas_schema import NAME as SCHEMA
 from app.run.commands.values import NUMBER
+from app.terminal import plain
 
 MAX_DEPTH: Final = 10
 MAX_KEY: Final = 1_000
@@ -90,11 +91,11 @@ def write(quotas: Sequence[EntityAndQuotas], version: str) -> Iterator[str]:
 def quota_lines(quotas: Sequence[EntityAndQuotas]) -> Iterator[str]:
     """Yield the lines of a file below its comments."""
     yield "quotas:\n" if quotas else "quotas: {}\n"
-    for entity, definitions in quotas:
+    for entity, definitions in ((plain(entity), definitions) for entity, definitions in quotas):
         yield f"  {entity}:\n" if len(entity) <= MAX_KEY else f"  ? {entity}\n  :\n"
         for key, definition in definitions.items():
             limit_alone = definition.keys() == {"limit"}
-            yield f"    {key}: {_flow(definition['limit'] if limit_alone else definition)}\n"
+            yield f"    {plain(key)}: {_flow(definition['limit'] if limit_alone else definition)}\n"
 
 
 def _types(entity: str) -> list[str]:
@@ -113,8 +114,8 @@ def _flow(value: object) -> str:
         case float():
             return f"{Decimal(repr(value)):f}"  # 1e-05 is text to YAML 1.1
         case Mapping():
-            return "{" + ", ".join(f"{name}: {_flow(part)}" for name, part in value.items()) + "}"
-    return str(value)
+            return "{" + ", ".join(f"{plain(name)}: {_flow(part)}" for name, part in value.items()) + "}"
+    return plain(str(value))
 
 
 class _FileReader:

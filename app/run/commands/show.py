@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from app.terminal import UNSAFE, plain, plain_json, styled
+
 if TYPE_CHECKING:  # rich and YAML are imported where they show something: `up` and `serve` start without them
     from rich.console import Console, JustifyMethod
+    from rich.status import Status
     from rich.table import Table
 
 PIPE_COLUMNS: Final = 100_000
@@ -26,42 +28,18 @@ MIN_WIDTH: Final = 12
 GAP: Final = 2
 MIN_COLUMNS: Final = 72
 """In a narrower terminal, the terminal wraps the lines, so no number is cut."""
-_UNSEEN: Final = (
-    "\x7f-\x9f"  # C1 controls, which some terminals obey
-    "\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069"  # change the direction of text, or take no room
-    "\u2028\u2029\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff"  # halves of a character
-    "\U000e0000-\U000e0fff"  # tags and variants, which hide text
-)
-_UNSAFE: Final = re.compile(f"[{_UNSEEN}]")
-_CONTROL: Final = re.compile(f"[\x00-\x1f{_UNSEEN}]")
-
 
 Output = Literal["table", "json", "yaml"]
 """The format of an answer."""
 Out = Annotated[Output, typer.Option("--output", "-o", help="The output format.")]
 
 
-def plain(text: str) -> str:
-    r"""Escape characters that could move a terminal's cursor, change its colours, or hide text.
-
-    >>> plain("a\x1b[31mb"), plain("\u202egpj.exe")
-    ('a\\x1b[31mb', '\\u202egpj.exe')
-    """
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
-
-
-def plain_lines(lines: Iterable[str]) -> str:
-    """Escape control characters in each line, and join the lines."""
-    return "\n".join(map(plain, lines))
-
-
 def document(answer: Any, output: Output) -> bool:
     """Print an answer as JSON or YAML; return False for a table, which the command prints itself."""
     if output == "json":
-        typer.echo(as_json(answer))
+        typer.echo(as_json(answer))  # noqa: TID251  escaped
     elif output == "yaml":
-        typer.echo(as_yaml(answer), nl=False)
+        typer.echo(as_yaml(answer), nl=False)  # noqa: TID251  escaped
     return output != "table"
 
 
@@ -71,8 +49,7 @@ def as_json(answer: Any) -> str:
     >>> print(as_json("\u202e\U000e0041ü"))
     "\u202e\udb40\udc41ü"
     """
-    text = json.dumps(answer, indent=2, ensure_ascii=False)
-    return _UNSAFE.sub(lambda found: json.dumps(found.group())[1:-1], text)
+    return plain_json(json.dumps(answer, indent=2, ensure_ascii=False))
 
 
 def as_yaml(answer: Any) -> str:
@@ -88,12 +65,12 @@ def as_yaml(answer: Any) -> str:
         pass
 
     def quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-        style = '"' if _UNSAFE.search(text) else None
+        style = '"' if UNSAFE.search(text) else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
     Dumper.add_representer(str, quoted)
     text: str = yaml.dump(answer, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
-    return _UNSAFE.sub(lambda found: _yaml_escape(ord(found.group())), text)
+    return UNSAFE.sub(lambda found: _yaml_escape(ord(found.group())), text)
 
 
 def _yaml_escape(character: int) -> str:
@@ -123,7 +100,7 @@ def table(
     cells = [[cell(value) for value in row] for row in rows]
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     whole = _whole(dict(zip(header, _widths(header, cells), strict=True)), {*right, *WHOLE})
-    for name in header:
+    for name in map(plain, header):
         justify: JustifyMethod = "right" if name in right else "left"
         grid.add_column(name, justify=justify, no_wrap=name in whole, overflow="fold")
     for row in cells:
@@ -140,7 +117,7 @@ def records(rows: Sequence[Mapping[str, Any]], right: Iterable[str] = ()) -> Non
         return
     for index, row in enumerate(rows):
         if index:
-            typer.echo()
+            line()
         fields(row.items())
 
 
@@ -170,7 +147,7 @@ def cell(value: Any) -> str:
         case float() if value.is_integer():
             return str(int(value))
         case Mapping():
-            return " ".join(f"{name}={cell(part)}" for name, part in value.items()) or "-"
+            return " ".join(f"{plain(str(name))}={cell(part)}" for name, part in value.items()) or "-"
         case list():
             return ", ".join(cell(part) for part in value) or "-"
     return plain(str(value))
@@ -195,9 +172,14 @@ def when(at_ms: int | None) -> str:
     return "-" if at_ms is None else f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
+def line(text: str = "") -> None:
+    """Print a line; line breaks in it are escaped."""
+    typer.echo(plain(text))  # noqa: TID251  escaped
+
+
 def note(text: str) -> None:
     """Print a note on stderr, so that it does not go into a pipe."""
-    typer.echo(plain(text), err=True)
+    typer.echo(plain(text), err=True)  # noqa: TID251  escaped
 
 
 def _widths(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
@@ -221,8 +203,8 @@ def _print(grid: Table) -> None:
         return
     with console.capture() as captured:
         console.print(grid)
-    for line in captured.get().splitlines():
-        typer.echo(line.rstrip())
+    for each in captured.get().splitlines():
+        line(each.rstrip())
 
 
 def _console() -> Console:
@@ -233,8 +215,10 @@ def _console() -> Console:
     return Console(width=columns, markup=False, emoji=False, highlight=False)
 
 
-def progress() -> Console:
-    """The console for progress: stderr."""
+def working(text: str) -> Status:
+    """A spinner with a text, on stderr, if that is a terminal."""
     from rich.console import Console
+    from rich.text import Text
 
-    return Console(stderr=True, markup=False, emoji=False, highlight=False)
+    console = Console(file=styled(sys.stderr), markup=False, emoji=False, highlight=False)
+    return console.status(Text(plain(text)))

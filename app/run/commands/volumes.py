@@ -131,7 +131,7 @@ def _show(found: Mapping[str, Any], output: Output) -> None:
         ]
     )
     if found["volumes"]:
-        typer.echo()
+        show.line()
         show.table(
             ["BROKER", "DIR", "USED", "", "LEFT", "OF", "STATE", "OBSERVED"],
             [_row(volume) for volume in found["volumes"]],

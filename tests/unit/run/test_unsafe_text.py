@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.run.commands import show
+from app.terminal import plain
 
 HOSTILE: Final = "\x1b]0;title\x07\x7f\x85\x9b31m\u061c\u200b\u200f\u2028\u202e\u2066\u2069\ufeff\U000e0041"
 DOCUMENT: Final = {HOSTILE: [{"reason": f"a{HOSTILE}b\nc", "limit": 5}], "plain": "ü 日本 🙂"}
@@ -34,7 +35,7 @@ def test_json_and_yaml_read_back_the_same(document: object):
 
 
 def test_hostile_text_is_escaped_and_other_text_is_not():
-    for written in (show.as_json(DOCUMENT), show.as_yaml(DOCUMENT), show.plain(HOSTILE)):
+    for written in (show.as_json(DOCUMENT), show.as_yaml(DOCUMENT), plain(HOSTILE)):
         assert_safe(written)
     assert "日本 🙂" in show.as_json(DOCUMENT)
     assert "日本 🙂" in show.as_yaml(DOCUMENT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from app.terminal import plain
 from workers.spark.audit import findings
 
 NAMED: Final = 10
@@ -55,4 +56,4 @@ def _unchecked(report: dict[str, Any], total: dict[str, Any]) -> Iterator[str]:
 
 def principal_text(principal: str | None) -> str:
     """A principal, safe for a terminal."""
-    return "(asks without a principal)" if principal is None else principal.encode("unicode_escape").decode()
+    return "(asks without a principal)" if principal is None else plain(principal)

@@ -1,0 +1,96 @@
+"""Text for terminals: characters that steer a terminal, hide text or change its direction are escaped."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any, Final, TextIO, cast
+
+_UNSEEN: Final = (
+    "\x7f-\x9f"  # C1 controls, which some terminals obey
+    "\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069"  # change the direction of text, or take no room
+    "\u2028\u2029\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff"  # halves of a character
+    "\U000e0000-\U000e0fff"  # tags and variants, which hide text
+)
+UNSAFE: Final = re.compile(f"[{_UNSEEN}]")
+"""Unsafe characters that JSON and YAML do not escape by themselves."""
+_IN_LINE: Final = re.compile(f"[\x00-\x1f{_UNSEEN}]")
+_IN_LINES: Final = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")
+
+
+def plain(text: str) -> str:
+    r"""Escape characters that could move a terminal's cursor, begin a line, or hide text.
+
+    >>> plain("a\x1b[31mb"), plain("\u202egpj.exe")
+    ('a\\x1b[31mb', '\\u202egpj.exe')
+    """
+    return _IN_LINE.sub(_escape, text)
+
+
+def plain_lines(lines: Iterable[str]) -> str:
+    """Escape unsafe characters in each line, and join the lines."""
+    return "\n".join(map(plain, lines))
+
+
+def plain_text(text: str) -> str:
+    r"""Escape unsafe characters of a text that may have line breaks and tabs.
+
+    >>> plain_text("a\x9b\n\tb\r")
+    'a\\x9b\n\tb\\r'
+    """
+    return _IN_LINES.sub(_escape, text)
+
+
+def plain_json(text: str) -> str:
+    r"""Escape unsafe characters of JSON text, which only strings hold, so that the values stay the same.
+
+    >>> print(plain_json('"\u202e\U000e0041ü"'))
+    "\u202e\udb40\udc41ü"
+    """
+    return UNSAFE.sub(lambda found: json.dumps(found.group())[1:-1], text)
+
+
+class EscapingStream:
+    """A standard stream that escapes unsafe characters of everything that is written to it.
+
+    Colours of rich pass, as it writes to ``rich_proxied_file``; foreign text is escaped before rich gets it.
+    Other writers find no ``buffer``, so that they do not write past the escapes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        """Write text with its unsafe characters escaped."""
+        self.rich_proxied_file.write(plain_text(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each text with its unsafe characters escaped."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":
+            raise AttributeError(name)
+        return getattr(self.rich_proxied_file, name)
+
+
+def escape_output() -> None:
+    """Escape unsafe characters in all that this process prints from now on, also in tracebacks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, EscapingStream | None):
+            setattr(sys, name, cast("TextIO", EscapingStream(stream)))
+
+
+def styled(stream: TextIO) -> TextIO:
+    """Return the stream for text with colours, whose foreign parts are escaped already."""
+    return getattr(stream, "rich_proxied_file", stream)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode()
