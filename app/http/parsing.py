@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
 from app.admission.turns import FairTurns
-
-TURN_S: Final = 0.002
-"""How long the connections of a port parse before the event loop continues with other work."""
 
 log = structlog.get_logger("quotagate.http")
 
@@ -41,9 +38,13 @@ class ParsingTurns:
     """Shares the time for parsing among sources, in small steps.
 
     A frame of HTTP/2 takes 10 to 100 us, a field of a head or a chunk of a body 2 to 5 us, of few bytes each.
+
+    Args:
+        turn_s: how long connections parse before the event loop continues with other work.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turn_s: float) -> None:
+        self._turn_s = turn_s
         self._turns: FairTurns[deque[Parsing]] = FairTurns(deque)
         self._is_scheduled = False
 
@@ -56,11 +57,11 @@ class ParsingTurns:
 
     def _run(self) -> None:
         began = now = perf_counter()
-        while self._turns and now - began < TURN_S:
+        while self._turns and now - began < self._turn_s:
             _, waiting = self._turns.first()
             connection = waiting.popleft()
             try:
-                is_left = connection.parse(began + TURN_S)
+                is_left = connection.parse(began + self._turn_s)
             except Exception:
                 log.exception("a connection could not be parsed")
                 connection.abort()

@@ -96,6 +96,7 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None, ready
     from app.http.drain import DrainState
     from app.http.lane import LaneProtocol
     from app.http.parsing import ParsingTurns
+    from app.http.protocol import TURN_S
     from app.http.server import Server
     from app.run import wiring
 
@@ -107,7 +108,9 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None, ready
         server.should_exit = True
 
     app = wiring.build(settings, counts, lambda: drain.has_begun or server.should_exit, connections, fail)
-    protocol = partial(LaneProtocol, drain=drain, turns=ParsingTurns(), routes=app.hot, outbox=app.outbox)
+    protocol = partial(
+        LaneProtocol, drain=drain, turns=ParsingTurns(TURN_S), routes=app.hot, outbox=app.outbox
+    )
     config = uvicorn.Config(**_options(settings, app, protocol))
 
     def announce() -> bool:

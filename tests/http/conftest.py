@@ -37,7 +37,7 @@ from app.http.drain import DrainState
 from app.http.health import Readiness
 from app.http.lane import LaneProtocol
 from app.http.parsing import ParsingTurns
-from app.http.protocol import Protocol
+from app.http.protocol import TURN_S, Protocol
 from app.http.server import Server
 from app.http.wire import Clock
 from tests.http.application import KEY, app_of
@@ -187,7 +187,7 @@ async def serving(
             metrics=metrics,
             **parts,
         )
-        drain, turns = DrainState(), ParsingTurns()
+        drain, turns = DrainState(), ParsingTurns(TURN_S)
         protocol = (
             partial(LaneProtocol, drain=drain, turns=turns, routes=app.hot, outbox=app.outbox)
             if Ways.lane

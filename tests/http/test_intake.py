@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import httpx
@@ -12,14 +14,17 @@ import pytest
 
 from app.admission.errors import OverloadedError
 from app.admission.leases import LeaseAnswer, Settlement
+from app.admission.slices import Slices
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.http.app import Front
 from app.http.check_schema import METHODS
 from app.http.hot import BodyRoute, PlainRoute
 from app.http.intake import MAX_OF_ALL, MAX_OF_CALLER, Intake
+from app.http.problems import ProblemError
 from app.run.document import wired
-from tests.http.conftest import serving
+from tests.http.conftest import ADMIN, serving
+from tests.load.heavy_bodies import ANYWHERE
 
 DOCUMENT: Final = json.loads((Path(__file__).parents[2] / "openapi" / "openapi.json").read_text("utf-8"))
 OPERATIONS: Final = [
@@ -151,3 +156,31 @@ async def test_shed_request_for_a_lease_is_503(way: str, method: str, path: str,
         assert node.metrics._counts.shed == {(cause,): 1}
     assert leases.asked == (cause == "queue"), "a body without room is not even read"
     assert intake.total == 0
+
+
+GC_KINDS: Final = (ProblemError, OverloadedError, FrameType)
+
+
+@pytest.mark.parametrize("path", ["/v1/decisions", "/v1/decisions:batch", "/v1/leases"])
+@pytest.mark.parametrize(
+    "name", ["nested numbers in an unknown field", "escapes", "arrays, nested", "objects"]
+)
+async def test_refused_body_leaves_nothing_for_the_collector(way: str, path: str, name: str):
+    """An error that refers to itself by its traceback would keep the body until a full collection."""
+    async with serving(leases=SheddingLeases(), slices=Slices(1e-6)) as node:
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        await node.http.post(path, content=ANYWHERE[name], headers=headers)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                refused = await node.http.post(path, content=ANYWHERE[name], headers=headers)
+                assert refused.status_code in {400, 422}
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [each for each in gc.garbage if isinstance(each, GC_KINDS)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert left == []

@@ -30,7 +30,7 @@ from app.http.drain import DrainState
 from app.http.health import Readiness
 from app.http.lane import LaneProtocol
 from app.http.parsing import ParsingTurns
-from app.http.protocol import Protocol
+from app.http.protocol import TURN_S, Protocol
 from app.http.slowdown import Slowdown
 from app.http.wire import Clock
 from app.store.port import NONE_KNOWN, Answer, Came, ChargeResult, Fault, StoreError
@@ -241,7 +241,7 @@ class InMemory:
             loop,
             connection=connection,
             drain=DrainState(),
-            turns=ParsingTurns(),
+            turns=ParsingTurns(TURN_S),
         )
         return protocol
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,32 @@ def small_requests(found: Peer) -> Iterator[bytes]:
 def padded_data(found: Peer) -> Iterator[bytes]:
     """Large frames of a message that is too large."""
     yield found.head(1) + data(1, b"\0\0\4\0\0") + data(1, b"\0" * MAX_FRAME) * 15
+
+
+HOST: Final = b"Host: 127.0.0.1\r\n"
+PIECES: Final[dict[str, bytes]] = {
+    "chunks of one byte": b"POST /v1/decisions HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n%b0\r\n\r\n"
+    % (HOST, b"1\r\n \r\n" * 100_000),
+    "fields of four bytes": b"GET /health/live HTTP/1.1\r\n%b%b\r\n" % (HOST, b"a:\r\n" * 15_000),
+    "small requests": (b"GET /health/live HTTP/1.1\r\n%b\r\n" % HOST) * 2_000,
+    "trailers": b"POST /v1/decisions HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n%b\r\n"
+    % (HOST, b"a:\r\n" * 15_000),
+    "a long target": b"GET /%b HTTP/1.1\r\n%b\r\n" % (b"%41" * 20_000, HOST),
+}
+"""What a connection may send besides large bodies."""
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_nothing_that_is_sent_in_one_piece_takes_the_loop_for_long(timed: TimedNode, name: str):
+    def send(_: int) -> str:
+        with socket.create_connection(timed.node.address, 60) as connection:
+            connection.sendall(PIECES[name])
+            connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(partial(connection.recv, 65_536), b""))[:40].decode()
+
+    took_ms, what = shortest(send, timed)
+    say(f"{name}: at most {took_ms:.1f} ms")
+    assert took_ms <= STEP_MS, what
 
 
 FRAMES: Final[dict[str, Callable[[Peer], Iterator[bytes]]]] = {

@@ -1,0 +1,66 @@
+"""Large bodies on many connections: they are read and explained in fair turns, and others do not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.load.attacked import ATTACKER, NOBODY, Attack, Site, attacked
+from tests.load.heavy_bodies import ANYWHERE, BATCHES, MIB
+from tests.load.test_silent import resident
+from tests.report import say
+
+SECONDS: Final = 3.0
+GROWTH: Final = 256 * MIB
+ACCOUNT: Final = "account"
+"""The name of a key that may take leases."""
+NESTED: Final = ANYWHERE["nested numbers in an unknown field"]
+LONG: Final = b'{"usage":{"requests":1},"principal":"%b"}' % (b"a" * (MIB - 100))
+SMALL: Final = b'{"usage":{"requests":1},"principal":"%b"}' % (b"a" * 16_384)
+BODIES: Final = {
+    "nested numbers": Attack(path="/v1/decisions", body=NESTED.decode(), refused="422"),
+    "a long name": Attack(path="/v1/decisions", body=LONG.decode(), refused="422"),
+    "chunks of one byte": Attack(path="/v1/decisions", body=SMALL.decode(), chunk=1, refused="422"),
+    "a batch of nested numbers": Attack(path="/v1/decisions:batch", body=NESTED.decode(), refused="422"),
+    "a batch of ids": Attack(
+        path="/v1/decisions:batch", body=BATCHES["ten asks with a thousand ids each"](0).decode()
+    ),
+    "leases of nested numbers": Attack(path="/v1/leases", body=NESTED.decode(), refused="422"),
+    "administration without its scope": Attack(path="/v1/quotas:alter", body=NESTED.decode(), refused="403"),
+}
+QUICK: Final = [*((name, 32) for name in BODIES), ("nested numbers", 2)]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with attacked() as site:
+        answer = site.node.http.post("/v1/keys", json={"name": ACCOUNT, "scopes": ["account"]})
+        site.keys[ACCOUNT] = answer.raise_for_status().json()["key"]
+        yield site
+
+
+@pytest.mark.parametrize(("name", "connections"), QUICK)
+def test_large_bodies_do_not_slow_other_callers(site: Site, name: str, connections: int):
+    check(site, name, connections)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("connections", [64, 256])
+@pytest.mark.parametrize("name", BODIES)
+def test_more_large_bodies_do_not_slow_other_callers(site: Site, name: str, connections: int):
+    check(site, name, connections)
+
+
+def check(site: Site, name: str, connections: int) -> None:
+    """Let an attacker send bodies, and check everybody else and the memory of the node."""
+    attack = BODIES[name]
+    key = {"/v1/leases": ACCOUNT, "/v1/quotas:alter": ATTACKER}.get(attack.path, NOBODY)
+    load = site.attack(attack, SECONDS, key)
+    load.connections = connections
+    before = resident(site.node)
+    site.check_others(f"{name}, {connections} connections", SECONDS, load)
+    grown = resident(site.node) - before
+    say(f"{name}, {connections} connections: {grown / MIB:.0f} MiB more")
+    assert grown < GROWTH
