@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from app.http.acceptor import RECEIVE_BUFFER
 from tests.load.attacked import ATTACKER, attacked
 from tests.report import say
 from tests.service import Service, eventually, running
@@ -22,6 +25,7 @@ AT_ONCE: Final = 250
 USAGE: Final = {"requests": 1, "request_time_ms": 1, "produce_bytes": 1, "mutations": 1, "connections": 1}
 MIB: Final = 1024 * 1024
 GROWTH: Final = 64 * MIB
+MOST_UNREAD: Final = 2 * RECEIVE_BUFFER
 
 
 def test_client_that_does_not_read_is_closed_and_slows_nobody():
@@ -37,6 +41,21 @@ def test_client_that_does_not_read_is_closed_and_slows_nobody():
         site.check_others("clients that do not read", SECONDS, during=deaf)
         assert attacker_queues(site.node)
         eventually(lambda: not attacker_queues(site.node), within_s=CLOSED_WITHIN_S)
+
+
+def test_kernel_keeps_little_of_what_a_node_does_not_read():
+    """The node is stopped, so that it reads nothing."""
+    with running() as node, connected(node, 1) as (one,):
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                while one.send(bytes(MIB)):
+                    pass
+            queues = eventually(lambda: attacker_queues(node))
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+    assert max(int(each.partition(":")[2], 16) for each in queues) <= MOST_UNREAD
 
 
 def test_idle_connections_beyond_the_file_limit_lock_nobody_out():

@@ -164,6 +164,15 @@ def test_index_has_every_record_with_its_title():
     assert [line.partition(")")[0] + ")" for line in index.splitlines() if line.startswith("- [")] == lines
 
 
+def test_each_resource_that_a_caller_can_take_names_its_test():
+    table = text_of(ROOT / "SECURITY.md").partition("| resource |")[2].partition("\n\n")[0]
+    rows = [row.split(" | ") for row in table.splitlines()[2:]]
+    assert len(rows) > 10
+    for resource, _, others, tests in rows:
+        assert others, resource
+        assert any(is_there(each) for each in CODE.findall(tests)), resource
+
+
 def test_pre_commit_runs_what_make_check_runs():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     recipes = re.findall(r"^(?:check|lint):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
