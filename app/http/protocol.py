@@ -219,6 +219,11 @@ class Protocol(PeerProtocol):
             if cycle is not None:
                 cycle.keep_alive = False
 
+    def shutdown(self) -> None:
+        """Close when the answers have been sent, also to what is not parsed yet: then the drain has begun."""
+        if not self._is_queued:
+            super().shutdown()
+
     def timeout_keep_alive_handler(self) -> None:
         """Handle a timeout, unless the deadline was moved or dropped since the timer was set."""
         self.timeout_keep_alive_task = None

@@ -19,7 +19,7 @@ from app.http import lane
 from app.http.hot import UNCOUNTED, HotRoute
 from app.http.intake import MAX_OF_CALLER
 from app.http.lane import MAX_HEAD, MAX_REMEMBERED, LaneProtocol
-from app.http.protocol import WAITING
+from app.http.protocol import AT_ONCE, WAITING
 from app.http.wire import MAX_BODY
 from tests.fuzz.cases import Request
 from tests.fuzz.generate import case
@@ -340,6 +340,24 @@ async def test_graceful_shutdown_answers_what_is_in_flight(connection: Connectio
     assert answer.count(b"HTTP/1.1 200") == 1
     assert connection.line.is_closing()
     assert not connection.state.connections
+
+
+async def test_shutdown_answers_a_request_that_waits_for_its_turn(connection: Connection):
+    connection.protocol.data_received(message("POST", ONE, ["X-Filling: " + "a" * AT_ONCE], BODY))
+    assert not is_read(connection)
+    connection.protocol._drain.has_begun = True
+    connection.protocol.shutdown()
+    assert (await connection.settle()).count(b"HTTP/1.1 200") == 1
+    assert connection.line.is_closing()
+
+
+async def test_caller_that_leaves_while_its_request_waits_for_its_turn_is_not_answered(
+    connection: Connection,
+):
+    connection.protocol.data_received(message("POST", ONE, ["X-Filling: " + "a" * AT_ONCE], BODY))
+    connection.end()
+    assert await connection.settle() == b""
+    assert connection.admission.calls == 0
 
 
 async def test_shutdown_closes_a_connection_between_requests(connection: Connection):
