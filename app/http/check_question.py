@@ -25,6 +25,8 @@ FORWARDED_FOR: Final = "X-Forwarded-For"
 NAMES: Final = ("broker", "listener")
 DENY_STATUSES: Final = (403, 429)
 
+MAX_HOPS: Final = 64
+"""The most entries of a list of forwarding proxies."""
 _BLANKS: Final = " \t"
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -117,10 +119,11 @@ def rightmost_untrusted(forwarded_for: str, is_trusted: Callable[[str], bool]) -
     '203.0.113.9'
 
     Raises:
-        EntityError: an entry on the way to it is not an address, so the caller is unknown.
+        EntityError: an entry on the way to it is not an address, or there are too many entries, so the caller
+            is unknown.
     """
     rest = forwarded_for
-    while rest:
+    for _ in range(MAX_HOPS):
         rest, _, entry = rest.rpartition(",")
         entry = entry.strip(_BLANKS)
         if not entry:  # lists of RFC 9110 may have empty entries

@@ -46,16 +46,25 @@ class ParsingTurns:
     def __init__(self, turn_s: float) -> None:
         self._turn_s = turn_s
         self._turns: FairTurns[deque[Parsing]] = FairTurns(deque)
+        self._added: list[Parsing] = []
+        """Connections that were added since the last turn; while one parses, the turns stay as they are."""
         self._is_scheduled = False
 
     def add(self, connection: Parsing) -> None:
         """Let a connection parse at its turn."""
-        self._turns.of(connection.source).append(connection)
+        self._added.append(connection)
+        self._schedule()
+
+    def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
+        self._is_scheduled = False
+        for connection in self._added:
+            self._turns.of(connection.source).append(connection)
+        self._added.clear()
         began = now = perf_counter()
         while self._turns and now - began < self._turn_s:
             _, waiting = self._turns.first()
@@ -70,6 +79,5 @@ class ParsingTurns:
                 waiting.append(connection)
             before, now = now, perf_counter()
             self._turns.charge(now - before, is_left=bool(waiting))
-        self._is_scheduled = bool(self._turns)
-        if self._is_scheduled:
-            asyncio.get_running_loop().call_soon(self._run)
+        if self._turns:
+            self._schedule()

@@ -22,6 +22,10 @@ from app.http.problems import PROBLEM_JSON, ProblemError
 
 MAX_HEAD: Final = 65_536
 """The most bytes of a request target and its header fields together."""
+MAX_TARGET: Final = 8_192
+"""The most bytes of a request target; the longest entity, escaped twice in a query, has 5 KiB."""
+MAX_PARAMETERS: Final = 256
+"""The most parameters of a query."""
 PIECE: Final = 1_024
 """Bytes that are parsed in one step, but for bodies of announced size; all requests in them are accepted."""
 AT_ONCE: Final = 2 * PIECE
@@ -47,11 +51,19 @@ WRONG_HOST: Final = ProblemError(400, "An HTTP/1.1 request names its host exactl
 TOO_SLOW: Final = ProblemError(408, "The request did not arrive in time.")
 TOO_LARGE: Final = ProblemError(431, f"The head is larger than {MAX_HEAD:,} bytes.")
 
+LONG_TARGET: Final = ProblemError(
+    414,
+    f"The request target is larger than {MAX_TARGET:,} bytes, or has more than {MAX_PARAMETERS} parameters.",
+)
+
 _BODY_FIELDS: Final = (b"content-length", b"transfer-encoding")
 
 
 class Flow(FlowControl):
     """Uvicorn's flow control, plus a way to hold reading until it is released.
+
+    Nothing is read while uvicorn pauses reading (for a body that nobody takes, or behind pipelined requests),
+    or while it is held.
 
     Attributes:
         read_since: when reading was last resumed, by the loop's clock.
@@ -60,24 +72,34 @@ class Flow(FlowControl):
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(transport)
         self._loop = loop
+        self._is_paused = False
         self.is_held = False
         self.read_since = 0.0
 
+    def pause_reading(self) -> None:
+        """Pause reading."""
+        self._is_paused = True
+        super().pause_reading()
+
     def resume_reading(self) -> None:
         """Resume reading, unless it is held."""
-        if self.read_paused and not self.is_held:
-            self.read_since = self._loop.time()
-            super().resume_reading()
+        self._is_paused = False
+        self._read_on()
 
     def hold(self) -> None:
         """Stop reading, even if uvicorn resumes it."""
         self.is_held = True
-        self.pause_reading()
+        super().pause_reading()
 
     def release(self) -> None:
         """Stop holding reading: uvicorn's flow control decides again."""
         self.is_held = False
-        self.resume_reading()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self.read_paused and not self._is_paused and not self.is_held:
+            self.read_since = self._loop.time()
+            super().resume_reading()
 
 
 class Protocol(PeerProtocol):
@@ -230,7 +252,7 @@ class Protocol(PeerProtocol):
         if not self._is_timed:
             return
         now = self.loop.time()
-        if self._in_request:
+        if self._in_request or self._is_queued:
             if self.flow.read_paused:  # the wait is ours
                 self._due = max(self._due, now + self.BODY_S)
             self._due = max(self._due, self.flow.read_since + self.BODY_S)
@@ -263,6 +285,10 @@ class Protocol(PeerProtocol):
                 )
                 if self._head_size > MAX_HEAD:
                     self._refuse(TOO_LARGE)
+            if len(self.url) > MAX_PARAMETERS and (
+                len(self.url) > MAX_TARGET or self.url.count(b"&") >= MAX_PARAMETERS
+            ):
+                self._refuse(LONG_TARGET)
             hosts, announced = [], 0
             for name, value in self.headers:
                 if name == b"host":
@@ -384,6 +410,8 @@ class Protocol(PeerProtocol):
             self._is_queued = True
             self._turns.add(self)
             self.flow.hold()
+            if self._connection.idle_since < math.inf:
+                self._connection.idle_since = self.loop.time()
             return False
         self._refusal = NOT_HTTP
         try:
@@ -502,7 +530,9 @@ class Protocol(PeerProtocol):
 
     def _time_out(self) -> None:
         """End: the head of the first request is late."""
-        if self._in_request:
+        if self._is_queued:  # it is not late, but we are; its own timer goes on
+            return
+        if self._in_request and not self._is_ending():
             self._end(TOO_SLOW)
         else:
             self.transport.abort()
@@ -526,6 +556,7 @@ class Protocol(PeerProtocol):
             return
         self.transport.write_eof()
         self.flow.release()
+        self.flow.resume_reading()
         self._cancel_timer()
         self.timeout_keep_alive_task = self.loop.call_later(self.LINGER_S, self.transport.close)
 

@@ -103,6 +103,15 @@ class Child:
             except OSError as error:  # no memory, too many processes: counts as one more death
                 log.warning("child could not be started", child=self.name, error=str(error))
 
+    async def restart(self) -> None:
+        """Stop it, start it again and keep it; a start that fails is tried again."""
+        await self.stop()
+        try:
+            await self.start()
+        except OSError as error:
+            log.warning("child could not be started", child=self.name, error=str(error))
+        self.keep()
+
     async def stop(self, number: int = signal.SIGTERM) -> None:
         """Stop it with a signal; kill it if it does not end in time.
 

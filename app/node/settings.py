@@ -326,7 +326,7 @@ def load(env_file: Path | None = None) -> Settings:
     """Read the settings: the environment overrides `env_file` (default: `.env`, if it exists).
 
     Raises:
-        SettingsError: a setting is invalid, or the file does not exist.
+        SettingsError: a setting is invalid, or the file does not exist or cannot be read.
     """
     if env_file is not None and not env_file.is_file():
         raise SettingsError(f"{env_file}: no such file")
@@ -335,6 +335,8 @@ def load(env_file: Path | None = None) -> Settings:
         return Settings(_env_file=path, kafka=kafka_properties(path))
     except ValidationError as refused:
         raise SettingsError(*_explain(refused)) from None
+    except (OSError, UnicodeDecodeError) as unreadable:
+        raise SettingsError(f"{path}: {_reason(unreadable)}") from None
 
 
 def kafka_properties(env_file: Path | None = None) -> dict[str, str]:
@@ -372,6 +374,12 @@ def _explain(refused: ValidationError) -> list[str]:
         name = PREFIX + str(fault["loc"][0]).upper() + ": " if fault["loc"] else ""
         faults.append(f"{name}{message[0].lower() + message[1:] if name else message}")
     return faults
+
+
+def _reason(unreadable: OSError | UnicodeDecodeError) -> str:
+    if isinstance(unreadable, OSError):
+        return f"cannot be read: {unreadable.strerror}"
+    return f"is not UTF-8: byte {unreadable.start} is wrong"
 
 
 def _is_loopback(host: str) -> bool:

@@ -176,7 +176,11 @@ class ApiProcesses:
 
     async def _add(self, number: int, settings: Settings) -> bool:
         """Start a process that lasts; return False if it does not become ready."""
-        new = self._new(number, settings)
+        try:
+            new = self._new(number, settings)
+        except OSError as error:  # no descriptors for its pipe
+            log.error("a new API process was not started, so those before it go on", error=str(error))  # noqa: TRY400  no traceback
+            return False
         try:
             await new.start()
             is_ready = await new.becomes_ready(READY_WITHIN_S)

@@ -92,12 +92,7 @@ async def _run(
         api.keep()
         print(_welcome(settings, directory), flush=True)  # noqa: T201
 
-        async def renew_workers() -> None:
-            await workers.stop()
-            await workers.start()
-            workers.keep()
-
-        await api.obey(signals.restart, lambda: check_envoy(read()), renew_workers)
+        await api.obey(signals.restart, lambda: check_envoy(read()), workers.restart)
 
 
 def _welcome(settings: Settings, directory: Path) -> str:

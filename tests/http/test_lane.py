@@ -25,7 +25,7 @@ from tests.fuzz.cases import Request
 from tests.fuzz.generate import case
 from tests.fuzz.messages import BATCH, CHECK, ONE, in_pieces, message
 from tests.http.conftest import ADMIN, Node
-from tests.http.ways import Both, Connection, HeldStore, InMemory, real
+from tests.http.ways import QUIET_TURNS, Both, Connection, HeldStore, InMemory, real
 
 ASK: Final = {"principal": "alice", "usage": {"requests": 1}}
 BODY: Final = json.dumps(ASK).encode()
@@ -358,6 +358,39 @@ async def test_caller_that_leaves_while_its_request_waits_for_its_turn_is_not_an
     connection.end()
     assert await connection.settle() == b""
     assert connection.admission.calls == 0
+
+
+@pytest.mark.parametrize("before", [b"", ONE_ASK], ids=["alone", "behind another"])
+async def test_body_that_nobody_takes_is_not_read(connection: Connection, before: bytes):
+    """It is behind a request that waits, or its own answer is delayed."""
+    connection.admission.held = asyncio.Event()
+    key = [f"Authorization: Bearer {'x' * 20}"] * (not before)
+    connection.node.access._slowdown.wait_s = lambda *_: 60.0  # type: ignore[method-assign]
+    connection.protocol.data_received(before + message("POST", ONE, key, length=str(10**9)))
+    taken = 0
+    while is_read(connection) and taken < MAX_BODY:
+        connection.protocol.data_received(b" " * 65_536)
+        taken += 65_536
+        for _ in range(QUIET_TURNS):
+            await asyncio.sleep(0)
+    assert taken <= 3 * 65_536
+    connection.end()
+
+
+async def test_request_that_waits_for_its_turn_is_not_late(connection: Connection):
+    connection.protocol.data_received(message("POST", ONE, ["X-Filling: " + "a" * AT_ONCE], BODY))
+    connection.protocol._time_out()
+    connection.loop.turn(connection.protocol.timeout_keep_alive)
+    assert not connection.line.is_closing()
+    assert (await connection.settle()).count(b"HTTP/1.1 200") == 1
+    connection.end()
+
+
+async def test_first_request_that_is_late_after_its_refusal_ends_the_connection(connection: Connection):
+    assert b"HTTP/1.1 400" in await connection.send(b"nonsense\r\n\r\n")
+    assert connection.line.has_ended
+    connection.protocol._time_out()
+    assert connection.line.is_closing()
 
 
 async def test_shutdown_closes_a_connection_between_requests(connection: Connection):
