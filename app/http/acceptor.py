@@ -8,8 +8,9 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 import structlog
 
@@ -161,7 +162,7 @@ class Acceptor:
         for _ in range(min(self._at_once, len(self._speaking))):
             connection, sock = self._speaking.popleft()
             task = self._loop.create_task(self._connect(connection, sock))
-            connection.abort = partial(_cancel, task)
+            connection.abort = partial(_cancel, task, sock)
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
         if self._speaking:
@@ -169,23 +170,40 @@ class Acceptor:
 
     async def _connect(self, connection: ClientConnection, sock: socket.socket) -> None:
         """Give a connection its protocol, after the TLS handshake if there is one."""
-        transport: asyncio.BaseTransport | None = None
+        is_served = False
         try:
-            transport, _ = await self._loop.connect_accepted_socket(
-                partial(self._factory, connection),
-                sock,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else FIRST_REQUEST_S,
-            )
-            connection.abort = cast("asyncio.WriteTransport", transport).abort
+            transport = await self._connected(connection, sock)
+            connection.abort = transport.abort
+            is_served = True
         except OSError:  # the caller has left, or does not speak TLS
             pass
         except Exception:
             log.exception("a connection could not be served", port=self._port)
         finally:
-            if transport is None:
+            if not is_served:
                 sock.close()
                 connection.left()
+
+    async def _connected(self, connection: ClientConnection, sock: socket.socket) -> asyncio.Transport:
+        """Return the transport of a connection.
+
+        A handshake has no protocol of ours, as most of those in an attack fail. uvloop wakes this task before
+        it passes on the first bytes.
+
+        Raises:
+            OSError: the caller has left, or does not speak TLS.
+        """
+        make = partial(self._factory, connection)
+        if self._tls is None:
+            transport, _ = await self._loop.connect_accepted_socket(make, sock)
+            return transport
+        encrypted, _ = await self._loop.connect_accepted_socket(asyncio.Protocol, sock, ssl=self._tls)
+        if encrypted.is_closing():
+            raise ConnectionAbortedError
+        protocol = make()
+        encrypted.set_protocol(protocol)
+        protocol.connection_made(encrypted)
+        return encrypted
 
     def _drop_silent(self, connection: ClientConnection) -> None:
         sock = self._silent.pop(connection)
@@ -212,5 +230,13 @@ class Acceptor:
         self._watch()
 
 
-def _cancel(task: asyncio.Task[None]) -> None:
+def _cancel(task: asyncio.Task[None], sock: socket.socket) -> None:
+    """Close a connection whose protocol is being made, also if the task has not begun.
+
+    If uvloop has the socket, it closes it when the handshake fails. Just before its first step a handshake
+    cannot be cancelled; the shutdown lets it fail.
+    """
     task.cancel()
+    with suppress(OSError):  # the caller has left
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
