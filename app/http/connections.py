@@ -11,6 +11,11 @@ from app.http.slowdown import source_of
 
 MOST: Final = 8_192
 MOST_OF_AN_ADDRESS: Final = 2_048
+MOST_WITH_TLS: Final = 3_072
+"""A connection with TLS takes up to 60 KiB, most of them for its handshake."""
+MOST_OF_AN_ADDRESS_WITH_TLS: Final = 768
+ENDED: Final = 256
+"""After so many connections have ended, ``freed`` is called."""
 
 FIRST_REQUEST_S: Final = 10.0
 """How long after it was accepted a connection's first request may take, TLS handshake included."""
@@ -67,6 +72,7 @@ class Connections:
     Attributes:
         refused: called with port and reason whenever a connection is closed for one of these reasons.
         open: how many there are.
+        freed: called from time to time, as ended connections have left free memory.
         unasked: the connections whose first request has not arrived, in the order of their acceptance.
     """
 
@@ -78,6 +84,8 @@ class Connections:
         # How many connections a source has, and the sources that have so many: the largest is found at once.
         self._by_count: dict[int, dict[str, None]] = {}
         self._largest = 0
+        self._ended = 0
+        self.freed: Callable[[], None] = _nothing
         self.unasked: dict[ClientConnection, None] = {}
         self.refused: Callable[[Port, Reason], None] = lambda _port, _reason: None
 
@@ -125,8 +133,9 @@ class Connections:
         if victim.idle_since == math.inf and self._largest < held + 2:
             return False
         self.refused(victim.port, "process")
+        abort = victim.abort
         self.remove(victim)
-        victim.abort()
+        abort()
         return True
 
     def time_out(self, now: float, most: int) -> None:
@@ -151,6 +160,11 @@ class Connections:
         del held[connection]
         if not held:
             del self._by_source[connection.source]
+        # Otherwise it would stay in a cycle with its task or protocol until the collector's next full run.
+        connection.abort, connection.time_out = _nothing, None
+        self._ended += 1
+        if self._ended % ENDED == 0:
+            self.freed()
 
     def _held(self, source: str) -> int:
         return len(self._by_source.get(source, ()))
@@ -167,10 +181,15 @@ class Connections:
             self._largest = after
 
 
+def usual_bounds(*, with_tls: bool) -> tuple[int, int]:
+    """Return the bounds of the process and of one address by default."""
+    return (MOST_WITH_TLS, MOST_OF_AN_ADDRESS_WITH_TLS) if with_tls else (MOST, MOST_OF_AN_ADDRESS)
+
+
 def is_late(connection: ClientConnection, now: float) -> bool:
     """Whether the time for the first request of a connection is over."""
     return now >= connection.since + FIRST_REQUEST_S
 
 
 def _nothing() -> None:
-    """Close nothing: the socket has no protocol yet."""
+    """Do nothing."""

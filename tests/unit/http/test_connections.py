@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import dataclass, field
+from functools import partial
+from weakref import ref
 
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from app.http.connections import FIRST_REQUEST_S, ClientConnection, Connections
+from app.http.connections import ENDED, FIRST_REQUEST_S, ClientConnection, Connections
 
 
 @dataclass
@@ -92,6 +95,31 @@ def test_so_many_late_ones_are_ended_at_once(most: int):
     late = [crowd.enter("10.0.0.1") for _ in range(5)]
     crowd.connections.time_out(math.inf, most)
     assert crowd.closed == late[:most]
+
+
+def test_ended_connection_keeps_neither_task_nor_protocol_alive():
+    """They refer to it, too, and the collector seldom looks for such cycles."""
+    connection = Connections().accept("10.0.0.1", "http", 0.0)
+    assert connection is not None
+    connection.abort = connection.time_out = end = partial(print, connection)
+    found = ref(end)
+    gc.disable()
+    try:
+        del end
+        connection.left()
+        assert found() is None
+    finally:
+        gc.enable()
+
+
+def test_memory_is_given_back_after_many_connections():
+    connections, times = Connections(), list[int]()
+    connections.freed = lambda: times.append(connections.open)
+    for _ in range(2 * ENDED + 1):
+        one = connections.accept("10.0.0.1", "http", 0.0)
+        assert one is not None
+        one.left()
+    assert len(times) == 2
 
 
 class Machine(RuleBasedStateMachine):
