@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from typing import Final, cast
 
 import msgspec
 import uvloop
+
+from tests.addresses import in_url
 
 ROOT: Final = Path(__file__).parents[2]
 SHOWN: Final = 5
@@ -43,6 +46,7 @@ class Load(msgspec.Struct, kw_only=True):
         path: what to GET instead of asking, with these ``headers``.
         pause_s: the pause between an answer and the next request.
         source: the address to connect from.
+        ca: the certificate of the authority to trust, a PEM file; without it, no TLS.
     """
 
     address: tuple[str, int]
@@ -55,6 +59,7 @@ class Load(msgspec.Struct, kw_only=True):
     pause_s: float = 0.0
     source: str = "127.0.0.1"
     key: str = ""
+    ca: str = ""
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -129,7 +134,7 @@ class Requests:
         else:
             body = self._ask(connection)
         key = {"Authorization": f"Bearer {load.key}"} if load.key else {}
-        fields = {"Host": load.address[0], **load.headers, **key, "Content-Length": str(len(body))}
+        fields = {"Host": in_url(load.address[0]), **load.headers, **key, "Content-Length": str(len(body))}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         head = f"{method} {path} HTTP/1.1\r\n{lines}\r\n"
         return (head + body).encode()
@@ -264,12 +269,14 @@ async def generate(load: Load) -> Outcome:
     """Send a load and count the answers."""
     loop = asyncio.get_running_loop()
     requests, counts = Requests(load), Counts(load)
+    tls = ssl.create_default_context(cafile=load.ca) if load.ca else None
     ended = []
     for number in range(load.connections):
         _, connection = await loop.create_connection(
-            lambda number=number: Connection(number, load, requests, counts),  # type: ignore[misc]
+            lambda number=number: Connection(number, load, requests, counts),
             *load.address,
             local_addr=(load.source, 0),
+            ssl=tls,
         )
         ended.append(connection.ended)
     await asyncio.sleep(load.seconds)  # the duration of the load
