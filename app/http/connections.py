@@ -55,6 +55,10 @@ class ClientConnection:
         """Note that its first request has arrived, for HTTP the head: its time is over."""
         self._connections.unasked.pop(self, None)
 
+    def late(self) -> None:
+        """Count it as one whose first request did not arrive in time, unless that has arrived."""
+        self._connections.count_late(self)
+
     def left(self) -> None:
         """Stop counting it; only the first call counts."""
         self._connections.remove(self)
@@ -145,9 +149,14 @@ class Connections:
             now: the loop's clock.
         """
         for late in [one for one, _ in zip(self.unasked, range(most), strict=False) if is_late(one, now)]:
-            del self.unasked[late]
-            self.refused(late.port, "timeout")
+            self.count_late(late)
             (late.time_out or late.abort)()
+
+    def count_late(self, connection: ClientConnection) -> None:
+        """Count a connection that is closed because its first request is late, once."""
+        if connection in self.unasked:
+            del self.unasked[connection]
+            self.refused(connection.port, "timeout")
 
     def remove(self, connection: ClientConnection) -> None:
         """Stop counting a connection, unless it is not counted any more."""

@@ -89,6 +89,18 @@ def test_connection_without_a_request_is_ended_in_time_and_no_other_one():
     assert list(crowd.connections.unasked) == [late]
 
 
+def test_late_connection_is_counted_once_whoever_ends_it_and_not_if_it_has_asked():
+    crowd = Crowd(Connections())
+    one, asked = crowd.enter("10.0.0.1"), crowd.enter("10.0.0.2")
+    assert one is not None
+    assert asked is not None
+    asked.asked()
+    for each in (one, one, asked):
+        each.late()
+    crowd.connections.time_out(FIRST_REQUEST_S, 10)
+    assert crowd.refused == [("http", "timeout")]
+
+
 @given(st.integers(1, 5))
 def test_so_many_late_ones_are_ended_at_once(most: int):
     crowd = Crowd(Connections())
