@@ -189,8 +189,8 @@ def check(authority: Authority, crowd: Crowd) -> None:
                 account = Account.of(node.pid)
                 attacked_ms = wait_ms(is_admitted)
                 assert attacked_ms <= calm_ms + Account.of(node.pid).slower_by_ms(account)
-                yield
                 grown = max(grown, resident(node) - before)
+                yield
                 assert not is_admitted()
                 if crowd.sends not in ASKING:
                     eventually(lambda: timed_out(node, crowd.port) >= bound - OTHER_FILES)
