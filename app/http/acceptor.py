@@ -109,13 +109,15 @@ class Acceptor:
     def _accept(self) -> bool:
         """Accept some connections; return whether there may be more."""
         now, is_done = self._loop.time(), False
-        for _ in range(AT_ONCE):
+        for accepted in range(AT_ONCE):
             try:
                 sock, peer = self._listener.accept()
             except OSError as error:
                 is_done = True
                 if error.errno not in _NONE:
                     self._make_room(error)
+                elif not accepted:
+                    self._queue_first()
                 break
             address = peer[0] if isinstance(peer, tuple) else ""
             connection = self._connections.accept(address, self._port, now)
@@ -128,6 +130,15 @@ class Acceptor:
             self._loop.add_reader(sock, self._first_bytes, connection, sock)
         self._watch()
         return not is_done
+
+    def _queue_first(self) -> None:
+        """Let the kernel wake this process before the siblings that share its socket: one of them was faster.
+
+        The kernel wakes first the process that began to wait last. Otherwise one process could get nearly all
+        connections that come one by one.
+        """
+        self._loop.remove_reader(self._listener)
+        self._loop.add_reader(self._listener, self._accept)
 
     def _make_room(self, error: OSError) -> None:
         """Close a connection for the one that the kernel has no room for; if none is idle, pause."""
