@@ -21,6 +21,7 @@ import httpx
 
 from app.catalog import schema
 from tests import stores
+from tests.addresses import family_of, in_url
 from tests.programs import end
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ def running(
         }
         log = home / "log.jsonl"
         # The socket is bound here and inherited, so nobody can take the port in between; the node listens.
-        with socket.socket() as listener, log.open("wb") as output:
+        with socket.socket(family_of(address[0])) as listener, log.open("wb") as output:
             if not address[1]:
                 listener.bind(
                     address
@@ -134,7 +135,7 @@ def running(
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if address[1]:  # a node was there before
                 listener.bind(address)
-            url = f"{'https' if trust else 'http'}://{address[0]}:{listener.getsockname()[1]}"
+            url = f"{'https' if trust else 'http'}://{in_url(address[0])}:{listener.getsockname()[1]}"
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", program, "serve", "--fd", str(listener.fileno())],

@@ -645,6 +645,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         now = self._loop.time()
         if self._stalled_due <= now and not self._is_queued:
             if not self._is_full or (left := self.transport.get_write_buffer_size()) >= self._unread:
+                self.client.late()
                 self.abort()
                 return
             self._unread = left

@@ -8,8 +8,10 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Final, cast
+from itertools import chain, islice
+from typing import Final
 
 import structlog
 
@@ -24,14 +26,13 @@ RECEIVE_BUFFER: Final = 32_768
 from each connection."""
 AT_ONCE: Final = 16
 """The most connections that one turn of the event loop accepts, and begins to serve."""
-HANDSHAKE_S: Final = 3 * FIRST_REQUEST_S
-"""The event loop's own limit for a handshake, which no connection reaches: it would end them uncounted."""
 HANDSHAKES_AT_ONCE: Final = 4
 """The most TLS handshakes that one turn begins; each takes about a millisecond."""
 ENDED_AT_ONCE: Final = 100
 """The most connections that one turn ends because their first request is late."""
 PAUSE_S: Final = 0.05
-"""How long nothing is accepted after the kernel had no room for a connection."""
+LONGEST_PAUSE_S: Final = 5.0
+"""How long nothing is accepted after the kernel had no room for a connection, at first and at most."""
 
 Factory = Callable[[ClientConnection], asyncio.Protocol | asyncio.BufferedProtocol]
 
@@ -75,6 +76,8 @@ class Acceptor:
         self._at_once = AT_ONCE if tls is None else HANDSHAKES_AT_ONCE
         self._loop = asyncio.get_running_loop()
         self._is_open = False
+        self._failures = 0
+        """How often in a row the kernel had no room for a connection."""
         self._silent: dict[ClientConnection, socket.socket] = {}
         """Those that have not sent anything yet."""
         self._speaking: deque[tuple[ClientConnection, socket.socket]] = deque()
@@ -94,36 +97,44 @@ class Acceptor:
         self._is_open = True
         self._loop.add_reader(self._listener, self._accept)
 
-    def close(self) -> None:
-        """Accept what the kernel has accepted, then listen no longer."""
+    async def close(self) -> None:
+        """Accept what the kernel has accepted, some in each turn of the loop; then listen no longer."""
         if not self._is_open:
             return
-        while self._accept():
-            pass
+        self._loop.remove_reader(self._listener)
+        for _ in range(BACKLOG // AT_ONCE):
+            if not self._accept():
+                break
+            await asyncio.sleep(0)
         self._is_open = False
         self._loop.remove_reader(self._listener)
         self._listener.close()
 
-    def stop(self) -> None:
-        """Close the connections that have no protocol."""
+    async def stop(self) -> None:
+        """Close the connections that have no protocol, some in each turn of the loop."""
         if self._timer is not None:
             self._timer.cancel()
-        for connection in [*self._silent, *(one for one, _ in self._speaking)]:
-            connection.abort()
+        while waiting := [*islice(chain(self._silent, (one for one, _ in self._speaking)), ENDED_AT_ONCE)]:
+            for connection in waiting:
+                connection.abort()
+            await asyncio.sleep(0)
         for task in self._starting:
             task.cancel()
 
     def _accept(self) -> bool:
         """Accept some connections; return whether there may be more."""
         now, is_done = self._loop.time(), False
-        for _ in range(AT_ONCE):
+        for accepted in range(AT_ONCE):
             try:
                 sock, peer = self._listener.accept()
             except OSError as error:
                 is_done = True
                 if error.errno not in _NONE:
                     self._make_room(error)
+                elif not accepted:
+                    self._queue_first()
                 break
+            self._failures = 0
             address = peer[0] if isinstance(peer, tuple) else ""
             connection = self._connections.accept(address, self._port, now)
             if connection is None:
@@ -136,12 +147,26 @@ class Acceptor:
         self._watch()
         return not is_done
 
+    def _queue_first(self) -> None:
+        """Let the kernel wake this process before the siblings that share its socket: one of them was faster.
+
+        The kernel wakes first the process that began to wait last. Otherwise one process could get nearly all
+        connections that come one by one.
+        """
+        self._loop.remove_reader(self._listener)
+        self._loop.add_reader(self._listener, self._accept)
+
     def _make_room(self, error: OSError) -> None:
-        """Close a connection for the one that the kernel has no room for; if none is idle, pause."""
+        """Close an idle connection for the one that the kernel has no room for.
+
+        If that did not help, or none is idle, pause: longer each time, so that a long shortage closes few.
+        """
         self._short(error)
-        if not self._connections.make_room():
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(PAUSE_S, self._resume)
+        self._failures += 1
+        if error.errno == errno.EMFILE and self._failures % 2 and self._connections.make_room():
+            return
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(min(PAUSE_S * self._failures**2, LONGEST_PAUSE_S), self._resume)
 
     def _resume(self) -> None:
         if self._is_open:
@@ -169,7 +194,7 @@ class Acceptor:
         for _ in range(min(self._at_once, len(self._speaking))):
             connection, sock = self._speaking.popleft()
             task = self._loop.create_task(self._connect(connection, sock))
-            connection.abort = partial(_cancel, task)
+            connection.abort = partial(_drop_starting, connection, sock, task)
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
         if self._speaking:
@@ -177,23 +202,40 @@ class Acceptor:
 
     async def _connect(self, connection: ClientConnection, sock: socket.socket) -> None:
         """Give a connection its protocol, after the TLS handshake if there is one."""
-        transport: asyncio.BaseTransport | None = None
+        is_served = False
         try:
-            transport, _ = await self._loop.connect_accepted_socket(
-                partial(self._factory, connection),
-                sock,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
-            )
-            connection.abort = cast("asyncio.WriteTransport", transport).abort
+            transport = await self._connected(connection, sock)
+            connection.abort = transport.abort
+            is_served = True
         except OSError:  # the caller has left, or does not speak TLS
             pass
         except Exception:
             log.exception("a connection could not be served", port=self._port)
         finally:
-            if transport is None:
+            if not is_served:
                 sock.close()
                 connection.left()
+
+    async def _connected(self, connection: ClientConnection, sock: socket.socket) -> asyncio.Transport:
+        """Return the transport of a connection.
+
+        A handshake has no protocol of ours, as most of those in an attack fail. uvloop wakes this task before
+        it passes on the first bytes.
+
+        Raises:
+            OSError: the caller has left, or does not speak TLS.
+        """
+        make = partial(self._factory, connection)
+        if self._tls is None:
+            transport, _ = await self._loop.connect_accepted_socket(make, sock)
+            return transport
+        encrypted, _ = await self._loop.connect_accepted_socket(asyncio.Protocol, sock, ssl=self._tls)
+        if encrypted.is_closing():
+            raise ConnectionAbortedError
+        protocol = make()
+        encrypted.set_protocol(protocol)
+        protocol.connection_made(encrypted)
+        return encrypted
 
     def _drop_silent(self, connection: ClientConnection) -> None:
         sock = self._silent.pop(connection)
@@ -231,5 +273,14 @@ def _limit_buffers(listener: socket.socket) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
 
 
-def _cancel(task: asyncio.Task[None]) -> None:
+def _drop_starting(connection: ClientConnection, sock: socket.socket, task: asyncio.Task[None]) -> None:
+    """Close a connection whose protocol is being made, also if the task has not begun.
+
+    If uvloop has the socket, it closes it when the handshake fails. Just before its first step a handshake
+    cannot be cancelled; the shutdown lets it fail.
+    """
     task.cancel()
+    with suppress(OSError):  # the caller has left
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+    connection.left()

@@ -11,6 +11,11 @@ from app.http.slowdown import source_of
 
 MOST: Final = 8_192
 MOST_OF_AN_ADDRESS: Final = 2_048
+MOST_WITH_TLS: Final = 3_072
+"""A connection with TLS takes up to 60 KiB, most of them for its handshake."""
+MOST_OF_AN_ADDRESS_WITH_TLS: Final = 768
+ENDED: Final = 256
+"""After so many connections have ended, ``freed`` is called."""
 
 FIRST_REQUEST_S: Final = 10.0
 """How long after it was accepted a connection's first request may take, TLS handshake included."""
@@ -53,6 +58,10 @@ class ClientConnection:
         """Note that its first request has arrived, for HTTP the head: its time is over."""
         self._connections.unasked.pop(self, None)
 
+    def late(self) -> None:
+        """Count it as one whose first request did not arrive in time, unless that has arrived."""
+        self._connections.count_late(self)
+
     def left(self) -> None:
         """Stop counting it; only the first call counts."""
         self._connections.remove(self)
@@ -70,6 +79,7 @@ class Connections:
     Attributes:
         refused: called with port and reason whenever a connection is closed for one of these reasons.
         open: how many there are.
+        freed: called from time to time, as ended connections have left free memory.
         unasked: the connections whose first request has not arrived, in the order of their acceptance.
     """
 
@@ -81,6 +91,8 @@ class Connections:
         # How many connections a source has, and the sources that have so many: the largest is found at once.
         self._by_count: dict[int, dict[str, None]] = {}
         self._largest = 0
+        self._ended = 0
+        self.freed: Callable[[], None] = _nothing
         self.unasked: dict[ClientConnection, None] = {}
         self.refused: Callable[[Port, Reason], None] = lambda _port, _reason: None
 
@@ -114,22 +126,24 @@ class Connections:
         self._by_source.setdefault(new.source, {})[new] = self.unasked[new] = None
         return new
 
-    def make_room(self, held: int = 0) -> bool:
+    def make_room(self, held: int | None = None) -> bool:
         """Close one connection of the address that holds most; return False if none is closed.
 
         Args:
             held: how many connections the address has for which room is made. A busy connection is closed
                 only if the other address has at least two more, so that two addresses never take turns.
+                Without it, no busy one is closed.
         """
         if not self._largest:
             return False
         source = next(iter(self._by_count[self._largest]))
         victim = min(self._by_source[source], key=_idle_since)
-        if victim.idle_since == math.inf and self._largest < held + 2:
+        if victim.idle_since == math.inf and (held is None or self._largest < held + 2):
             return False
         self.refused(victim.port, "process")
+        abort = victim.abort
         self.remove(victim)
-        victim.abort()
+        abort()
         return True
 
     def time_out(self, now: float, most: int) -> None:
@@ -139,9 +153,14 @@ class Connections:
             now: the loop's clock.
         """
         for late in [one for one, _ in zip(self.unasked, range(most), strict=False) if is_late(one, now)]:
-            del self.unasked[late]
-            self.refused(late.port, "timeout")
+            self.count_late(late)
             (late.time_out or late.abort)()
+
+    def count_late(self, connection: ClientConnection) -> None:
+        """Count a connection that is closed because its first request is late, once."""
+        if connection in self.unasked:
+            del self.unasked[connection]
+            self.refused(connection.port, "timeout")
 
     def remove(self, connection: ClientConnection) -> None:
         """Stop counting a connection, unless it is not counted any more."""
@@ -154,6 +173,11 @@ class Connections:
         del held[connection]
         if not held:
             del self._by_source[connection.source]
+        # Otherwise it would stay in a cycle with its task or protocol until the collector's next full run.
+        connection.abort, connection.time_out = _nothing, None
+        self._ended += 1
+        if self._ended % ENDED == 0:
+            self.freed()
 
     def _held(self, source: str) -> int:
         return len(self._by_source.get(source, ()))
@@ -170,10 +194,15 @@ class Connections:
             self._largest = after
 
 
+def usual_bounds(*, with_tls: bool) -> tuple[int, int]:
+    """Return the bounds of the process and of one address by default."""
+    return (MOST_WITH_TLS, MOST_OF_AN_ADDRESS_WITH_TLS) if with_tls else (MOST, MOST_OF_AN_ADDRESS)
+
+
 def is_late(connection: ClientConnection, now: float) -> bool:
     """Whether the time for the first request of a connection is over."""
     return now >= connection.since + FIRST_REQUEST_S
 
 
 def _nothing() -> None:
-    """Close nothing: the socket has no protocol yet."""
+    """Do nothing."""

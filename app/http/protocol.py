@@ -260,6 +260,7 @@ class Protocol(PeerProtocol):
         if now < self._due:
             self._wait_until(self._due)
         elif self._in_request and not answered:
+            self._connection.late()
             self._end(TOO_SLOW)
         else:
             super().timeout_keep_alive_handler()

@@ -96,10 +96,10 @@ class Server(uvicorn.Server):
         """Accept nothing more, answer what is in flight, and close the application."""
         self._drain.has_begun = True
         if self._acceptor is not None:
-            self._acceptor.close()
+            await self._acceptor.close()
             if self._drain_s:
                 await asyncio.sleep(LAST_S)
-            self._acceptor.stop()
+            await self._acceptor.stop()
         await super().shutdown(sockets=[])
 
     def _connect(self, connection: ClientConnection) -> asyncio.Protocol:

@@ -151,10 +151,16 @@ class Settings(BaseSettings):
     """How long a store call may take, in milliseconds from when it was sent."""
     queue_ms: Annotated[int, Field(ge=1, le=60_000)] = 2_000
     """How long an ask may wait in a node, in milliseconds; asks that would wait longer are shed."""
-    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 8_192
-    """The most connections of one API process, on all its ports; beyond it the longest idle one is closed."""
-    max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
-    """The most connections from one address (IPv6: one /64) to one API process; further ones are closed."""
+    max_connections: Annotated[
+        Annotated[int, Field(ge=1, le=1_000_000)] | None, BeforeValidator(_empty_is_none)
+    ] = None
+    """The most connections of one API process, on all its ports; beyond it the longest idle one is closed.
+    Without it, 8192; with TLS, whose connections take more memory, 3072."""
+    max_connections_per_address: Annotated[
+        Annotated[int, Field(ge=1, le=1_000_000)] | None, BeforeValidator(_empty_is_none)
+    ] = None
+    """The most connections from one address (IPv6: one /64) to one API process; further ones are closed.
+    Without it, 2048; with TLS, 768."""
     drain_ms: Annotated[int, Field(ge=0, le=600_000)] = 2_000
     """How long a node that gets SIGTERM goes on serving, in milliseconds, not ready and with `Connection:
     close`; longer than the idle timeout of proxies in front of it."""

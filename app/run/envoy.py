@@ -143,8 +143,8 @@ async def accepting(
     try:
         yield
     finally:
-        acceptor.close()
-        acceptor.stop()
+        await acceptor.close()
+        await acceptor.stop()
         await opened.stop(FINISH_WITHIN_S)
 
 

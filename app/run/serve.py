@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from pydantic import SecretStr
 
-from app.node import home, open_files
+from app.node import home, memory, open_files
 from app.node.children import SupervisorSignals
 from app.node.errors import SettingsError, StartError
 from app.node.settings import PREFIX, Settings
@@ -148,10 +148,12 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None, ready
 
 
 def _connections(settings: Settings) -> Connections:
-    """The limits that are set, or smaller ones if the limit of open files needs it, in the same ratio."""
-    from app.http.connections import Connections
+    """The limits by the settings, or smaller ones if the limit of open files needs it, in the same ratio."""
+    from app.http.connections import Connections, usual_bounds
 
-    most, per_address = settings.max_connections, settings.max_connections_per_address
+    most, per_address = usual_bounds(with_tls=settings.tls_cert is not None)
+    most = settings.max_connections or most
+    per_address = settings.max_connections_per_address or per_address
     room = open_files.room_for(most)
     if room < most:
         per_address = max(1, per_address * room // most)
@@ -162,7 +164,10 @@ def _connections(settings: Settings) -> Connections:
             set=most,
             limit_for_all=most + open_files.RESERVE,
         )
-    return Connections(room, per_address)
+    connections = Connections(room, per_address)
+    if settings.tls_cert is not None:
+        connections.freed = memory.give_back
+    return connections
 
 
 def _options(settings: Settings, app: Callable[..., Any], protocol: Callable[..., Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from tests.addresses import in_own_64
 from tests.load.generator import Load, Outcome, outcomes
 from tests.load.holding import AMPLE, SECRET, fallbacks_of, summary
 from tests.report import say
@@ -92,12 +94,19 @@ class Site:
 
     node: Service
     keys: dict[str, str]
+    ca: str = ""
+    """The certificate of the authority to trust; without it, the node has no TLS."""
+
+    def source(self, address: str) -> str:
+        """Return an address of IPv4's loopback; for a node on IPv6, an address in a /64 of its own.
+
+        The node's network must have it.
+        """
+        return in_own_64(address) if ":" in self.node.address[0] else address
 
     def attack(self, attack: Attack, seconds: float, key: str, source: str = ATTACKER) -> Load:
         """Return the load of an attack with the key of this name, from an address."""
-        return Load(
-            address=self.node.address, seconds=seconds, source=source, key=self.keys[key], **asdict(attack)
-        )
+        return self._load(seconds=seconds, source=source, key=key, **asdict(attack))
 
     def check_others(
         self,
@@ -151,17 +160,20 @@ class Site:
     def _others(self, seconds: float, keys: Sequence[str]) -> list[Load]:
         """Return the loads of three callers with two connections each, for requests and ids that are seen."""
         return [
-            Load(
-                address=self.node.address,
+            self._load(
                 ask=f'{{"principal":"other-{n}","usage":{{"requests":1,"producer_ids":["$c"]}}}}',
                 connections=2,
                 seconds=seconds,
                 pause_s=0.02,
                 source=source,
-                key=self.keys[key],
+                key=key,
             )
             for n, (source, key) in enumerate(zip(OTHERS, keys, strict=True))
         ]
+
+    def _load(self, *, source: str, key: str, **more: Any) -> Load:
+        source, key = self.source(source), self.keys[key]
+        return Load(address=self.node.address, source=source, key=key, ca=self.ca, **more)
 
 
 def typical_ms(outcomes: Sequence[Outcome]) -> float:
@@ -170,12 +182,13 @@ def typical_ms(outcomes: Sequence[Outcome]) -> float:
 
 
 @contextmanager
-def attacked(environment: Mapping[str, str] | None = None, **more: Any) -> Iterator[Site]:
+def attacked(environment: Mapping[str, str] | None = None, ca: str = "", **more: Any) -> Iterator[Site]:
     """Run a node with quotas for everybody (for ids the largest limit there is) and with the keys."""
-    with running(environment={**SECRET, **(environment or {})}, **more) as node:
+    trust = ssl.create_default_context(cafile=ca) if ca else None
+    with running(environment={**SECRET, **(environment or {})}, trust=trust, **more) as node:
         node.put("user=*", **{**AMPLE, "producer_ids_rate": 500_000})
         keys = {NOBODY: ""}
         for name in (*OTHERS, ATTACKER):
             answer = node.http.post("/v1/keys", json={"name": name, "scopes": ["decide"]})
             keys[name] = answer.raise_for_status().json()["key"]
-        yield Site(node, keys)
+        yield Site(node, keys, ca)

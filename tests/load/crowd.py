@@ -16,24 +16,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from tests.addresses import family_of
+
+IP_BIND_ADDRESS_NO_PORT: Final = 24
+"""Linux: the port is chosen at connect, so that ports of ended connections to other nodes can be used."""
 AT_ONCE: Final = 500
 SPARE: Final = 100
 LOOKS_S: Final = 0.5
 """How long nothing must happen to the connections until they are counted."""
 
 
-def main(address: Sequence[object], count: int, sources: Sequence[str], text: str) -> None:
+def main(address: tuple[str, int], count: int, sources: Sequence[str], text: str) -> None:
     """Do all of that."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = min(count, hard - SPARE)
-    family = socket.AF_INET6 if ":" in str(address[0]) else socket.AF_INET
     sends, selector = bytes.fromhex(text), selectors.DefaultSelector()
     for n in range(count):
-        one = socket.socket(family)
+        one = socket.socket(family_of(address[0]))
         one.setblocking(False)
+        one.setsockopt(socket.SOL_IP, IP_BIND_ADDRESS_NO_PORT, 1)
         one.bind((sources[n % len(sources)], 0))
-        one.connect_ex(tuple(address))
+        one.connect_ex(tuple(address))  # which JSON made a list
         selector.register(one, selectors.EVENT_WRITE if sends else selectors.EVENT_READ)
         if n % AT_ONCE == 0:
             look(selector, sends, 0)

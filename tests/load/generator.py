@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from typing import Final, cast
 
 import msgspec
 import uvloop
+
+from tests.addresses import in_url
 
 ROOT: Final = Path(__file__).parents[2]
 SHOWN: Final = 5
@@ -46,6 +49,7 @@ class Load(msgspec.Struct, kw_only=True):
         refused: a status that is a good answer, too.
         pause_s: the pause between an answer and the next request.
         source: the address to connect from.
+        ca: the certificate of the authority to trust, a PEM file; without it, no TLS.
     """
 
     address: tuple[str, int]
@@ -61,6 +65,7 @@ class Load(msgspec.Struct, kw_only=True):
     pause_s: float = 0.0
     source: str = "127.0.0.1"
     key: str = ""
+    ca: str = ""
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -138,7 +143,7 @@ class Requests:
         framing = {"Content-Length": str(len(body))}
         if load.chunk:
             body, framing = _chunked(body, load.chunk), {"Transfer-Encoding": "chunked"}
-        fields = {"Host": load.address[0], **load.headers, **key, **framing}
+        fields = {"Host": in_url(load.address[0]), **load.headers, **key, **framing}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         head = f"{method} {path} HTTP/1.1\r\n{lines}\r\n"
         return (head + body).encode()
@@ -279,12 +284,14 @@ async def generate(load: Load) -> Outcome:
     """Send a load and count the answers."""
     loop = asyncio.get_running_loop()
     requests, counts = Requests(load), Counts(load)
+    tls = ssl.create_default_context(cafile=load.ca) if load.ca else None
     ended = []
     for number in range(load.connections):
         _, connection = await loop.create_connection(
-            lambda number=number: Connection(number, load, requests, counts),  # type: ignore[misc]
+            lambda number=number: Connection(number, load, requests, counts),
             *load.address,
             local_addr=(load.source, 0),
+            ssl=tls,
         )
         ended.append(connection.ended)
     await asyncio.sleep(load.seconds)  # the duration of the load

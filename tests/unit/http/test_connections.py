@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import dataclass, field
+from functools import partial
+from weakref import ref
 
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from app.http.connections import FIRST_REQUEST_S, ClientConnection, Connections
+from app.http.connections import ENDED, FIRST_REQUEST_S, ClientConnection, Connections
 
 
 @dataclass
@@ -86,12 +89,49 @@ def test_connection_without_a_request_is_ended_in_time_and_no_other_one():
     assert list(crowd.connections.unasked) == [late]
 
 
+def test_late_connection_is_counted_once_whoever_ends_it_and_not_if_it_has_asked():
+    crowd = Crowd(Connections())
+    one, asked = crowd.enter("10.0.0.1"), crowd.enter("10.0.0.2")
+    assert one is not None
+    assert asked is not None
+    asked.asked()
+    for each in (one, one, asked):
+        each.late()
+    crowd.connections.time_out(FIRST_REQUEST_S, 10)
+    assert crowd.refused == [("http", "timeout")]
+
+
 @given(st.integers(1, 5))
 def test_so_many_late_ones_are_ended_at_once(most: int):
     crowd = Crowd(Connections())
     late = [crowd.enter("10.0.0.1") for _ in range(5)]
     crowd.connections.time_out(math.inf, most)
     assert crowd.closed == late[:most]
+
+
+def test_ended_connection_keeps_neither_task_nor_protocol_alive():
+    """They refer to it, too, and the collector seldom looks for such cycles."""
+    connection = Connections().accept("10.0.0.1", "http", 0.0)
+    assert connection is not None
+    connection.abort = connection.time_out = end = partial(print, connection)
+    found = ref(end)
+    gc.disable()
+    try:
+        del end
+        connection.left()
+        assert found() is None
+    finally:
+        gc.enable()
+
+
+def test_memory_is_given_back_after_many_connections():
+    connections, times = Connections(), list[int]()
+    connections.freed = lambda: times.append(connections.open)
+    for _ in range(2 * ENDED + 1):
+        one = connections.accept("10.0.0.1", "http", 0.0)
+        assert one is not None
+        one.left()
+    assert len(times) == 2
 
 
 class Machine(RuleBasedStateMachine):

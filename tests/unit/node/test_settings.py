@@ -41,7 +41,7 @@ def test_defaults_are_a_loopback_node_with_embedded_state(monkeypatch):
     assert (given.samples, given.sample_ms) == (11, 1_000)
     assert given.volume_check_interval == timedelta(seconds=60)
     assert (given.store_budget_ms, given.queue_ms) == (50, 2_000)
-    assert (given.max_connections, given.max_connections_per_address) == (8_192, 2_048)
+    assert (given.max_connections, given.max_connections_per_address) == (None, None)
     assert given.allowed_hosts == ("localhost",)
     assert given.log_max_bytes is None
 
