@@ -24,10 +24,14 @@ SEND_BUFFER: Final = 65_536
 RECEIVE_BUFFER: Final = 32_768
 """Bytes of requests (the kernel doubles them) that the kernel keeps. The event loop reads all of them at once
 from each connection."""
+KEEPALIVE_S: Final = 60
+"""After so long without a byte the kernel asks whether the other end is still there."""
 AT_ONCE: Final = 16
 """The most connections that one turn of the event loop accepts, and begins to serve."""
 HANDSHAKES_AT_ONCE: Final = 4
 """The most TLS handshakes that one turn begins; each takes about a millisecond."""
+LAST_S: Final = 0.1
+"""How long, at the end of a drain, the connections that were accepted last have for their first bytes."""
 ENDED_AT_ONCE: Final = 100
 """The most connections that one turn ends because their first request is late."""
 PAUSE_S: Final = 0.05
@@ -40,6 +44,10 @@ _NONE: Final = frozenset({errno.ECONNABORTED, errno.EAGAIN, errno.EINTR, errno.E
 """There is nothing to accept: no caller, or one that has left."""
 
 log = structlog.get_logger("quotagate.http")
+
+
+class PortTakenError(OSError):
+    """Another program listens on the port."""
 
 
 class Acceptor:
@@ -89,16 +97,25 @@ class Acceptor:
         """Listen, and accept connections from now on.
 
         Raises:
-            OSError: another program listens on the port.
+            PortTakenError: another program listens on the port.
         """
         self._listener.setblocking(False)
         _limit_buffers(self._listener)
-        self._listener.listen(BACKLOG)
+        try:
+            self._listener.listen(BACKLOG)
+        except OSError as error:
+            raise PortTakenError(error.errno, error.strerror) from None
         self._is_open = True
         self._loop.add_reader(self._listener, self._accept)
 
-    async def close(self) -> None:
-        """Accept what the kernel has accepted, some in each turn of the loop; then listen no longer."""
+    async def close(self, wait_s: float = 0.0) -> None:
+        """Accept what the kernel has accepted, listen no longer, and close connections that have no protocol.
+
+        A turn of the loop does some of it.
+
+        Args:
+            wait_s: how long the connections that were accepted last may take until their first bytes arrive.
+        """
         if not self._is_open:
             return
         self._loop.remove_reader(self._listener)
@@ -109,9 +126,7 @@ class Acceptor:
         self._is_open = False
         self._loop.remove_reader(self._listener)
         self._listener.close()
-
-    async def stop(self) -> None:
-        """Close the connections that have no protocol, some in each turn of the loop."""
+        await asyncio.sleep(wait_s)
         if self._timer is not None:
             self._timer.cancel()
         while waiting := [*islice(chain(self._silent, (one for one, _ in self._speaking)), ENDED_AT_ONCE)]:
@@ -263,14 +278,17 @@ class Acceptor:
 
 
 def _limit_buffers(listener: socket.socket) -> None:
-    """Limit what the kernel keeps of requests and answers, and how long it keeps answers that nobody reads.
+    """Limit what the kernel keeps of requests and answers, how long, and how long it keeps a lost connection.
 
     Connections inherit this from the listener, and keep it after we close them.
     """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     if listener.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
+    if listener.family != socket.AF_UNIX and hasattr(socket, "TCP_KEEPIDLE"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
 
 
 def _drop_starting(connection: ClientConnection, sock: socket.socket, task: asyncio.Task[None]) -> None:

@@ -8,17 +8,14 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import structlog
 import uvicorn
 
-from app.http.acceptor import Acceptor
+from app.http.acceptor import LAST_S, Acceptor
 from app.http.connections import ClientConnection, Connections
 from app.http.drain import DrainState
-
-LAST_S: Final = 0.1
-"""How long the connections that were accepted last may take until their first bytes arrive."""
 
 log = structlog.get_logger("quotagate")
 
@@ -96,10 +93,7 @@ class Server(uvicorn.Server):
         """Accept nothing more, answer what is in flight, and close the application."""
         self._drain.has_begun = True
         if self._acceptor is not None:
-            await self._acceptor.close()
-            if self._drain_s:
-                await asyncio.sleep(LAST_S)
-            await self._acceptor.stop()
+            await self._acceptor.close(LAST_S if self._drain_s else 0.0)
         await super().shutdown(sockets=[])
 
     def _connect(self, connection: ClientConnection) -> asyncio.Protocol:

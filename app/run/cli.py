@@ -90,6 +90,7 @@ def up(env_file: EnvFile = None) -> None:
 def serve(
     env_file: EnvFile = None,
     fd: Annotated[int | None, typer.Option(hidden=True, help="An inherited listening socket.")] = None,
+    envoy_fd: Annotated[int | None, typer.Option(hidden=True, help="The same for Envoy's port.")] = None,
     ready_fd: Annotated[
         int | None, typer.Option(hidden=True, help="An inherited pipe, written to when ready.")
     ] = None,
@@ -104,6 +105,7 @@ def serve(
         _settings(env_file, warn=fd is None),
         _again(env_file),
         fd=fd,
+        envoy_fd=envoy_fd,
         ready_fd=ready_fd,
         counts=counts,
         options=_passed_on(env_file),

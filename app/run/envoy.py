@@ -14,20 +14,20 @@ import structlog
 from app.admission.metrics import Metrics
 from app.admission.port import Decider
 from app.envoy.mapping import DescriptorMapping, MappingError
-from app.http.acceptor import Acceptor
+from app.http.acceptor import LAST_S, Acceptor, PortTakenError
 from app.http.access import Access
 from app.http.connections import Connections
 from app.http.intake import Intake
 from app.node.errors import SettingsError
 from app.node.settings import PREFIX, Settings
-from app.run.listening import bound, listen_error
+from app.run.listening import listen_error
 
 NEEDED: Final = ("h2", "google.protobuf")
 
 if TYPE_CHECKING:
     from app.envoy.server import EnvoyPort
 
-FINISH_WITHIN_S: Final = 5.0
+CALLS_WITHIN_S: Final = 5.0
 """How long calls in flight may take at shutdown."""
 
 log = structlog.get_logger("quotagate.envoy")
@@ -52,25 +52,6 @@ def check(settings: Settings) -> DescriptorMapping:
         raise SettingsError(*(f"{PREFIX}ENVOY_MAPPING: {fault}" for fault in faults)) from None
 
 
-def listen(settings: Settings, *, shared: bool) -> socket.socket:
-    """Return a bound socket for the port; an acceptor lets it listen.
-
-    Args:
-        shared: sibling processes listen on the same port.
-
-    Raises:
-        ListenError: the address and port cannot be bound.
-    """
-    listener = bound(settings, "envoy_port", shared=shared)
-    # Connections inherit these: an idle one whose other end is gone is noticed.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    return listener
-
-
 def port(
     mapping: DescriptorMapping,
     admission: Decider,
@@ -90,29 +71,28 @@ def port(
 async def serving(
     settings: Settings,
     opened: EnvoyPort | None,
+    listener: socket.socket | None,
     connections: Connections,
     short: Callable[[OSError], None],
-    *,
-    shared: bool,
 ) -> AsyncIterator[None]:
     """Serve while the context lasts, if the port is set.
 
     Args:
+        listener: the bound socket of the port.
         connections: those of all ports of the process.
         short: called with the ``OSError`` when the kernel has no room for a connection.
-        shared: sibling processes listen on the same port.
 
     Raises:
-        ListenError: the address and port cannot be bound.
+        ListenError: another program listens on the port.
     """
-    if settings.envoy_port is None or opened is None:
+    if opened is None or listener is None:
         yield
         return
-    listener = listen(settings, shared=shared)
-    accepted = accepting(opened, listener, tls(settings), connections, short)
+    wait_s = LAST_S if settings.drain_ms else 0.0
+    accepted = accepting(opened, listener, tls(settings), connections, short, wait_s=wait_s)
     try:
         await accepted.__aenter__()
-    except OSError as error:
+    except PortTakenError as error:
         raise listen_error(settings, "envoy_port", error) from None
     log.info("the rate-limit service for Envoy listens", host=settings.host, port=settings.envoy_port)
     try:
@@ -128,11 +108,16 @@ async def accepting(
     certificates: ssl.SSLContext | None,
     connections: Connections,
     short: Callable[[OSError], None] = lambda _error: None,
+    *,
+    wait_s: float = 0.0,
 ) -> AsyncIterator[None]:
     """Accept connections while the context lasts, and close them gracefully at its end.
 
+    Args:
+        wait_s: how long the connections that were accepted last may take until their first bytes arrive.
+
     Raises:
-        OSError: another program listens on the port.
+        PortTakenError: another program listens on the port.
     """
     acceptor = Acceptor(listener, "envoy", connections, opened.connect, certificates, short)
     try:
@@ -143,9 +128,8 @@ async def accepting(
     try:
         yield
     finally:
-        await acceptor.close()
-        await acceptor.stop()
-        await opened.stop(FINISH_WITHIN_S)
+        await acceptor.close(wait_s)
+        await opened.stop(CALLS_WITHIN_S)
 
 
 def tls(settings: Settings) -> ssl.SSLContext | None:

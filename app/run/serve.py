@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import ssl
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from app.node.children import SupervisorSignals
 from app.node.errors import SettingsError, StartError
 from app.node.settings import PREFIX, Settings
 from app.run.api_processes import ApiProcesses
-from app.run.listening import bound, listen_error
+from app.run.listening import Listeners, listen_error
 
 if TYPE_CHECKING:
     from app.http.connections import Connections
@@ -30,8 +29,8 @@ SWITCH_INTERVAL_S: Final = 0.0005
 """How long another thread, such as one that renders metrics, may run before the event loop continues."""
 FINISH_WITHIN_S: Final = 10
 """How long requests in flight may take at shutdown; a decision takes milliseconds."""
-FIXED: Final = ("host", "port", "home")
-"""The settings that API processes cannot change while others hold the listening socket."""
+FIXED: Final = ("host", "port", "envoy_port", "home")
+"""The settings that API processes cannot change while the outermost process holds the listening sockets."""
 
 
 log = structlog.get_logger("quotagate")
@@ -42,6 +41,7 @@ def serve(
     read: Callable[[], Settings],
     *,
     fd: int | None = None,
+    envoy_fd: int | None = None,
     ready_fd: int | None = None,
     counts: Path | None = None,
     options: tuple[str, ...] = (),
@@ -50,7 +50,7 @@ def serve(
 
     Args:
         read: reads the settings again, when SIGHUP asks for a restart of several processes.
-        fd: an inherited listening socket; without it, the function makes one.
+        fd, envoy_fd: inherited sockets of the ports; others are bound here.
         ready_fd: an inherited pipe, written to when the process is ready.
         counts: the folder in which sibling processes share their metrics.
         options: command-line options for the child processes, if there are several.
@@ -63,12 +63,11 @@ def serve(
         settings = settings.model_copy(update={"admin_key": SecretStr(key)})
         if made:
             print_key(settings, key)
-    listener = socket.socket(fileno=fd) if fd is not None else bound(settings, "port")
-    with listener:
+    with Listeners.of(settings, fd, envoy_fd) as listeners:
         if settings.processes > 1:
-            asyncio.run(_several(settings, read, listener, options))
+            asyncio.run(_several(settings, read, listeners, options))
         else:
-            _one(settings, listener, counts, ready_fd)
+            _one(settings, listeners, counts, ready_fd)
 
 
 def check_envoy(settings: Settings) -> Settings:
@@ -89,10 +88,11 @@ def print_key(settings: Settings, key: str) -> None:
     print(f"admin key, kept in {settings.home.resolve() / 'admin.key'}: {key}", flush=True)  # noqa: T201
 
 
-def _one(settings: Settings, listener: socket.socket, counts: Path | None, ready_fd: int | None) -> None:
+def _one(settings: Settings, listeners: Listeners, counts: Path | None, ready_fd: int | None) -> None:
     # `up`, and the parent of several processes, need nothing of the API itself.
     import uvicorn
 
+    from app.http.acceptor import PortTakenError
     from app.http.drain import DrainState
     from app.http.lane import LaneProtocol
     from app.http.parsing import ParsingTurns
@@ -107,7 +107,10 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None, ready
         log.error("the API cannot go on", why=why)
         server.should_exit = True
 
-    app = wiring.build(settings, counts, lambda: drain.has_begun or server.should_exit, connections, fail)
+    def is_stopping() -> bool:
+        return drain.has_begun or server.should_exit
+
+    app = wiring.build(settings, counts, is_stopping, connections, fail, listeners.envoy)
     protocol = partial(
         LaneProtocol, drain=drain, turns=ParsingTurns(TURN_S), routes=app.hot, outbox=app.outbox
     )
@@ -124,7 +127,7 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None, ready
 
     server = Server(
         config,
-        listener,
+        listeners.http,
         connections,
         announce=announce,
         drain=drain,
@@ -141,7 +144,7 @@ def _one(settings: Settings, listener: socket.socket, counts: Path | None, ready
         signal.signal(number, stop)
     try:
         server.run()
-    except OSError as error:
+    except PortTakenError as error:
         raise listen_error(settings, "port", error) from None
     except SystemExit:
         raise StartError("the API did not start; see the log") from None
@@ -201,16 +204,17 @@ def _checked(settings: Settings) -> Settings:
 
 def pinned(settings: Settings) -> dict[str, str]:
     """The variables of the settings in ``FIXED``, for API processes that read all settings again."""
-    return {PREFIX + name.upper(): str(getattr(settings, name)) for name in FIXED}
+    values = {name: getattr(settings, name) for name in FIXED}
+    return {PREFIX + name.upper(): "" if value is None else str(value) for name, value in values.items()}
 
 
 async def _several(
-    settings: Settings, read: Callable[[], Settings], listener: socket.socket, options: tuple[str, ...]
+    settings: Settings, read: Callable[[], Settings], listeners: Listeners, options: tuple[str, ...]
 ) -> None:
     signals = SupervisorSignals()
-    fd = listener.fileno()
     env = {**os.environ, **pinned(settings)}
-    api = ApiProcesses(settings, ("--fd", str(fd), *options), env=env, fixed=FIXED, pass_fds=(fd,))
+    arguments = (*listeners.arguments, *options)
+    api = ApiProcesses(settings, arguments, env=env, fixed=FIXED, pass_fds=listeners.descriptors)
 
     async def work() -> None:
         try:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import shlex
-import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from app.node.errors import StartError
 from app.node.settings import PREFIX, Settings
 from app.run.api_processes import ApiProcesses
 from app.run.embedded import embedded_store
-from app.run.listening import bound
+from app.run.listening import Listeners
 from app.run.serve import FIXED, check_envoy, pinned, print_key
 
 
@@ -41,8 +40,8 @@ def up(settings: Settings, read: Callable[[], Settings], *, options: tuple[str, 
             key, made = home.admin_key(directory)
             if made:
                 print_key(settings, key)
-        listener = held.enter_context(bound(settings, "port"))
-        run = partial(_run, settings, read, directory, listener, children, options)
+        listeners = held.enter_context(Listeners.of(settings))
+        run = partial(_run, settings, read, directory, listeners, children, options)
         asyncio.run(_supervise(run))
 
 
@@ -56,7 +55,7 @@ async def _run(
     settings: Settings,
     read: Callable[[], Settings],
     directory: Path,
-    listener: socket.socket,
+    listeners: Listeners,
     lock: int,
     options: tuple[str, ...],
     signals: SupervisorSignals,
@@ -82,8 +81,8 @@ async def _run(
 
         workers = Child("workers", program("workers", *options), env=env, pass_fds=(lock,))
         stack.push_async_callback(workers.stop)
-        fd = listener.fileno()
-        api = ApiProcesses(settings, ("--fd", str(fd), *options), env=env, fixed=fixed, pass_fds=(fd, lock))
+        arguments, inherited = (*listeners.arguments, *options), (*listeners.descriptors, lock)
+        api = ApiProcesses(settings, arguments, env=env, fixed=fixed, pass_fds=inherited)
         stack.push_async_callback(lambda: api.stop(signals.stopped_by))
         await api.start()
         await workers.start()

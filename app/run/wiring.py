@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,7 @@ def build(
     stopping: Callable[[], bool] = lambda: False,
     connections: Connections | None = None,
     fail: Callable[[str], None] = lambda _why: None,
+    envoy_listener: socket.socket | None = None,
 ) -> Front:
     """Return the app of one API process, not open yet.
 
@@ -112,6 +114,7 @@ def build(
         stopping: whether the process is stopping.
         connections: those of the process, for a metric of those that are refused.
         fail: called with the reason if the process cannot go on, though it listens already.
+        envoy_listener: the bound socket of the port for Envoy.
     """
     if settings.redis_url is None or settings.admin_key is None:
         raise ValueError("the store's URL and the admin key must be set")
@@ -247,9 +250,7 @@ def build(
         if (away := admission.circuit.error) and away.reason in {"cluster", "no_cluster"}:
             raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
         await stack.enter_async_context(
-            envoy.serving(
-                settings, envoy_port, connections or Connections(), count_short, shared=counts is not None
-            )
+            envoy.serving(settings, envoy_port, envoy_listener, connections or Connections(), count_short)
         )
         # What there is now stays, so the collector need not look at it again and again.
         gc.collect()

@@ -24,7 +24,7 @@ from app.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from app.envoy.server import HEALTH, METHOD, WITHIN_S
 from app.node.errors import ListenError
 from app.node.settings import Settings
-from app.run import envoy
+from app.run.listening import Listeners
 from tests import stores
 from tests.authority import P256, Authority
 from tests.envoy.calls import Client, connected, descriptor, free_port, request, serving
@@ -135,7 +135,7 @@ async def test_a_port_that_is_taken_is_an_error(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         with pytest.raises(ListenError, match=str(number)):
-            envoy.listen(Settings(home=tmp_path, envoy_port=number), shared=False)
+            Listeners.of(Settings(home=tmp_path, port=free_port(), envoy_port=number))
 
 
 def test_while_the_store_is_held_each_quota_follows_its_policy():

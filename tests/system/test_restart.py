@@ -114,11 +114,11 @@ def test_settings_that_cannot_hold_leave_the_old_process(detached):
     eventually(lambda: running.apis() == apis)
     assert not running.events(REPLACED)
 
-    running.write(DRAIN_MS="0", HOST="127.0.0.2", STORE_MEMORY="33554432")
+    running.write(DRAIN_MS="0", HOST="127.0.0.2", STORE_MEMORY="33554432", ENVOY_PORT=str(a_free_port()))
     running.hang_up()
     eventually(lambda: running.events(REPLACED))
     named = {event["setting"] for event in running.events(FIXED)}
-    assert named == {"QUOTAGATE_HOST", "QUOTAGATE_STORE_MEMORY"}
+    assert named == {"QUOTAGATE_HOST", "QUOTAGATE_STORE_MEMORY", "QUOTAGATE_ENVOY_PORT"}
     assert running.http.get("/health/ready").is_success
     assert not running.apis() & apis
 

@@ -89,7 +89,6 @@ async def port(*, busy: bool = False, clients: int = 0) -> AsyncIterator[Port]:
             yield made
         finally:
             await made.acceptor.close()
-            await made.acceptor.stop()
 
 
 async def turns(holds: Callable[[], object] = lambda: False) -> None:
@@ -143,7 +142,6 @@ async def test_end_closes_silent_connections_and_no_others():
         speaking = its.connect()
         await until(lambda: its.connections.open == CLIENTS + 1 and len(its.connections.unasked) == CLIENTS)
         await its.acceptor.close()
-        await its.acceptor.stop()
         assert its.connections.open == 1
         assert [each.recv(1) for each in silent] == [b""] * CLIENTS
         speaking.setblocking(False)
