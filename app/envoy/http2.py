@@ -279,7 +279,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         for stream in tuple(self._streams.values()):
             self._close(stream)
         self._ended(self)
-        self.client.left()
+        self.client.closed()
 
     def pause_writing(self) -> None:
         """Parse nothing more for a peer that does not read."""
@@ -546,7 +546,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Count a request that is being answered."""
         self._answering += 1
         self.client.idle_since = math.inf
-        self.client.asked()
+        self.client.request_received()
 
     def send_headers(self, stream: Http2Stream, headers: Headers, *, is_end: bool = False) -> None:
         """Send the head of an answer, or its trailers."""

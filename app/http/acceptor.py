@@ -6,7 +6,6 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -21,7 +20,7 @@ BACKLOG: Final = 2_048
 """Connections that the kernel keeps until they are accepted."""
 SEND_BUFFER: Final = 65_536
 """Bytes of answers (the kernel doubles them) that the kernel keeps for a caller that does not read."""
-RECEIVE_BUFFER: Final = 32_768
+RECEIVE_BUFFER: Final = 8_192
 """Bytes of requests (the kernel doubles them) that the kernel keeps. The event loop reads all of them at once
 from each connection."""
 KEEPALIVE_S: Final = 60
@@ -40,7 +39,7 @@ LONGEST_PAUSE_S: Final = 5.0
 
 Factory = Callable[[ClientConnection], asyncio.Protocol | asyncio.BufferedProtocol]
 
-_NONE: Final = frozenset({errno.ECONNABORTED, errno.EAGAIN, errno.EINTR, errno.EPROTO})
+_NOTHING_TO_ACCEPT: Final = frozenset({errno.ECONNABORTED, errno.EAGAIN, errno.EINTR, errno.EPROTO})
 """There is nothing to accept: no caller, or one that has left."""
 
 log = structlog.get_logger("quotagate.http")
@@ -60,8 +59,8 @@ class Acceptor:
         listener: a bound socket; ``start`` makes it listen.
         port: the name of the port, for the metric.
         connections: the bounds, shared by all ports of the process.
-        factory: makes the protocol of a connection. It must call ``left`` when the connection is lost, and
-            ``asked`` when its first request has arrived.
+        factory: makes the protocol of a connection. It must call ``closed`` when the connection is lost, and
+            ``request_received`` when its first request has arrived.
         tls: for connections with TLS.
         short: called with the ``OSError`` when the kernel has no room for another connection.
     """
@@ -88,8 +87,8 @@ class Acceptor:
         """How often in a row the kernel had no room for a connection."""
         self._silent: dict[ClientConnection, socket.socket] = {}
         """Those that have not sent anything yet."""
-        self._speaking: deque[tuple[ClientConnection, socket.socket]] = deque()
-        """Those that have, and have no protocol yet."""
+        self._unstarted: dict[ClientConnection, socket.socket] = {}
+        """Those that have sent something, and have no protocol yet."""
         self._starting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -129,7 +128,7 @@ class Acceptor:
         await asyncio.sleep(wait_s)
         if self._timer is not None:
             self._timer.cancel()
-        while waiting := [*islice(chain(self._silent, (one for one, _ in self._speaking)), ENDED_AT_ONCE)]:
+        while waiting := [*islice(chain(self._silent, self._unstarted), ENDED_AT_ONCE)]:
             for connection in waiting:
                 connection.abort()
             await asyncio.sleep(0)
@@ -144,7 +143,7 @@ class Acceptor:
                 sock, peer = self._listener.accept()
             except OSError as error:
                 is_done = True
-                if error.errno not in _NONE:
+                if error.errno not in _NOTHING_TO_ACCEPT:
                     self._make_room(error)
                 elif not accepted:
                     self._queue_first()
@@ -198,21 +197,21 @@ class Acceptor:
             has_left = True
         if has_left:
             sock.close()
-            connection.left()
+            connection.closed()
             return
-        if not self._speaking:
+        if not self._unstarted:
             self._loop.call_soon(self._begin)
-        self._speaking.append((connection, sock))
-        connection.abort = partial(self._drop_speaking, connection, sock)
+        self._unstarted[connection] = sock
+        connection.abort = partial(self._drop_unstarted, connection)
 
     def _begin(self) -> None:
-        for _ in range(min(self._at_once, len(self._speaking))):
-            connection, sock = self._speaking.popleft()
+        for connection, sock in [*islice(self._unstarted.items(), self._at_once)]:
+            del self._unstarted[connection]
             task = self._loop.create_task(self._connect(connection, sock))
             connection.abort = partial(_drop_starting, connection, sock, task)
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
-        if self._speaking:
+        if self._unstarted:
             self._loop.call_soon(self._begin)
 
     async def _connect(self, connection: ClientConnection, sock: socket.socket) -> None:
@@ -229,7 +228,7 @@ class Acceptor:
         finally:
             if not is_served:
                 sock.close()
-                connection.left()
+                connection.closed()
 
     async def _connected(self, connection: ClientConnection, sock: socket.socket) -> asyncio.Transport:
         """Return the transport of a connection.
@@ -256,18 +255,17 @@ class Acceptor:
         sock = self._silent.pop(connection)
         self._loop.remove_reader(sock)
         sock.close()
-        connection.left()
+        connection.closed()
 
-    def _drop_speaking(self, connection: ClientConnection, sock: socket.socket) -> None:
-        self._speaking.remove((connection, sock))
-        sock.close()
-        connection.left()
+    def _drop_unstarted(self, connection: ClientConnection) -> None:
+        self._unstarted.pop(connection).close()
+        connection.closed()
 
     # Late ones
 
     def _watch(self) -> None:
         """Set the timer for the connection whose time is over first, of all ports."""
-        oldest = next(iter(self._connections.unasked), None)
+        oldest = next(iter(self._connections.awaiting_request), None)
         if self._timer is None and oldest is not None and self._is_open:
             self._timer = self._loop.call_at(oldest.since + FIRST_REQUEST_S, self._end_late)
 
@@ -301,4 +299,4 @@ def _drop_starting(connection: ClientConnection, sock: socket.socket, task: asyn
     with suppress(OSError):  # the caller has left
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
-    connection.left()
+    connection.closed()

@@ -54,15 +54,15 @@ class ClientConnection:
         self.abort: Callable[[], None] = _nothing
         self.time_out: Callable[[], None] | None = None
 
-    def asked(self) -> None:
+    def request_received(self) -> None:
         """Note that its first request has arrived, for HTTP the head: its time is over."""
-        self._connections.unasked.pop(self, None)
+        self._connections.awaiting_request.pop(self, None)
 
     def late(self) -> None:
         """Count it as one whose first request did not arrive in time, unless that has arrived."""
         self._connections.count_late(self)
 
-    def left(self) -> None:
+    def closed(self) -> None:
         """Stop counting it; only the first call counts."""
         self._connections.remove(self)
 
@@ -80,7 +80,7 @@ class Connections:
         refused: called with port and reason whenever a connection is closed for one of these reasons.
         open: how many there are.
         freed: called from time to time, as ended connections have left free memory.
-        unasked: the connections whose first request has not arrived, in the order of their acceptance.
+        awaiting_request: the connections whose first request has not arrived, the oldest first.
     """
 
     def __init__(self, most: int = MOST, most_of_an_address: int = MOST_OF_AN_ADDRESS) -> None:
@@ -93,7 +93,7 @@ class Connections:
         self._largest = 0
         self._ended = 0
         self.freed: Callable[[], None] = _nothing
-        self.unasked: dict[ClientConnection, None] = {}
+        self.awaiting_request: dict[ClientConnection, None] = {}
         self.refused: Callable[[Port, Reason], None] = lambda _port, _reason: None
 
     def accept(self, address: str, port: Port, now: float) -> ClientConnection | None:
@@ -123,7 +123,7 @@ class Connections:
         self.open += 1
         held = self._held(new.source)  # the one that made room may be of the same address
         self._recount(new.source, held, held + 1)
-        self._by_source.setdefault(new.source, {})[new] = self.unasked[new] = None
+        self._by_source.setdefault(new.source, {})[new] = self.awaiting_request[new] = None
         return new
 
     def make_room(self, held: int | None = None) -> bool:
@@ -152,14 +152,16 @@ class Connections:
         Args:
             now: the loop's clock.
         """
-        for late in [one for one, _ in zip(self.unasked, range(most), strict=False) if is_late(one, now)]:
+        for late in [
+            one for one, _ in zip(self.awaiting_request, range(most), strict=False) if is_late(one, now)
+        ]:
             self.count_late(late)
             (late.time_out or late.abort)()
 
     def count_late(self, connection: ClientConnection) -> None:
         """Count a connection that is closed because its first request is late, once."""
-        if connection in self.unasked:
-            del self.unasked[connection]
+        if connection in self.awaiting_request:
+            del self.awaiting_request[connection]
             self.refused(connection.port, "timeout")
 
     def remove(self, connection: ClientConnection) -> None:
@@ -167,7 +169,7 @@ class Connections:
         held = self._by_source.get(connection.source)
         if held is None or connection not in held:
             return
-        self.unasked.pop(connection, None)
+        self.awaiting_request.pop(connection, None)
         self.open -= 1
         self._recount(connection.source, len(held), len(held) - 1)
         del held[connection]

@@ -14,7 +14,7 @@ from app.admission.turns import FairTurns
 log = structlog.get_logger("quotagate.http")
 
 
-class Parsing(Protocol):
+class UnparsedConnection(Protocol):
     """A connection with unparsed bytes.
 
     Attributes:
@@ -45,12 +45,12 @@ class ParsingTurns:
 
     def __init__(self, turn_s: float) -> None:
         self._turn_s = turn_s
-        self._turns: FairTurns[deque[Parsing]] = FairTurns(deque)
-        self._added: list[Parsing] = []
+        self._turns: FairTurns[deque[UnparsedConnection]] = FairTurns(deque)
+        self._added: list[UnparsedConnection] = []
         """Connections that were added since the last turn; while one parses, the turns stay as they are."""
         self._is_scheduled = False
 
-    def add(self, connection: Parsing) -> None:
+    def add(self, connection: UnparsedConnection) -> None:
         """Let a connection parse at its turn."""
         self._added.append(connection)
         self._schedule()

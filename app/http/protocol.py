@@ -217,7 +217,7 @@ class Protocol(PeerProtocol):
         self._cancel_timer()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
-        self._connection.left()
+        self._connection.closed()
         self.pipeline.clear()
         self._unparsed = b""
         if self._answering is not None:
@@ -301,7 +301,7 @@ class Protocol(PeerProtocol):
                     self._refuse(WRONG_HOST)
                 self._hosts = hosts
             self._in_head = False
-            self._connection.asked()
+            self._connection.request_received()
             super().on_headers_complete()
             if self._drain.has_begun:
                 self.cycle.keep_alive = False

@@ -1,7 +1,7 @@
 """Opens many connections, as fast as it can, and holds them until its input ends.
 
-Its arguments are JSON: ``[host, port]``, the number, the sources, and the bytes to send in hex. When all are
-open, or were refused, it prints a line.
+Its arguments are JSON: ``[host, port]``, the number, the sources, and the bytes to send, compressed, in hex.
+When all are open, or were refused, it prints a line.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -31,23 +32,23 @@ def main(address: tuple[str, int], count: int, sources: Sequence[str], text: str
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = min(count, hard - SPARE)
-    sends, selector = bytes.fromhex(text), selectors.DefaultSelector()
+    sends, selector = zlib.decompress(bytes.fromhex(text)), selectors.DefaultSelector()
     for n in range(count):
         one = socket.socket(family_of(address[0]))
         one.setblocking(False)
         one.setsockopt(socket.SOL_IP, IP_BIND_ADDRESS_NO_PORT, 1)
         one.bind((sources[n % len(sources)], 0))
         one.connect_ex(tuple(address))  # which JSON made a list
-        selector.register(one, selectors.EVENT_WRITE if sends else selectors.EVENT_READ)
+        selector.register(one, selectors.EVENT_WRITE if sends else selectors.EVENT_READ, memoryview(sends))
         if n % AT_ONCE == 0:
-            look(selector, sends, 0)
-    while look(selector, sends, LOOKS_S):
+            look(selector, 0)
+    while look(selector, LOOKS_S):
         pass
     print("open", flush=True)
     sys.stdin.read()
 
 
-def look(selector: selectors.BaseSelector, sends: bytes, wait_s: float) -> bool:
+def look(selector: selectors.BaseSelector, wait_s: float) -> bool:
     """Send what is to be sent, and forget connections that were closed; return whether anything happened."""
     events = selector.select(wait_s)
     for key, event in events:
@@ -55,8 +56,8 @@ def look(selector: selectors.BaseSelector, sends: bytes, wait_s: float) -> bool:
         assert isinstance(one, socket.socket)
         try:
             if event & selectors.EVENT_WRITE:
-                one.send(sends)
-                selector.modify(one, selectors.EVENT_READ)
+                left = key.data[one.send(key.data) :]
+                selector.modify(one, selectors.EVENT_WRITE if left else selectors.EVENT_READ, left)
             elif not one.recv(65_536):
                 raise ConnectionResetError
         except OSError:
@@ -70,7 +71,7 @@ def crowding(
     address: tuple[str, int], count: int, sources: Sequence[str], sends: bytes = b""
 ) -> Iterator[None]:
     """Open so many connections, and hold those that are not closed by the other end."""
-    arguments = [json.dumps(each) for each in (address, count, sources, sends.hex())]
+    arguments = [json.dumps(each) for each in (address, count, sources, zlib.compress(sends).hex())]
     crowd = subprocess.Popen(
         [sys.executable, "-m", "tests.load.crowd", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

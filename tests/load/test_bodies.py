@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import pytest
 
 from tests.load.attacked import ATTACKER, NOBODY, Attack, Site, attacked
+from tests.load.crowd import crowding
 from tests.load.heavy_bodies import ANYWHERE, BATCHES, MIB
 from tests.load.test_silent import resident
 from tests.report import say
@@ -16,6 +18,9 @@ SECONDS: Final = 3.0
 GROWTH: Final = 256 * MIB
 ACCOUNT: Final = "account"
 """The name of a key that may take leases."""
+WRONG: Final = "a key that nobody has"
+CROWD: Final = 9_000
+SOURCES: Final = [f"127.0.0.{n}" for n in range(60, 65)]
 NESTED: Final = ANYWHERE["nested numbers in an unknown field"]
 LONG: Final = b'{"usage":{"requests":1},"principal":"%b"}' % (b"a" * (MIB - 100))
 SMALL: Final = b'{"usage":{"requests":1},"principal":"%b"}' % (b"a" * 16_384)
@@ -64,3 +69,33 @@ def check(site: Site, name: str, connections: int) -> None:
     grown = resident(site.node) - before
     say(f"{name}, {connections} connections: {grown / MIB:.0f} MiB more")
     assert grown < GROWTH
+
+
+WITHHELD: Final = {
+    "decisions": ("/v1/decisions", NOBODY),
+    "leases": ("/v1/leases", ACCOUNT),
+    "a wrong key": ("/v1/decisions", WRONG),
+}
+"""Routes, and keys by name."""
+
+
+@pytest.mark.parametrize("name", WITHHELD)
+def test_bodies_without_their_last_byte_take_little_memory(site: Site, name: str):
+    """Nine thousand connections from five addresses, each of which has sent much of a body."""
+    path, key = WITHHELD[name]
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {MIB}\r\n"
+    if key:
+        head += f"Authorization: Bearer {site.keys.get(key, key)}\r\n"
+    before, most = resident(site.node), 0
+
+    @contextmanager
+    def withholding() -> Iterator[None]:
+        nonlocal most
+        with crowding(site.node.address, CROWD, SOURCES, head.encode() + b"\r\n" + b" " * (MIB - 1)):
+            most = max(most, resident(site.node))
+            yield
+            most = max(most, resident(site.node))
+
+    site.check_others(f"withheld: {name}", SECONDS, during=withholding)
+    say(f"withheld: {name}: {(most - before) / MIB:.0f} MiB more")
+    assert most - before < GROWTH

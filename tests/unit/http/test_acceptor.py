@@ -47,12 +47,12 @@ class Served(asyncio.Protocol):
         self._busy = busy
 
     def data_received(self, data: bytes) -> None:
-        self.connection.asked()
+        self.connection.request_received()
         if self._busy:
             self.connection.idle_since = math.inf
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self.connection.left()
+        self.connection.closed()
 
 
 class Port:
@@ -84,7 +84,7 @@ async def port(*, busy: bool = False, clients: int = 0) -> AsyncIterator[Port]:
         made = Port(stack, busy=busy)
         for _ in range(clients):
             made.connect()
-        await until(lambda: made.connections.open == clients and not made.connections.unasked)
+        await until(lambda: made.connections.open == clients and not made.connections.awaiting_request)
         try:
             yield made
         finally:
@@ -126,9 +126,9 @@ async def test_connection_that_ends_before_its_protocol_is_made_is_not_counted()
     async with port() as its:
         client = its.connect(b"")
         await until(lambda: its.connections.open == 1)
-        (connection,) = its.connections.unasked
+        (connection,) = its.connections.awaiting_request
         client.sendall(b"x")
-        await until(lambda: its.acceptor._starting or its.acceptor._speaking, every_s=0)
+        await until(lambda: its.acceptor._starting or its.acceptor._unstarted, every_s=0)
         connection.abort()
         await turns()
         assert its.connections.open == 0
@@ -140,7 +140,9 @@ async def test_end_closes_silent_connections_and_no_others():
     async with port() as its:
         silent = [its.connect(b"") for _ in range(CLIENTS)]
         speaking = its.connect()
-        await until(lambda: its.connections.open == CLIENTS + 1 and len(its.connections.unasked) == CLIENTS)
+        await until(
+            lambda: its.connections.open == CLIENTS + 1 and len(its.connections.awaiting_request) == CLIENTS
+        )
         await its.acceptor.close()
         assert its.connections.open == 1
         assert [each.recv(1) for each in silent] == [b""] * CLIENTS

@@ -81,12 +81,12 @@ def test_connection_without_a_request_is_ended_in_time_and_no_other_one():
     assert quick is not None
     ended: list[str] = []
     slow.time_out = lambda: ended.append("in its own way")
-    quick.asked()
+    quick.request_received()
     crowd.connections.time_out(FIRST_REQUEST_S - 0.1, 10)
     assert (crowd.closed, ended) == ([], [])
     crowd.connections.time_out(FIRST_REQUEST_S, 10)
     assert (crowd.closed, ended) == ([silent], ["in its own way"])
-    assert list(crowd.connections.unasked) == [late]
+    assert list(crowd.connections.awaiting_request) == [late]
 
 
 def test_late_connection_is_counted_once_whoever_ends_it_and_not_if_it_has_asked():
@@ -94,7 +94,7 @@ def test_late_connection_is_counted_once_whoever_ends_it_and_not_if_it_has_asked
     one, asked = crowd.enter("10.0.0.1"), crowd.enter("10.0.0.2")
     assert one is not None
     assert asked is not None
-    asked.asked()
+    asked.request_received()
     for each in (one, one, asked):
         each.late()
     crowd.connections.time_out(FIRST_REQUEST_S, 10)
@@ -118,7 +118,7 @@ def test_ended_connection_keeps_neither_task_nor_protocol_alive():
     gc.disable()
     try:
         del end
-        connection.left()
+        connection.closed()
         assert found() is None
     finally:
         gc.enable()
@@ -130,7 +130,7 @@ def test_memory_is_given_back_after_many_connections():
     for _ in range(2 * ENDED + 1):
         one = connections.accept("10.0.0.1", "http", 0.0)
         assert one is not None
-        one.left()
+        one.closed()
     assert len(times) == 2
 
 
@@ -181,7 +181,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(one=held)
     def work(self, one: ClientConnection) -> None:
-        one.asked()
+        one.request_received()
         one.idle_since = math.inf
 
     @rule(one=held)
@@ -191,14 +191,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(one=held)
     def leave(self, one: ClientConnection) -> None:
-        one.left()
+        one.closed()
         if one in self.open:
             self.open.remove(one)
 
     @invariant()
     def counts_agree(self) -> None:
         assert self.crowd.connections.open == len(self.open)
-        assert set(self.crowd.connections.unasked) <= set(self.open)
+        assert set(self.crowd.connections.awaiting_request) <= set(self.open)
 
 
 TestMachine = Machine.TestCase
