@@ -316,7 +316,7 @@ class GrpcCall(Http2Stream):
 
 
 def peer_of(address: str, name: str | None, path: str) -> dict[str, Any]:
-    """Return what the scopes of all calls of a connection have in common.
+    """Return the fields that the scopes of all calls of a connection share.
 
     Args:
         name: the name in the client certificate; None without one.

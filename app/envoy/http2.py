@@ -182,7 +182,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     Args:
         client: the connection as its acceptor counts it.
         stream: makes the stream of a request.
-        turns: those of the port.
+        turns: share the time for parsing among the connections of the port.
         intake: counts the bytes of incomplete frames.
         shed: called with the cause when a bound closes the connection.
         ended: called when the connection has ended.
@@ -209,7 +209,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.client = client
         self.source = client.source
         self.peer: dict[str, Any] = {}
-        """What the maker of streams knows of the peer."""
+        """Facts about the peer for the maker of streams."""
         self.transport: asyncio.Transport
         self._stream = stream
         self._turns = turns

@@ -97,7 +97,7 @@ class LeaseRoutes:
     def _settlement(
         self, text: str, spent: dict[str, float] | None, grant: Grant, *at: str | int
     ) -> Settlement:
-        """Return what is settled; without ``spent`` all of it was.
+        """Return a settlement; without ``spent`` all of the lease was spent.
 
         Args:
             at: where it is in the body.

@@ -59,7 +59,7 @@ async def read_json(request: Request, *types: str, of: Callable[[Any], T]) -> T:
 
 
 def _parsed(body: bytes, of: Callable[[Any], T]) -> T | ProblemError:
-    """Return what ``of`` makes of a body, or the problem with it.
+    """Return the result of ``of`` for a body, or the problem with it.
 
     Freeing a large document takes milliseconds, too, so the problem must not keep it.
     """
