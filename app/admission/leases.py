@@ -106,7 +106,7 @@ class Leases:
         self._logs = logs
 
     def named(self, text: str, key: str | None, created_ms: int | None = None) -> LeaseName | None:
-        """Return the content of a lease's name; None if the lease belongs to another key, or to an earlier one."""
+        """Return the content of a lease's name; None for a lease of another key, or of an earlier one."""
         name = unseal(text, self._secret())
         return name if name is not None and name.is_of(key, created_ms) else None
 

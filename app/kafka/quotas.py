@@ -197,8 +197,8 @@ def _granted(server: str, answer: Any) -> None:
 
     error = errors.for_code(answer.error_code)
     message = answer.error_message or getattr(error, "message", "") or error.__name__
-    hint = "\n  The login needs DescribeConfigs on the cluster." if answer.error_code in _UNAUTHORIZED else ""
-    raise KafkaError(f"{server}: {message}{hint}")
+    hint = ["  The login needs DescribeConfigs on the cluster."] if answer.error_code in _UNAUTHORIZED else []
+    raise KafkaError(f"{server}: {message}", *hint)
 
 
 def _left(ends: float) -> float:
