@@ -127,7 +127,7 @@ def _cluster(
         try:
             answer = _ask(server, configuration, question, within_s / len(servers))
         except KafkaError as why:
-            refused.append(str(why))
+            refused += why.args
             continue
         found = sorted(answer.brokers, key=lambda broker: broker.node_id)
         if found:
