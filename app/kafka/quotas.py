@@ -122,7 +122,7 @@ def _cluster(
     from kafka.protocol.metadata import MetadataRequest
 
     question = MetadataRequest(topics=[], allow_auto_topic_creation=False)
-    refused = []
+    refused: list[str] = []
     for server in servers:
         try:
             answer = _ask(server, configuration, question, within_s / len(servers))
