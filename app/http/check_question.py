@@ -135,6 +135,8 @@ def rightmost_untrusted(forwarded_for: str, is_trusted: Callable[[str], bool]) -
             raise EntityError(f"entry {entry[:64]!r} {error}") from None
         if not is_trusted(address):
             return address
+    if rest:
+        raise EntityError(f"has more than {MAX_HOPS} trusted proxies")
     return None
 
 

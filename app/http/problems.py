@@ -16,7 +16,7 @@ from app.domain import quota_value
 from app.domain.quota_value import pointer
 
 PROBLEM_JSON: Final = "application/problem+json"
-_PHRASES: Final = {413: "Content Too Large", 422: "Unprocessable Content"}
+_PHRASES: Final = {413: "Content Too Large", 414: "URI Too Long", 422: "Unprocessable Content"}
 """Status phrases of RFC 9110 that older Pythons have in an older wording."""
 
 

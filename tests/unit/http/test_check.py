@@ -434,6 +434,12 @@ def test_entries_before_the_chosen_address_are_ignored(
         assert behind(forged, *lines) == expected
 
 
+def test_endless_list_of_trusted_proxies_is_refused_and_one_of_others_is_not():
+    with pytest.raises(EntityError, match="trusted proxies"):
+        rightmost_untrusted("10.0.0.1," * 7_000, is_trusted)
+    assert rightmost_untrusted(f"{'10.0.0.1,' * 7_000}203.0.113.9, 10.0.0.1", is_trusted) == "203.0.113.9"
+
+
 @given(st.text(max_size=60))
 def test_any_list_of_hops_is_parsed_or_refused(text: str):
     try:
