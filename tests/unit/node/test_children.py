@@ -88,6 +88,29 @@ async def test_child_that_cannot_be_started_is_retried(tmp_path: Path):
     assert pauses.asked == [0.0, 0.5, 1.0, 2.0, 5.0]
 
 
+async def test_restart_that_fails_is_tried_again(tmp_path: Path):
+    """An inherited descriptor is closed meanwhile."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    lent = os.dup2(folder, folder + 501)  # a number that nothing else gets meanwhile
+    pauses = Pauses(2)
+
+    async def pause(seconds: float) -> None:
+        os.dup2(folder, lent)
+        await pauses(seconds)
+
+    child = Child("lender", SHORT, pass_fds=(lent,), clock=lambda: 0.0, pause=pause)
+    await child.start()
+    first = child.pid
+    os.close(lent)
+    with capture_logs() as logged:
+        await child.restart()
+        await pauses.enough.wait()
+        await child.stop()
+    os.close(lent)
+    assert [entry["event"] for entry in logged].count("child could not be started") == 1
+    assert child.pid != first
+
+
 async def test_stop_does_not_wait_for_a_pause():
     asked = asyncio.Event()
 

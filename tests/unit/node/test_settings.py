@@ -238,6 +238,12 @@ def test_environment_overrides_the_file(monkeypatch):
         settings.load(Path("absent.env"))
 
 
+def test_file_that_is_not_text_is_refused_by_name():
+    Path("latin.env").write_bytes(b"QUOTAGATE_PORT=9000\nQUOTAGATE_HOST=\xff\n")
+    with pytest.raises(SettingsError, match=r"latin\.env: is not UTF-8: byte 35 is wrong"):
+        settings.load(Path("latin.env"))
+
+
 def test_variables_that_nothing_reads_are_found(monkeypatch):
     Path(".env").write_text("QUOTAGATE_PROT=9000\n", encoding="utf-8")
     for name in ("QUOTAGATE_OPENTO", "QUOTAGATE_PORT", "QUOTAGATE_KAFKA_SSL_CAFILE", "QUOTAGATE_KEY"):
