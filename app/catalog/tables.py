@@ -80,8 +80,8 @@ CHANGES: Final = Table(
     Column("reason", Text),
     Index(None, "entity_hash", "id"),
 )
-"""Who changed what, when and why. NULL in ``before`` is a creation, NULL in ``after`` a removal. Old changes
-are dropped, if the settings say so; see ``app/catalog/history.py``."""
+"""The author, time and reason of each change. NULL in ``before`` is a creation, NULL in ``after`` a removal.
+Old changes are dropped, if the settings say so; see ``app/catalog/history.py``."""
 
 KEYS: Final = Table(
     "keys",

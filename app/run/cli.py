@@ -174,7 +174,7 @@ def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:
 
 
 def _again(env_file: Path | None) -> Callable[[], Settings]:
-    """Return what reads the settings again."""
+    """Return a function that reads the settings again."""
     from app.node import settings
 
     return partial(settings.load, env_file)

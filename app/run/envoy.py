@@ -60,7 +60,7 @@ def port(
     is_ready: Callable[[], bool],
     intake: Intake,
 ) -> EnvoyPort:
-    """Return what makes the protocols of the port's connections, and stops them."""
+    """Return the object that makes the protocols of the port's connections, and stops them."""
     from app.envoy import server
 
     service = server.RateLimitService(admission, access, mapping, metrics)

@@ -20,7 +20,7 @@ class Listeners(NamedTuple):
     process, the kernel would reset them.
 
     Attributes:
-        envoy: that of the rate-limit service; None without it.
+        envoy: the socket of the rate-limit service; None without it.
     """
 
     http: socket.socket

@@ -46,7 +46,7 @@ SPARES: Final = 4
 """Spare sockets for each primary: its two connections, for examinations and calls, can be lost twice."""
 
 DRIVER: Final = DriverInfo()
-"""What redis-py says of itself to the store; made once, as it reads a file for that."""
+"""The greeting of redis-py names this driver; it is made once, as that reads a file."""
 
 Keywords = dict[str, Any]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from app.http.acceptor import RECEIVE_BUFFER
+from tests.few_files import OPEN_FILES
 from tests.load.attacked import ATTACKER, attacked
 from tests.report import say
 from tests.service import Service, eventually, running
@@ -60,7 +61,7 @@ def test_kernel_keeps_little_of_what_a_node_does_not_read():
 
 def test_idle_connections_beyond_the_file_limit_lock_nobody_out():
     """The shell allows 256 files, the machine more."""
-    with attacked(program="tests.load.few_files") as site:
+    with attacked({OPEN_FILES: "256:524288"}, program="tests.few_files") as site:
         site.check_others("idle clients", SECONDS, during=lambda: connected(site.node, IDLE))
 
 
