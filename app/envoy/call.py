@@ -17,8 +17,8 @@ from app.envoy.http2 import Headers, Http2Connection, Http2Stream
 from app.http.intake import Intake
 from app.http.peer import PEER
 
-MAX_BODY: Final = 256 * 1024
-"""The largest request in bytes; Envoy makes them of headers, of which it takes 60 KiB."""
+MAX_BODY: Final = 512 * 1024
+"""The largest request in bytes: a header of a visitor, of which Envoy takes 60 KiB, in eight descriptors."""
 MAX_UNFINISHED: Final = 8_192
 """How many incomplete requests the process holds. At each of these bounds, a newcomer takes the place of the
 oldest one of the address that has most."""
@@ -64,6 +64,13 @@ class RefusedCallError(Exception):
         self.outcome = code.name.lower()
 
 
+class TooLargeError(RefusedCallError):
+    """The message of a call is larger than this server reads."""
+
+    def __init__(self) -> None:
+        super().__init__(StatusCode.RESOURCE_EXHAUSTED, f"The message is larger than {MAX_BODY:,} bytes.")
+
+
 class MessageReader:
     r"""Reads the only message of a request, which may come in parts.
 
@@ -88,9 +95,7 @@ class MessageReader:
             return
         size = int.from_bytes(read[1:PREFIX_BYTES], "big")
         if size > MAX_BODY:
-            raise RefusedCallError(
-                StatusCode.RESOURCE_EXHAUSTED, f"The message is larger than {MAX_BODY:,} bytes."
-            )
+            raise TooLargeError
         if len(read) > PREFIX_BYTES + size:
             raise RefusedCallError(StatusCode.INVALID_ARGUMENT, "The call has more than one message.")
 
@@ -114,12 +119,14 @@ class Method(NamedTuple):
         counted: called with the outcome of a refused call.
         held: the calls of this method that are being answered.
         shed_cause: why a call is shed if ``held`` is full.
+        too_large: returns the answer to a call with a message that is too large; None if that is an error.
     """
 
     answer: Callable[[GrpcCall, bytes], Awaitable[bytes | None]]
     counted: Callable[[str], None]
     held: BoundedBySource
     shed_cause: str
+    too_large: Callable[[], bytes] | None = None
 
 
 class CallLimits:
@@ -216,6 +223,11 @@ class GrpcCall(Http2Stream):
         try:
             self._take(len(data))
             self._reader.feed(data)
+        except TooLargeError as refusal:
+            if self._method is None or self._method.too_large is None:
+                self.refuse(refusal)
+            else:
+                self.finish(self._method.too_large())
         except RefusedCallError as refusal:
             self.refuse(refusal)
 

@@ -37,8 +37,9 @@ MAX_STREAMS: Final = 128
 """Open streams of a connection."""
 MAX_FRAME: Final = 16_384
 """Bytes of a frame, without its head; HTTP/2 allows no smaller bound."""
-MAX_HEADER_LIST: Final = 16_384
-"""Bytes of a header list, both as HTTP/2 counts them and encoded."""
+MAX_HEADER_LIST: Final = 65_536
+"""Bytes of a header list, both as HTTP/2 counts them and encoded. Envoy adds the trace state of a visitor, of
+whose headers it takes 60 KiB; above the bound, all calls of the connection end."""
 TABLE_SIZE_UPDATES: Final = 2
 """How often a header block may change the size of the compression table (RFC 7541, 4.2)."""
 MAX_CLOSED: Final = 128

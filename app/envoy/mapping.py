@@ -40,14 +40,25 @@ _OWN: Final = ("principal", "client_id", "remote_address", "broker", "listener",
 _UNJOINED: Final = ("principal", "client_id", "usage")
 _BRANCHES: Final = {"principal", "client_id", "descriptors"}
 _RULE: Final = {"entries", "principal", "client_id", "usage", "unlimited"}
+_SPELLED: Final = [quote(bytes((byte,)), safe="") for byte in range(256)]
 _TRUE: Final = ("true", "True", "TRUE")
+_FALSE: Final = ("false", "False", "FALSE")
 
 Entries = Sequence[tuple[str, str]]
-"""The entries of a descriptor: keys and values, in order."""
+"""The entries of a descriptor: keys and values, in order. A byte that is not UTF-8 is a lone surrogate
+(``surrogateescape``), so texts are equal, or begin and end alike, if their bytes do."""
 
 
 class MappingError(ValueError):
-    """A file of mappings, or a descriptor, is wrong; each line of the message names one place of it."""
+    """A file of mappings is wrong; each line of the message names one place of it."""
+
+
+class UnusableDescriptorError(ValueError):
+    """A descriptor names nothing, as one of its entries cannot be; ``reason`` is the label of the metric."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Names(NamedTuple):
@@ -55,6 +66,7 @@ class Names(NamedTuple):
 
     Attributes:
         usage: the field of usage that its hits are.
+        is_ambiguous: whether an entry that means what it says came more than once.
     """
 
     principal: str | None = None
@@ -63,6 +75,7 @@ class Names(NamedTuple):
     broker: str | None = None
     listener: str | None = None
     usage: str = "requests"
+    is_ambiguous: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -77,21 +90,31 @@ class Pattern(NamedTuple):
     """An entry that is looked for.
 
     Attributes:
-        value: None for any value; with ``*`` at its end any that begins so.
+        value: None for any value; each ``*`` in it matches any text, also none.
+        is_shared: whether all values that fit have one bucket: it joins no client-id.
     """
 
     key: str
     value: str | None = None
+    is_shared: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more than one value fits."""
+        return self.value is None or "*" in self.value
 
     def fits(self, key: str, value: str) -> bool:
         """Whether an entry is one of these."""
-        if key != self.key or self.value is None:
-            return key == self.key
-        return value == self.value or (self.value.endswith("*") and value.startswith(self.value[:-1]))
+        return key == self.key and (self.value is None or _fits(self.value.split("*"), value))
 
-    def written(self) -> str | dict[str, str]:
+    def written(self) -> str | dict[str, str | bool]:
         """Return it as a file has it."""
-        return self.key if self.value is None else {"key": self.key, "value": self.value}
+        if self.value is None and not self.is_shared:
+            return self.key
+        found: dict[str, str | bool] = {"key": self.key}
+        if self.value is not None:
+            found["value"] = self.value
+        return found | {"shared": True} if self.is_shared else found
 
 
 class DescriptorRule(NamedTuple):
@@ -111,7 +134,12 @@ class DescriptorRule(NamedTuple):
         """Return what a descriptor that fits names."""
         if self.principal is None:
             return NOTHING
-        return Names(self.principal, _joined(e for e in entries if e[0] in self.client_id), usage=self.usage)
+        theirs = (
+            entry
+            for entry, pattern in zip(entries, self.entries, strict=True)
+            if pattern.key in self.client_id and not pattern.is_shared
+        )
+        return Names(self.principal, _joined(theirs), usage=self.usage)
 
     def written(self) -> dict[str, Any]:
         """Return it as a file has it."""
@@ -126,26 +154,33 @@ class DescriptorRule(NamedTuple):
 
 @dataclass(slots=True)
 class _Node:
-    """A place in the tree of rules: what may follow, by the exact entry, by its beginning, by its key."""
+    """A place in the tree of rules: what may follow, by the value as written, by ``*``, by the key."""
 
     exact: dict[tuple[str, str], _Node] = field(default_factory=dict)
-    beginnings: dict[Pattern, _Node] = field(default_factory=dict)
+    wildcards: dict[str, list[tuple[Sequence[str], _Node]]] = field(default_factory=dict)
     keys: dict[str, _Node] = field(default_factory=dict)
     rule: DescriptorRule | None = None
 
     def below(self, pattern: Pattern) -> _Node:
         """Return the node for an entry, which may be a new one."""
-        if pattern.value is None:
-            return self.keys.setdefault(pattern.key, _Node())
-        if pattern.value.endswith("*"):
-            return self.beginnings.setdefault(pattern, _Node())
-        return self.exact.setdefault((pattern.key, pattern.value), _Node())
+        key, value, _ = pattern
+        if value is None:
+            return self.keys.setdefault(key, _Node())
+        found = self.exact.get((key, value))
+        if found is None:
+            found = self.exact[key, value] = _Node()
+            if pattern.is_open:
+                self.wildcards.setdefault(key, []).append((value.split("*"), found))
+        return found
 
     def next(self, key: str, value: str) -> _Node | None:
-        """Return the most specific node for an entry; there is no way back to another one."""
+        """Return the node for an entry: its value, else the first ``*`` that fits, else its key.
+
+        There is no way back to another one.
+        """
         found = self.exact.get((key, value))
-        if found is None and self.beginnings:
-            found = next((its for pattern, its in self.beginnings.items() if pattern.fits(key, value)), None)
+        if found is None and key in self.wildcards:
+            found = next((its for parts, its in self.wildcards[key] if _fits(parts, value)), None)
         return self.keys.get(key) if found is None else found
 
 
@@ -197,7 +232,7 @@ class DescriptorMapping:
         """Return what a descriptor of a domain names.
 
         Raises:
-            MappingError: two of its entries contradict each other, or one says what cannot be.
+            UnusableDescriptorError: one of its entries says what cannot be.
         """
         its = self._domains.get(domain)
         return own_names(entries) if its is None else its.names(entries)
@@ -233,20 +268,20 @@ class DescriptorMapping:
 
 
 def own_names(entries: Entries) -> Names:
-    """Return what the entries that mean what they say name.
+    """Return the names that a descriptor's own entries give; of equal keys the first non-empty value counts.
 
     Raises:
-        MappingError: one is given twice, or ``usage`` is not a field of usage.
+        UnusableDescriptorError: ``usage`` is not a field of usage.
     """
     sent: dict[str, str] = {}
+    is_ambiguous = False
     for key, value in entries:
         if key in _OWN:
-            if key in sent:
-                raise MappingError(f"{key} is duplicated")
-            sent[key] = value
+            is_ambiguous |= key in sent
+            sent[key] = sent.get(key) or value
     usage = sent.get("usage", "requests")
     if usage not in USAGES:
-        raise MappingError(f"usage must be one of {', '.join(USAGES)}")
+        raise UnusableDescriptorError("usage")
     return Names(
         sent.get("principal") or None,
         sent.get("client_id"),
@@ -254,6 +289,7 @@ def own_names(entries: Entries) -> Names:
         sent.get("broker") or None,
         sent.get("listener") or None,
         usage,
+        is_ambiguous,
     )
 
 
@@ -263,7 +299,33 @@ def joined(key: str, value: str | None = None) -> str:
     >>> joined("path", "/a,b"), joined("to number")
     ('path=%2Fa%2Cb', 'to%20number')
     """
-    return quote(key, safe="") if value is None else f"{quote(key, safe='')}={quote(value, safe='')}"
+    return _quoted(key) if value is None else f"{_quoted(key)}={_quoted(value)}"
+
+
+def _quoted(text: str) -> str:
+    """Return a text percent-encoded, several times as fast as ``quote`` does it."""
+    return text.encode(errors="surrogateescape").decode("latin-1").translate(_SPELLED)
+
+
+def _fits(parts: Sequence[str], value: str) -> bool:
+    """Whether a value is these parts in this order, with any text between them.
+
+    >>> _fits(["/api/", "/v1"], "/api/users/v1"), _fits(["ab", "ba"], "aba"), _fits(["", "b", ""], "abc")
+    (True, False, True)
+    """
+    first, last = parts[0], parts[-1]
+    if len(parts) == 1:
+        return value == first
+    end = len(value) - len(last)
+    if len(first) > end or not (value.startswith(first) and value.endswith(last)):
+        return False
+    place = len(first)
+    for part in parts[1:-1]:
+        found = value.find(part, place, end)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
 
 
 def _joined(entries: Iterator[tuple[str, str]]) -> str | None:
@@ -280,7 +342,7 @@ def _found(patterns: Sequence[Pattern], entries: Entries) -> Iterator[tuple[str,
 
 
 def _shown(patterns: Sequence[Pattern]) -> str:
-    return ",".join(joined(*pattern) for pattern in patterns)
+    return ",".join(joined(pattern.key, pattern.value) for pattern in patterns)
 
 
 class _MappingReader:
@@ -330,7 +392,7 @@ class _MappingReader:
 def _rule(sent: object) -> DescriptorRule:
     if not isinstance(sent, dict) or not sent.keys() <= _RULE or not sent.get("entries"):
         raise MappingError(f"must be a mapping with entries, and of {', '.join(sorted(_RULE))} alone")
-    entries = _patterns("entries", sent["entries"])
+    entries = _patterns("entries", sent["entries"], may_share=True)
     if sent.get("unlimited") in _TRUE:
         if len(sent) > 2:
             raise MappingError("is unlimited, and so takes nothing but entries")
@@ -347,19 +409,25 @@ def _rule(sent: object) -> DescriptorRule:
     return DescriptorRule(tuple(entries), principal, tuple(keys), usage)
 
 
-def _patterns(name: str, sent: object, taken: Sequence[str] = ()) -> list[Pattern]:
+def _patterns(
+    name: str, sent: object, taken: Sequence[str] = (), *, may_share: bool = False
+) -> list[Pattern]:
     """Read a list of entries; the keys that are taken join nothing."""
+    fields = {"key", "value", "shared"} if may_share else {"key", "value"}
     if not isinstance(sent, list):
         raise MappingError(f"{name} must be a list of entries")
     found = []
     for each in sent:
         its = each if isinstance(each, dict) else {"key": each}
         key, value = its.get("key"), its.get("value")
-        if not (its.keys() <= {"key", "value"} and isinstance(key, str) and key):
-            raise MappingError(f"{name} must have keys, or mappings of key and value")
+        if not (its.keys() <= fields and isinstance(key, str) and key):
+            raise MappingError(f"{name} must have keys, or mappings of {', '.join(sorted(fields))}")
         if not (value is None or isinstance(value, str)):
             raise MappingError(f"{name}: the value of {key} must be text")
         if key in taken:
             raise MappingError(f"{name}: {key} means what it says, and joins nothing")
-        found.append(Pattern(key, value))
+        shared = its.get("shared", _FALSE[0])
+        if shared not in (*_TRUE, *_FALSE):
+            raise MappingError(f"{name}: shared of {key} must be true or false")
+        found.append(Pattern(key, value, shared in _TRUE))
     return found

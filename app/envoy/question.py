@@ -1,8 +1,12 @@
-"""A request of Envoy as asks: one for each descriptor that names something to limit."""
+"""A request of Envoy as asks: one for each descriptor that names something to limit.
+
+Visitors choose some of the values. So no descriptor makes a request invalid: the parts of it that cannot be
+used are left out and counted, and everything else binds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -10,13 +14,15 @@ from google.protobuf.message import DecodeError
 from app.domain.ask import Ask
 from app.domain.errors import EntityError
 from app.domain.quota import MAX_EXACT
-from app.envoy.mapping import DescriptorMapping, MappingError, Names
+from app.envoy.mapping import DescriptorMapping, UnusableDescriptorError
+from app.envoy.names import BYTES, valid_name
 from app.envoy.protos.ratelimit_pb2 import RateLimitDescriptor, RateLimitRequest
-from app.http.wire import read_address, wrong_name
+from app.http.wire import read_address
 
 MAX_DESCRIPTORS: Final = 32
+"""The most descriptors of a request: the store charges its buckets in one step, for which others wait."""
 MAX_ENTRIES: Final = 32
-"""What a request takes at most: its buckets are charged in one step of the store, which others wait for."""
+"""The most entries of a descriptor."""
 
 
 class InvalidRequestError(ValueError):
@@ -28,17 +34,24 @@ class QuestionReader:
 
     Args:
         now_ms: the time of an ask; None under the store's clock.
+        unusable: called with the reason for each part of a descriptor that is left out.
     """
 
-    def __init__(self, mapping: DescriptorMapping, now_ms: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        mapping: DescriptorMapping,
+        now_ms: Callable[[], int] | None = None,
+        unusable: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
         self._mapping = mapping
         self._now_ms = now_ms
+        self._unusable = unusable
 
-    def read(self, body: bytes) -> Sequence[Ask | None]:
-        """Return the ask of each descriptor of a request; None for one that names nothing to limit.
+    def read(self, body: bytes) -> Iterator[Ask | None]:
+        """Yield the ask of each descriptor of a request; None for one that names nothing to limit.
 
         Raises:
-            InvalidRequestError: a descriptor is wrong, or asks for what there is not.
+            InvalidRequestError: it cannot be decoded, or has no domain, no descriptors or too many.
         """
         try:
             request = RateLimitRequest.FromString(body)
@@ -49,61 +62,63 @@ class QuestionReader:
         if not 1 <= len(request.descriptors) <= MAX_DESCRIPTORS:
             raise InvalidRequestError(f"descriptors: must be 1 to {MAX_DESCRIPTORS}")
         at_ms = None if self._now_ms is None else self._now_ms()
-        asks = []
-        for place, descriptor in enumerate(request.descriptors):
-            try:
-                asks.append(self._ask(request, descriptor, at_ms))
-            except ValueError as error:
-                raise InvalidRequestError(f"descriptors[{place}]: {error}") from None
-        return asks
+        for descriptor in request.descriptors:
+            yield self._ask(request, descriptor, at_ms)
 
     def _ask(
         self, request: RateLimitRequest, descriptor: RateLimitDescriptor, at_ms: int | None
     ) -> Ask | None:
-        if descriptor.is_negative_hits:
-            raise ValueError("hits cannot be given back")
+        hits = self._hits(request, descriptor)
         if descriptor.HasField("limit"):
-            raise ValueError("a limit of its own is not taken: limits are quotas here")
+            self._unusable("limit_override")
         if not 1 <= len(descriptor.entries) <= MAX_ENTRIES:
-            raise ValueError(f"entries: must be 1 to {MAX_ENTRIES}")
-        entries = [(entry.key, entry.value) for entry in descriptor.entries]
+            self._unusable("too_many_entries" if descriptor.entries else "no_entries")
+            return None
+        entries = [
+            (entry.key.decode(errors=BYTES), entry.value.decode(errors=BYTES)) for entry in descriptor.entries
+        ]
         if not all(key for key, _ in entries):
-            raise ValueError("entries: a key must not be empty")
-        own = descriptor.HasField("hits_addend")
-        hits = descriptor.hits_addend.value if own else request.hits_addend or 1
-        if hits > MAX_EXACT:
-            raise ValueError(f"hits_addend: must be at most {MAX_EXACT}")
+            self._unusable("empty_key")
+            entries = [(key, value) for key, value in entries if key]
         try:
             names = self._mapping.names(request.domain, entries)
-        except MappingError as error:
-            raise ValueError(f"entries: {error}") from None
-        return None if names.is_empty else _ask_of(names, hits, at_ms)
+        except UnusableDescriptorError as error:
+            self._unusable(error.reason)
+            return None
+        if names.is_ambiguous:
+            self._unusable("duplicate_entry")
+        if names.ip is not None:
+            names = names._replace(ip=self._address(names.ip))
+        if names.is_empty:
+            return None
+        return Ask(
+            usage={names.usage: hits},
+            principal=valid_name(names.principal),
+            client_id=valid_name(names.client_id),
+            ip=names.ip,
+            broker=valid_name(names.broker),
+            listener=valid_name(names.listener),
+            deny=True,
+            detail=True,
+            at_ms=at_ms,
+        )
 
+    def _hits(self, request: RateLimitRequest, descriptor: RateLimitDescriptor) -> int:
+        """Return the hits of a descriptor."""
+        if descriptor.is_negative_hits:
+            self._unusable("negative_hits")
+            return 1
+        hits: int = (
+            descriptor.hits_addend.value if descriptor.HasField("hits_addend") else request.hits_addend or 1
+        )
+        if hits > MAX_EXACT:
+            self._unusable("hits_addend")
+        return min(hits, MAX_EXACT)
 
-def _ask_of(names: Names, hits: int, at_ms: int | None) -> Ask:
-    """Return the ask for what a descriptor names.
-
-    Raises:
-        ValueError: a name or an address is not valid.
-    """
-    for kind in ("principal", "client_id", "broker", "listener"):
-        name = getattr(names, kind)
-        if name and (why := wrong_name(name)):
-            raise ValueError(f"{kind} {why}")
-    ip = names.ip
-    if ip is not None:
+    def _address(self, sent: str) -> str | None:
+        """Return an address as an ip is spelled, without its zone; None if it is no address."""
         try:
-            ip = read_address(ip)
-        except EntityError as error:
-            raise ValueError(f"remote_address {error}") from None
-    return Ask(
-        usage={names.usage: hits},
-        principal=names.principal,
-        client_id=names.client_id,
-        ip=ip,
-        broker=names.broker,
-        listener=names.listener,
-        deny=True,
-        detail=True,
-        at_ms=at_ms,
-    )
+            return read_address(sent.partition("%")[0])
+        except EntityError:
+            self._unusable("remote_address")
+            return None

@@ -18,11 +18,12 @@ from app.admission.port import Decider, InFull
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.domain.decision import Decision
-from app.envoy.answer import response
+from app.envoy.answer import OVER_LIMIT, response
 from app.envoy.call import OVERLOADED, CallLimits, GrpcCall, Method, RefusedCallError, StatusCode, peer_of
 from app.envoy.http2 import TURN_S, Http2Connection
 from app.envoy.mapping import DescriptorMapping
 from app.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from app.envoy.protos.ratelimit_pb2 import RateLimitResponse
 from app.envoy.question import InvalidRequestError, QuestionReader
 from app.http.access import Access
 from app.http.connections import ClientConnection
@@ -39,6 +40,9 @@ WITHIN_S: Final = 0.3
 """How long a request may wait in this node, as for a check: meanwhile Envoy holds a client's request."""
 LOOK_EVERY_S: Final = 0.25
 """How often the health of the process is looked at for those who watch it."""
+
+LARGE: Final = 32 * 1024
+"""A request with more bytes is read in a step for each descriptor."""
 
 _DENIED: Final = {401: StatusCode.UNAUTHENTICATED, 403: StatusCode.PERMISSION_DENIED}
 _NO_DETAIL: Final = Decision("admit", 0, False, 0, "local", None)
@@ -60,7 +64,7 @@ class RateLimitService:
         now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
         self._admission = admission
         self._access = access
-        self._reader = QuestionReader(mapping, now_ms)
+        self._reader = QuestionReader(mapping, now_ms, metrics.count_unusable_descriptor)
         self._metrics = metrics
 
     async def answer(self, call: GrpcCall, body: bytes) -> bytes:
@@ -73,7 +77,7 @@ class RateLimitService:
         came_at = monotonic()
         try:
             caller, allow = self._caller(call, came_at)
-            asks = self._reader.read(body)
+            asks = await self._read(body)
             allowed = [
                 allow(ask, f"/descriptors/{place}/entries")
                 for place, ask in enumerate(asks)
@@ -101,6 +105,25 @@ class RateLimitService:
         is_over = decision.decision != "admit"
         self._metrics.count_envoy_request("over_limit" if is_over else "ok", unmapped)
         return answer.SerializeToString()
+
+    def refuse_large(self) -> bytes:
+        """Refuse a request that is too large to be read: after an error, Envoy would let the visitor in."""
+        self._metrics.count_unusable_descriptor("message_too_large")
+        self._metrics.count_envoy_request("over_limit")
+        return RateLimitResponse(overall_code=OVER_LIMIT).SerializeToString()
+
+    async def _read(self, body: bytes) -> Sequence[Ask | None]:
+        """Return the ask of each descriptor; other work goes on between those of a large request.
+
+        Raises:
+            InvalidRequestError: as for ``QuestionReader.read``.
+        """
+        asks = []
+        for ask in self._reader.read(body):
+            asks.append(ask)
+            if len(body) > LARGE:
+                await asyncio.sleep(0)
+        return asks
 
     async def _decided(
         self, asks: Sequence[Ask], caller: Caller, within_s: float
@@ -228,7 +251,9 @@ class EnvoyPort:
         self._is_stopping = False
         calls = (limits.calls, "envoy_calls")
         self._methods: Mapping[bytes, Method] = {
-            METHOD.encode(): Method(service.answer, metrics.count_envoy_request, *calls),
+            METHOD.encode(): Method(
+                service.answer, metrics.count_envoy_request, *calls, service.refuse_large
+            ),
             f"/{HEALTH}/Check".encode(): Method(health.check, _uncounted, *calls),
             f"/{HEALTH}/Watch".encode(): Method(health.watch, _uncounted, limits.watches, "envoy_watches"),
         }

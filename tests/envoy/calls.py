@@ -18,13 +18,20 @@ from app.envoy.server import HEALTH, METHOD
 from tests.service import Service, running
 
 WITHIN_S = 60.0
-Descriptor = RateLimitDescriptor | Mapping[str, str]
+Entries = Mapping[str, str] | Sequence[tuple[str, str | bytes]]
+Descriptor = RateLimitDescriptor | Entries
 
 
-def descriptor(entries: Mapping[str, str], hits: int | None = None) -> RateLimitDescriptor:
+def descriptor(entries: Entries, hits: int | None = None) -> RateLimitDescriptor:
     """A descriptor with these entries; ``hits`` is its own addend."""
+    pairs = entries.items() if isinstance(entries, Mapping) else entries
     made = RateLimitDescriptor(
-        entries=[RateLimitDescriptor.Entry(key=key, value=value) for key, value in entries.items()]
+        entries=[
+            RateLimitDescriptor.Entry(
+                key=key.encode(), value=value if isinstance(value, bytes) else value.encode()
+            )
+            for key, value in pairs
+        ]
     )
     if hits is not None:
         made.hits_addend.value = hits

@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from hpack import Decoder, Encoder
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    RstStreamFrame,
+    SettingsFrame,
+)
 
 from app.envoy.http2 import HEAD, MAX_FRAME, PREFACE
 from app.envoy.server import METHOD
@@ -31,18 +39,27 @@ def framed(message: bytes) -> bytes:
 
 
 class Peer:
-    """One connection to the port."""
+    """One connection to the port.
+
+    Attributes:
+        compresses: whether values of headers are compressed, which takes long for large ones.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
+        self.compresses = True
         self._encoder = Encoder()
         self._decoder = Decoder()
         self._received = b""
 
     def head(self, number: int, headers: Sequence[tuple[bytes, bytes]] = HEADERS, *flags: str) -> bytes:
-        """The frame that opens a stream."""
-        block = self._encoder.encode(headers)
-        return HeadersFrame(number, block, flags=["END_HEADERS", *flags]).serialize()
+        """The frames that open a stream."""
+        block = self._encoder.encode(headers, huffman=self.compresses)
+        first, *more = (block[at : at + MAX_FRAME] for at in range(0, len(block), MAX_FRAME))
+        frames: list[Frame] = [HeadersFrame(number, first, flags=flags)]
+        frames += [ContinuationFrame(number, part) for part in more]
+        frames[-1].flags.add("END_HEADERS")
+        return b"".join(frame.serialize() for frame in frames)
 
     def request(self, number: int, message: bytes) -> bytes:
         """The frames of a whole request."""
@@ -86,6 +103,19 @@ class Peer:
                 if frame.stream_id == number and b"grpc-status" in fields:
                     return int(fields[b"grpc-status"])
         raise AssertionError("no status came")
+
+    def fields(self, number: int) -> dict[bytes, bytes]:
+        """The fields at the head of the answer on a stream; none if that, or the connection, ends first."""
+        for frame in self.frames():
+            if isinstance(frame, HeadersFrame):
+                fields = dict(self._decoder.decode(frame.data, raw=True))
+                if frame.stream_id == number:
+                    return fields
+            if isinstance(frame, GoAwayFrame) or (
+                isinstance(frame, RstStreamFrame) and frame.stream_id == number
+            ):
+                break
+        return {}
 
     def first(self, kind: type[FrameT], number: int | None = None) -> FrameT:
         """The first frame of a kind, of a stream if one is given."""

@@ -25,7 +25,9 @@ from hyperframe.frame import (
 )
 
 from app.envoy.call import MAX_BODY, StatusCode
-from app.envoy.http2 import FRAMES, MAX_HEADER_LIST, MAX_STREAMS, PREFACE
+from app.envoy.http2 import FRAMES, MAX_FRAME, MAX_HEADER_LIST, MAX_STREAMS, PREFACE
+from app.envoy.protos.ratelimit_pb2 import RateLimitResponse
+from app.envoy.server import HEALTH
 from tests.envoy.calls import Client, connected, request, serving
 from tests.envoy.raw import HEADERS, SETTINGS, Peer, data, framed, peer, settings, undefined_settings
 from tests.service import Service, eventually
@@ -134,7 +136,7 @@ def test_header_bomb_is_closed(port: int):
 
 def test_block_of_table_size_updates_is_closed(port: int):
     with peer(port) as found:
-        found.send(HeadersFrame(1, b"\x20" * MAX_HEADER_LIST, flags=["END_HEADERS"]).serialize())
+        found.send(HeadersFrame(1, b"\x20" * MAX_FRAME, flags=["END_HEADERS"]).serialize())
         assert found.end() == ErrorCodes.PROTOCOL_ERROR
 
 
@@ -173,7 +175,6 @@ BAD_MESSAGES = {
     "half": (framed(MESSAGE)[:-1], StatusCode.INVALID_ARGUMENT),
     "none": (b"", StatusCode.INVALID_ARGUMENT),
     "compressed": (b"\1" + framed(MESSAGE)[1:], StatusCode.UNIMPLEMENTED),
-    "large": (b"\0" + (MAX_BODY + 1).to_bytes(4, "big"), StatusCode.RESOURCE_EXHAUSTED),
 }
 
 
@@ -187,17 +188,28 @@ def test_bad_message_has_a_status_and_the_connection_goes_on(port: int, name: st
         assert found.status(3) == StatusCode.OK
 
 
-def test_largest_message_is_read_and_a_larger_one_refused(port: int):
-    unknown = b"\x7a\xf0\xff\x0f"  # a field with 262,128 bytes
+def test_largest_message_is_read_and_a_larger_one_is_over_the_limit(port: int):
+    unknown = b"\x7a\xf0\xff\x1f"  # a field with 524,272 bytes
     body = request({"principal": "a"}, domain="").SerializeToString()
     padded = unknown + b"\0" * (MAX_BODY - 16) + body
     with connected(port) as client:
         with pytest.raises(grpc.RpcError) as caught:
             client.send_bytes(padded[:MAX_BODY])
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for larger in (padded + b"\0" * 16, padded * 8):
+            answer = RateLimitResponse.FromString(client.send_bytes(larger))
+            assert answer.overall_code == RateLimitResponse.OVER_LIMIT
         with pytest.raises(grpc.RpcError) as caught:
-            client.send_bytes(padded + b"\0" * 16)
+            client.channel.unary_unary(f"/{HEALTH}/Check")(padded * 2)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_message_that_is_too_large_is_answered_before_it_has_come(port: int):
+    with peer(port) as found:
+        found.send(found.head(1), data(1, b"\0\xff\xff\xff\xff"))
+        assert found.status(1) == StatusCode.OK
+        found.send(found.request(3, MESSAGE))
+        assert found.status(3) == StatusCode.OK
 
 
 def test_streams_above_the_bound_are_refused_alone(port: int):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
 import redis
 
-from app.envoy.protos.ratelimit_pb2 import RateLimitRequest
 from app.envoy.server import SERVICE
 from tests.decision_log import worker
-from tests.envoy.calls import Client, Descriptor, connected, descriptor, request, serving
+from tests.envoy.calls import Client, Descriptor, Entries, connected, descriptor, request, serving
 from tests.service import Service, eventually
 from tests.system.test_log_contents import until
 
@@ -164,37 +165,10 @@ def test_what_names_nothing_or_has_no_quota_is_unlimited(node: Service, client: 
     assert client.code({"path": "/"}) == "OK"
 
 
-def negative() -> RateLimitRequest:
-    asked = request({"principal": "alice"})
-    asked.descriptors[0].is_negative_hits = True
-    return asked
-
-
-def overriding() -> RateLimitRequest:
-    asked = request({"principal": "alice"})
-    asked.descriptors[0].limit.requests_per_unit = 1_000
-    return asked
-
-
 BAD = {
     "domain": (request({"principal": "alice"}, domain=""), "domain: must not be empty"),
     "none": (request(), "descriptors: must be 1 to 32"),
     "many": (request(*[{"principal": "alice"}] * 33), "descriptors: must be 1 to 32"),
-    "empty": (request({"principal": "alice"}, {}), "descriptors[1]: entries: must be 1 to 32"),
-    "key": (request({"": "alice"}), "descriptors[0]: entries: a key must not be empty"),
-    "negative": (negative(), "descriptors[0]: hits cannot be given back"),
-    "override": (overriding(), "descriptors[0]: a limit of its own is not taken"),
-    "hits": (
-        request(descriptor({"principal": "a"}, hits=2**53)),
-        "descriptors[0]: hits_addend: must be at most",
-    ),
-    "address": (request({"remote_address": "example.org"}), "descriptors[0]: remote_address must be an IPv4"),
-    "name": (request({"principal": "a\n"}), "descriptors[0]: principal must not hold control"),
-    "long": (request({"client_id": "a" * 513}), "descriptors[0]: client_id must be at most 512"),
-    "usage": (
-        request({"principal": "a", "usage": "producer_ids"}),
-        "descriptors[0]: entries: usage must be one of",
-    ),
 }
 
 
@@ -211,6 +185,103 @@ def test_bad_requests_have_a_clear_status_are_counted_and_charge_nothing(
     assert caught.value.details().startswith(why)
     assert metric(node, 'quotagate_envoy_requests_total{outcome="invalid_argument"}') == before + 1
     assert client.ask({"principal": "alice"}).statuses[0].limit_remaining == 4
+
+
+UNUSABLE: dict[str, Entries] = {
+    "no_entries": {},
+    "too_many_entries": [("principal", "odd"), *[("path", "/")] * 32],
+    "empty_key": {"": "odd"},
+    "usage": {"principal": "odd", "usage": "producer_ids"},
+    "usage ": [("principal", "odd"), ("usage", b"\xff")],
+    "remote_address": {"remote_address": "example.org"},
+    "remote_address ": [("remote_address", b"10.0.0.\xff")],
+    "remote_address  ": {"remote_address": "10.0.0.7, 10.0.0.8"},
+}
+"""Descriptors of which nothing binds, by the reason under which they are counted."""
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_descriptor_that_cannot_be_used_matches_nothing_and_the_others_bind(
+    node: Service, client: Client, name: str
+):
+    node.put("user=*", request_rate=a_minute(2))
+    node.put("ip=*", request_rate=a_minute(0))
+    counted = f'quotagate_envoy_unusable_descriptors_total{{reason="{name.strip()}"}}'
+    before = metric(node, counted)
+    asked: list[Descriptor] = [UNUSABLE[name], {"principal": "alice"}]
+    for asks in (asked, asked[::-1]):
+        assert client.code(*asks) == "OK"
+    answer = client.ask(*asked)
+    assert [(each.code, each.limit_remaining) for each in answer.statuses] == [(1, 2**32 - 1), (2, 0)]
+    assert client.code(asked[0]) == "OK"
+    assert metric(node, counted) == before + 4
+
+
+def test_the_parts_of_a_descriptor_that_can_be_used_bind(node: Service, client: Client):
+    """A visitor may have sent the others."""
+    node.put("user=alice", request_rate=a_minute(4))
+    asked: list[Descriptor] = [
+        {"principal": "alice", "remote_address": "unknown"},
+        [("principal", "alice"), ("principal", "bob")],
+        [("principal", ""), ("principal", "alice")],
+        {"principal": "alice", "": "x"},
+    ]
+    assert [client.ask(each).statuses[0].limit_remaining for each in asked] == [3, 2, 1, 0]
+    for reason, times in (("remote_address", 1), ("duplicate_entry", 2), ("empty_key", 1)):
+        assert metric(node, f'quotagate_envoy_unusable_descriptors_total{{reason="{reason}"}}') >= times
+    node.put("ip=fe80%3A%3A1", request_rate=a_minute(1))
+    assert [client.code({"remote_address": "fe80::1%eth0"}) for _ in range(2)] == ["OK", "OVER_LIMIT"]
+
+
+def test_odd_hits_are_counted_and_a_limit_of_envoy_is_ignored(node: Service, client: Client):
+    node.put("user=alice", request_rate=a_minute(5))
+
+    def counted(reason: str) -> float:
+        return metric(node, f'quotagate_envoy_unusable_descriptors_total{{reason="{reason}"}}')
+
+    reasons = ("negative_hits", "limit_override", "hits_addend")
+    before = [counted(reason) for reason in reasons]
+    for hits, left in ((None, 4), (3, 3), (0, 2)):
+        negative = descriptor({"principal": "alice"}, hits)
+        negative.is_negative_hits = True
+        assert client.ask(negative, hits=7).statuses[0].limit_remaining == left
+    override = descriptor({"principal": "alice"})
+    override.limit.requests_per_unit = 1_000
+    assert client.ask(override).statuses[0].limit_remaining == 1
+    for hits in (2**53, 2**64 - 1):
+        assert client.code(descriptor({"principal": "alice"}, hits)) == "OVER_LIMIT"
+    assert client.ask({"principal": "alice"}).statuses[0].limit_remaining == 0
+    assert [counted(reason) for reason in reasons] == [before[0] + 3, before[1] + 1, before[2] + 2]
+
+
+ODD = {
+    "long": (b"a" * 600, "sha256:" + sha256(b"a" * 600).hexdigest()),
+    "513": ("ä".encode() * 257, "sha256:" + sha256("ä".encode() * 257).hexdigest()),
+    "not UTF-8": (b"jos\xe9", "jos%E9"),
+    "cut off": (b"\xe2\x82", "%E2%82"),
+    "surrogate": (b"\xed\xa0\x80", "%ED%A0%80"),
+    "percent": (b"50%\xff", "50%25%FF"),
+    "control": (b"a\nb\x00", "a%0Ab%00"),
+    "C1": ("\x85".encode(), "%C2%85"),
+    "long if spelled": (b"\xff" * 200, "sha256:" + sha256(b"\xff" * 200).hexdigest()),
+    "longest": (b"a" * 512, "a" * 512),
+    "large": (b"\xfe" * 60_000, "sha256:" + sha256(b"\xfe" * 60_000).hexdigest()),
+}
+"""Values, and the names that they get."""
+
+
+@pytest.mark.parametrize("key", ["principal", "client_id"])
+@pytest.mark.parametrize("name", ODD)
+def test_any_value_is_a_name_with_a_bucket_of_its_own(node: Service, client: Client, key: str, name: str):
+    value, spelled = ODD[name]
+    entity = {"principal": "user", "client_id": "client-id"}[key]
+    node.put(f"{entity}=*", request_rate=a_minute(2))
+    asked = [(key, value)]
+    assert [client.code(asked) for _ in range(3)] == ["OK", "OK", "OVER_LIMIT"]
+    assert [client.code([(key, value + b"x")]) for _ in range(3)] == ["OK", "OK", "OVER_LIMIT"]
+    bucket = f"{entity}={quote(spelled, safe='')}"
+    (found,) = node.http.get("/v1/buckets", params={"bucket": bucket}).json()["buckets"]
+    assert found["remaining"] < 1
 
 
 def test_bytes_that_are_no_request_are_refused_and_counted(client: Client):

@@ -27,9 +27,9 @@ class RateLimitDescriptor(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        key: bytes
+        value: bytes
+        def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
     class RateLimitOverride(_message.Message):
         __slots__ = ("requests_per_unit", "unit")
         REQUESTS_PER_UNIT_FIELD_NUMBER: _ClassVar[int]

@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from app.domain.ask import Ask
 from app.domain.entity import Entity
-from app.domain.ladder import MatchingRules, applied_quotas
-from app.domain.oracle import Oracle
-from app.domain.quota import Defaults, Quota
-from app.domain.quota_value import resolve
-from app.envoy.importing import EnvoyConfigurationError, EnvoyImport
+from app.envoy.importing import SECONDS, EnvoyConfigurationError, EnvoyImport
 from app.envoy.mapping import DescriptorMapping
-from app.http.ratelimit import policy
+from tests.envoy.limiter import Limiter
 
 # The examples of the README of envoyproxy/ratelimit, in its order, as it has them.
 EXAMPLES: dict[str, str] = {
@@ -164,44 +159,29 @@ APART: list[tuple[str, str, str, bool]] = [
 ]
 
 
-class Limiter:
-    """What an import makes of the examples, decided by the oracle."""
+def limiter_of_examples() -> Limiter:
+    """A limiter with the quotas and the mapping of all examples."""
+    found = EnvoyImport()
+    for domain, text in EXAMPLES.items():
+        found.add(f"domain: {domain}\n{text}")
+    assert found.left_out == []
+    return Limiter(found)
 
-    def __init__(self) -> None:
-        found = EnvoyImport()
-        for domain, text in EXAMPLES.items():
-            found.add(f"domain: {domain}\n{text}")
-        assert found.left_out == []
-        self.found = found
-        self.mapping = DescriptorMapping.read(yaml.safe_dump(found.mapping()))
-        self.quotas: dict[str, dict[Entity, Quota]] = {}
-        for spelled, definitions in found.quotas.items():
-            entity = Entity.parse(spelled)
-            for key, definition in definitions.items():
-                quota = resolve(key, definition, entity, Defaults(), 0)
-                self.quotas.setdefault(key, {})[entity] = quota
-        self.oracle = Oracle(b"secret")
 
-    def ask(self, domain: str, descriptor: str, hits: int = 1) -> Ask:
-        entries = [tuple(entry.split("=")) for entry in descriptor.split()]
-        names = self.mapping.names(domain, entries)  # type: ignore[arg-type]
-        return Ask({names.usage: hits}, principal=names.principal, client_id=names.client_id, deny=True)
-
-    def passes(self, ask: Ask, now_ms: int = 1_000_000) -> bool:
-        return self.oracle.decide(ask, self.quotas, MatchingRules(), now_ms).decision == "admit"
+def entries(descriptor: str) -> list[tuple[str, str]]:
+    return [(key, value) for key, _, value in (entry.partition("=") for entry in descriptor.split())]
 
 
 @pytest.mark.parametrize(("domain", "descriptor", "expected"), DOCUMENTED, ids=str)
 def test_limits_are_those_that_are_documented(domain: str, descriptor: str, expected: tuple[int, int] | None):
-    limiter = Limiter()
-    ask = limiter.ask(domain, descriptor)
+    limiter = limiter_of_examples()
+    ask = limiter.ask(domain, entries(descriptor))
     if expected is None:
         assert all(limiter.passes(ask) for _ in range(600))
         return
     number, seconds = expected
     assert [limiter.passes(ask) for _ in range(number + 1)] == [True] * number + [False]
-    applied = applied_quotas(ask, limiter.quotas, MatchingRules())
-    assert [policy(each.quota) for each in applied] == [(number, seconds)]
+    assert limiter.policies(ask) == [(number, seconds)]
     if number:
         later_ms = 1_000_000 + 2 * seconds * 1_000
         assert [limiter.passes(ask, later_ms) for _ in range(number + 1)] == [True] * number + [False]
@@ -209,15 +189,15 @@ def test_limits_are_those_that_are_documented(domain: str, descriptor: str, expe
 
 @pytest.mark.parametrize(("domain", "first", "second", "shared"), APART, ids=str)
 def test_values_have_counts_of_their_own(domain: str, first: str, second: str, shared: bool):
-    limiter = Limiter()
-    one, other = limiter.ask(domain, first), limiter.ask(domain, second)
+    limiter = limiter_of_examples()
+    one, other = (limiter.ask(domain, entries(each)) for each in (first, second))
     while limiter.passes(one):
         pass
     assert limiter.passes(other) is not shared
 
 
 def test_a_limit_in_shadow_is_imported_as_one():
-    limiter = Limiter()
+    limiter = limiter_of_examples()
     shadows = [row for row in limiter.found.rows if row.shadow]
     assert [(row.domain, row.path, row.limit) for row in shadows] == [
         ("example6", "service, user=user-a", "10/second")
@@ -226,9 +206,9 @@ def test_a_limit_in_shadow_is_imported_as_one():
 
 
 def test_domains_are_apart():
-    limiter = Limiter()
-    entities = [row.entity for row in limiter.found.rows if row.entity]
-    assert len(entities) == len(set(entities)) == len(limiter.found.quotas)
+    limiter = limiter_of_examples()
+    made = [row.entity for row in limiter.found.rows if row.entity]
+    assert len(made) == len(set(made)) == len(limiter.found.quotas)
 
 
 def limit(unit: str = "unit: day", number: str = "requests_per_unit: 1", more: str = "") -> str:
@@ -236,33 +216,116 @@ def limit(unit: str = "unit: day", number: str = "requests_per_unit: 1", more: s
     return f"rate_limit: {{{', '.join(filter(None, (unit, number, more)))}}}"
 
 
-# (a descriptor, what is listed of it: its path, what, and why)
-WRONG: list[tuple[str, tuple[str, str, str]]] = [
-    (f"{{key: a, {limit(unit='unit: fortnight')}}}", ("a", "rate_limit", "the unit must be")),
-    (f"{{key: a, {limit(number='')}}}", ("a", "rate_limit", "requests_per_unit must be a whole number")),
-    (f"{{key: a, {limit(number='requests_per_unit: -1')}}}", ("a", "rate_limit", "requests_per_unit")),
-    (f"{{key: a, {limit(number='requests_per_unit: 4294967296')}}}", ("a", "rate_limit", "up to 4294967295")),
-    ("{key: a, rate_limit: 7}", ("a", "rate_limit", "must be a mapping")),
-    ("{value: a}", ("", "a descriptor", "has no key")),
-    ("{key: a, descriptors: 7}", ("a", "descriptors", "must be a list")),
-    ("{key: a, colour: red}", ("a", "colour", "is unknown")),
-    (f"{{key: a, {limit(more='algorithm: x')}}}", ("a", "algorithm", "is unknown")),
-    (f"{{key: a, {limit(more='name: x, replaces: [{name: y}]')}}}", ("a", "replaces", "both apply")),
-    (f"{{key: a, quota_mode: true, {limit()}}}", ("a", "quota_mode", "in shadow")),
-    (f"{{key: {'a' * 600}, {limit()}}}", ("a" * 600, "rate_limit", "longer")),
+def counted(number: str) -> str:
+    """A descriptor with so many requests, as they are spelled."""
+    return f"{{key: a, {limit(number=f'requests_per_unit: {number}')}}}"
+
+
+def more(fields: str) -> str:
+    """A descriptor whose limit has further fields."""
+    return f"{{key: a, {limit(more=fields)}}}"
+
+
+REFUSES = "envoyproxy/ratelimit refuses the file"
+# (a descriptor, what is listed of it: its path, what, whether the result is looser, and a part of why)
+WRONG: list[tuple[str, tuple[str, str, str, str]]] = [
+    (f"{{key: a, {limit(unit='unit: fortnight')}}}", ("a", "rate_limit", "looser", "the unit must be")),
+    (f"{{key: a, {limit(unit='')}}}", ("a", "rate_limit", "looser", "the unit must be")),
+    (f"{{key: a, {limit(unit='unit: unknown')}}}", ("a", "rate_limit", "looser", REFUSES)),
+    ("{key: a, rate_limit: {requests_per_unit: 1}}", ("a", "rate_limit", "looser", "the unit must be")),
+    (f"{{key: a, {limit(number='')}}}", ("a", "rate_limit", "same", "without one it is 0")),
+    (counted("~"), ("a", "rate_limit", "same", "it is 0")),
+    (counted("-1"), ("a", "rate_limit", "looser", "unlimited")),
+    (counted("many"), ("a", "rate_limit", "looser", "unlimited")),
+    (counted(".inf"), ("a", "rate_limit", "looser", "unlimited")),
+    (counted("yes"), ("a", "rate_limit", "looser", "unlimited")),
+    (counted("[1]"), ("a", "rate_limit", "looser", "unlimited")),
+    (
+        counted("4294967296"),
+        ("a", "rate_limit", "looser", "4294967295"),
+    ),
+    (counted("9" * 9999), ("a", "rate_limit", "looser", REFUSES)),
+    (counted("1e3"), ("a", "rate_limit", "same", "it is 1000")),
+    (counted("2.5"), ("a", "rate_limit", "stricter", "it is 2")),
+    (counted("08"), ("a", "rate_limit", "same", "it is 8")),
+    (counted('"5"'), ("a", "rate_limit", "same", "it is 5")),
+    ("{key: a, rate_limit: 7}", ("a", "rate_limit", "looser", "must be a mapping")),
+    ("{key: a, rate_limit: []}", ("a", "rate_limit", "looser", "must be a mapping")),
+    ("{value: a}", ("", "a descriptor", "looser", "has no key")),
+    ("{key: '', value: a}", ("", "a descriptor", "looser", "has no key")),
+    ("{key: [a]}", ("", "a descriptor", "looser", "has no key")),
+    ("a", ("", "a descriptor", "looser", "must be a mapping")),
+    ("", ("", "a descriptor", "looser", "must be a mapping")),
+    (f"{{key: a, value: [b], {limit()}}}", ("a", "value", "looser", "must be text")),
+    (f"{{key: a, value: 1.0, {limit()}}}", ("a=1.0", "value", "same", "here it is text")),
+    (f"{{key: a, value: 1e3, {limit()}}}", ("a=1e3", "value", "same", "here it is text")),
+    (f"{{key: a*, {limit()}}}", ("a*", "key", "looser", "may match more")),
+    ("{key: a, descriptors: 7}", ("a", "descriptors", "looser", "must be a list")),
+    ("{key: a, descriptors: {key: b}}", ("a", "descriptors", "looser", "must be a list")),
+    ("{key: a, colour: red}", ("a", "colour", "looser", "is unknown")),
+    (f"{{key: a, Rate_Limit: {{}}, {limit()}}}", ("a", "Rate_Limit", "looser", "is unknown")),
+    (more("algorithm: x"), ("a", "algorithm", "looser", "is unknown")),
+    (more("unit_multiplier: 5"), ("a", "unit_multiplier", "looser", "is unknown")),
+    (
+        more("name: x, replaces: [{name: y}]"),
+        ("a", "replaces", "stricter", "both apply"),
+    ),
+    (more("name: x, replaces: [{name: x}]"), ("a", "replaces", "stricter", REFUSES)),
+    (more("replaces: [{name: }]"), ("a", "replaces", "stricter", REFUSES)),
+    (more("replaces: y"), ("a", "replaces", "stricter", REFUSES)),
+    (
+        more("unlimited: true"),
+        ("a", "unlimited", "looser", "contradicts the unit day"),
+    ),
+    (
+        more('unlimited: "true"'),
+        ("a", "unlimited", "stricter", "must be true or false"),
+    ),
+    (f"{{key: a, name: b, unit: day, {limit()}}}", ("a", "unit", "same", "has no effect here")),
+    (f"{{key: a, unlimited: true, {limit()}}}", ("a", "unlimited", "same", "has no effect here")),
+    (more("metadata: {a: b}, shadow_mode: true"), ("a", "shadow_mode", "same", "has no effect here")),
+    (f"{{key: a, detailed_metric: 'on', {limit()}}}", ("a", "detailed_metric", "same", REFUSES)),
+    (f"{{key: a, shadow_mode: 1, {limit()}}}", ("a", "shadow_mode", "stricter", "must be true or false")),
+    (f"{{key: a, quota_mode: true, {limit()}}}", ("a", "quota_mode", "same", "in shadow")),
+    (f"{{key: a, share_threshold: true, {limit()}}}", ("a", "share_threshold", "stricter", "one bucket")),
+    (f"{{key: a, value: b, share_threshold: true, {limit()}}}", ("a=b", "share_threshold", "same", REFUSES)),
+    (f"{{key: a, value: b*, share_threshold: 1, {limit()}}}", ("a=b*", "share_threshold", "looser", REFUSES)),
+    (f"{{key: z, {limit(unit='unit: hour')}}}", ("z", "a descriptor", "looser", "is duplicated")),
 ]
 
 
 @pytest.mark.parametrize(("sent", "expected"), WRONG, ids=[sent[:60] for sent, _ in WRONG])
-def test_what_cannot_be_taken_is_named(sent: str, expected: tuple[str, str, str]):
+def test_what_cannot_be_taken_is_named(sent: str, expected: tuple[str, str, str, str]):
     found = EnvoyImport()
     found.add(f"domain: d\ndescriptors:\n  - {sent}\n  - {{key: z, {limit()}}}")
     (left_out,) = found.left_out
-    path, what, why = expected
-    assert (left_out.path, left_out.what) == (path, what)
+    path, what, effect, why = expected
+    assert (left_out.path, left_out.what, left_out.effect) == (path, what, effect)
     assert why in left_out.reason
+    assert found.is_looser is (effect == "looser")
     assert any(row.path == "z" for row in found.rows)
     DescriptorMapping.read(yaml.safe_dump(found.mapping()))
+
+
+def test_all_units_take_the_least_and_the_most():
+    found = EnvoyImport()
+    numbers = (0, 1, 2**32 - 1)
+    made = [
+        f"  - {{key: n, value: {unit}{n}, {limit(f'unit: {unit.title()}', f'requests_per_unit: {n}')}}}"
+        for unit in SECONDS
+        for n in numbers
+    ]
+    found.add("\n".join(["domain: d", "descriptors:", *made]))
+    assert found.left_out == []
+    limiter = Limiter(found)
+    for unit in SECONDS:
+        for n in numbers:
+            asked = [("n", f"{unit}{n}")]
+            assert limiter.policies(limiter.ask("d", asked)) == [
+                (n, SECONDS[unit] if n or unit in ("second", "minute", "hour", "day") else 1)
+            ]
+            assert n == 0 or limiter.passes(limiter.ask("d", asked, n))
+            assert not limiter.passes(limiter.ask("d", asked))
 
 
 def test_a_path_whose_limit_is_wrong_is_unlimited_and_has_no_wider_limit():
@@ -270,26 +333,148 @@ def test_a_path_whose_limit_is_wrong_is_unlimited_and_has_no_wider_limit():
     found.add(
         "domain: d\ndescriptors:\n"
         "  - {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n"
-        "  - {key: a, value: b, rate_limit: {unit: fortnight, requests_per_unit: 1}}"
+        "  - {key: a, value: b, rate_limit: {unit: fortnight, requests_per_unit: 1}}\n"
+        "  - {key: a, value: c*, descriptors: [{value: no key}]}"
     )
     mapping = DescriptorMapping.read(yaml.safe_dump(found.mapping()))
     assert mapping.names("d", [("a", "b")]).is_empty
-    assert not mapping.names("d", [("a", "c")]).is_empty
+    assert mapping.names("d", [("a", "cc")]).is_empty
+    assert not mapping.names("d", [("a", "d")]).is_empty
+
+
+def test_a_replaced_limit_applies_too():
+    """The README's example 7: the original would let 10 pass, and count nothing of the replaced limit."""
+    text = """
+domain: example7
+descriptors:
+  - key: key_1
+    value: value_1
+    descriptors:
+      - key: user
+        value: bkthomps
+        rate_limit: {name: specific_limit, requests_per_unit: 5, unit: second}
+  - key: key_2
+    value: value_2
+    descriptors:
+      - key: user
+        value: bkthomps
+        rate_limit: {replaces: [{name: specific_limit}], requests_per_unit: 10, unit: second}
+"""
+    found = EnvoyImport()
+    found.add(text)
+    assert [(each.what, each.effect) for each in found.left_out] == [("replaces", "stricter")]
+    limiter = Limiter(found)
+    first = limiter.ask("example7", entries("key_1=value_1 user=bkthomps"))
+    second = limiter.ask("example7", entries("key_2=value_2 user=bkthomps"))
+    assert [limiter.policies(each) for each in (first, second)] == [[(5, 1)], [(10, 1)]]
+
+
+def test_a_long_path_is_a_digest_and_keeps_its_limit():
+    found = EnvoyImport()
+    found.add(
+        f"domain: d\ndescriptors:\n  - {{key: {'a' * 600}, value: 'b*', share_threshold: true, {limit()}}}"
+    )
+    assert found.left_out == []
+    ((spelled, _),) = found.quotas.items()
+    assert str(Entity.parse(spelled)).startswith("user=sha256")
+    limiter = Limiter(found)
+    assert limiter.passes(limiter.ask("d", [("a" * 600, "b1")]))
+    assert not limiter.passes(limiter.ask("d", [("a" * 600, "b2")]))
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
-    [("a: [", "not YAML"), ("[]", "a domain"), ("descriptors: []", "a domain"), ("domain: ''", "a domain")],
+    [
+        ("a: [", "not YAML"),
+        ("[]", "a domain"),
+        ("descriptors: []", "a domain"),
+        ("domain: ''", "a domain"),
+        ("domain: ~", "a domain"),
+        ("domain: [d]", "a domain"),
+        ("just text", "a domain"),
+        ("", "a domain"),
+        ("# nothing\n---\n---\n", "a domain"),
+        ("domain: d\n---\njust text", "a domain"),
+        ("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}", "a domain"),
+        (
+            "apiVersion: v1\nkind: ConfigMap\ndata: {config.yaml: 'domain: \"\"'}",
+            "ConfigMap, config.yaml: must be",
+        ),
+        ("domain: d\n<<: 7", "<< must be followed by a mapping"),
+        ("domain: d\n<<: [{}, a]", "<< must be followed by a mapping"),
+        ("domain: d\n[a]: b", "a key of a mapping must be text"),
+        ("domain: *a", "the alias in line 1 has no anchor"),
+        ("domain: d\ndescriptors: &a [*a]", "the alias in line 2 is part of its own anchor"),
+        ("domain: !!binary '?'", "base64"),
+        (b"\xff\xfe\xff", "not YAML"),
+    ],
+    ids=str,
 )
-def test_files_of_another_kind_are_refused(text: str, fault: str):
+def test_files_of_another_kind_are_refused(text: str | bytes, fault: str):
     with pytest.raises(EnvoyConfigurationError, match=fault):
         EnvoyImport().add(text)
 
 
-def test_a_domain_comes_once():
+@pytest.mark.parametrize("again", ["domain: d", "apiVersion: v1\nkind: ConfigMap\ndata: {a: 'domain: d'}"])
+def test_a_domain_comes_once_unless_domains_are_merged(again: str):
     found = EnvoyImport()
     found.add("domain: d")
-    with pytest.raises(EnvoyConfigurationError, match="came before"):
-        found.add("domain: d")
+    with pytest.raises(EnvoyConfigurationError, match="came before; --merge-domains joins both"):
+        found.add(again)
     written: dict[str, Any] = found.mapping()
     assert written == {"domains": {"d": {"descriptors": []}}}
+    merged = EnvoyImport(merge_domains=True)
+    for text in ("domain: d", again):
+        merged.add(text)
+    assert merged.left_out == []
+
+
+def test_a_descriptor_of_two_merged_files_is_duplicated():
+    found = EnvoyImport(merge_domains=True)
+    for unit in ("hour", "day"):
+        found.add(f"domain: d\ndescriptors: [{{key: a, {limit(unit=f'unit: {unit}')}}}]")
+    assert [(each.path, each.effect) for each in found.left_out] == [("a", "looser")]
+    assert [row.limit for row in found.rows] == ["1/hour"]
+
+
+def test_anchors_may_have_a_key_of_their_own():
+    found = EnvoyImport()
+    found.add(
+        "domain: d\nx-limits: {few: &few {unit: day, requests_per_unit: 1}}\ncomment: hello\n"
+        "descriptors: [{key: a, rate_limit: *few}]"
+    )
+    assert [(each.what, each.effect) for each in found.left_out] == [
+        ("comment", "looser"),
+        ("x-limits", "same"),
+    ]
+    assert [row.limit for row in found.rows] == ["1/day"]
+
+
+def test_parts_of_manifests_that_are_no_configuration_are_named():
+    found = EnvoyImport()
+    found.add("""
+apiVersion: v1
+kind: List
+items:
+  - apiVersion: v1
+    kind: ConfigMap
+    metadata: {name: limits}
+    data:
+      a.yaml: "domain: d"
+      LOG_LEVEL: debug
+      empty.yaml: "# nothing yet"
+      lost.yaml: "descriptors: [{key: a}]"
+      broken.yaml: "a: ["
+    binaryData: {picture.png: iVBORw0KGgo=, wrong.yaml: "?"}
+  - {apiVersion: gateway.envoyproxy.io/v1alpha1, kind: BackendTrafficPolicy, metadata: {name: p}}
+  - {apiVersion: v1, kind: Secret, data: {b.yaml: ZG9tYWluOiBl}, stringData: {c: "domain: f"}}
+""")
+    assert list(found.rules) == ["d", "f", "e"]
+    assert [(each.what, each.effect) for each in found.left_out] == [
+        ("ConfigMap limits, LOG_LEVEL", "same"),
+        ("ConfigMap limits, lost.yaml", "looser"),
+        ("ConfigMap limits, broken.yaml", "looser"),
+        ("ConfigMap limits, picture.png", "looser"),
+        ("ConfigMap limits, wrong.yaml", "looser"),
+        ("BackendTrafficPolicy p", "same"),
+    ]

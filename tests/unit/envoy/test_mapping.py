@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.envoy.mapping import NOTHING, DescriptorMapping, MappingError, Names
+from app.envoy.mapping import NOTHING, DescriptorMapping, MappingError, Names, UnusableDescriptorError
 
 JOINED = """
 domains:
@@ -64,18 +64,25 @@ def test_empty_client_id_is_a_client():
     assert not DescriptorMapping().names("shop", [("client_id", "")]).is_empty
 
 
-@pytest.mark.parametrize(
-    ("entries", "fault"),
-    [
-        ([("principal", "a"), ("principal", "b")], "principal is duplicated"),
-        ([("usage", "producer_ids")], "usage must be one of requests"),
-        ([("usage", "")], "usage must be one of requests"),
-    ],
-    ids=str,
-)
-def test_wrong_entries_are_named(entries: list[tuple[str, str]], fault: str):
-    with pytest.raises(MappingError, match=fault):
-        DescriptorMapping().names("shop", entries)
+@pytest.mark.parametrize("usage", ["producer_ids", "", "\udcff"])
+def test_usage_that_is_none_makes_a_descriptor_unusable(usage: str):
+    with pytest.raises(UnusableDescriptorError) as caught:
+        DescriptorMapping().names("shop", [("principal", "a"), ("usage", usage)])
+    assert caught.value.reason == "usage"
+
+
+def test_the_first_of_equal_entries_that_is_not_empty_counts():
+    found = DescriptorMapping().names("shop", [("principal", ""), ("principal", "a"), ("principal", "b")])
+    assert found == Names("a", is_ambiguous=True)
+
+
+def test_bytes_that_are_not_utf8_match_and_join_as_bytes():
+    def text(value: bytes) -> str:
+        return value.decode(errors="surrogateescape")
+
+    assert names(JOINED, "shop", ("tenant", text(b"\xe4%"))) == Names("tenant=%E4%25")
+    assert names(RULES, "messaging", ("path", text(b"/api/\xff"))) == Names("api", "path=%2Fapi%2F%FF")
+    assert names(RULES, "messaging", ("path", text(b"/api\xff/"))) == Names("others")
 
 
 def test_entries_join_in_the_order_of_the_file():
@@ -153,3 +160,77 @@ def test_all_faults_of_a_file_are_named():
     with pytest.raises(MappingError) as caught:
         DescriptorMapping.read("domains: {a: {}, b: {descriptors: [{entries: [x]}, {entries: []}]}}")
     assert len(str(caught.value).splitlines()) == 3
+
+
+WILDCARDS = """
+domains:
+  d:
+    descriptors:
+      - {entries: [{key: path, value: /api/*/v1}], principal: versions, client_id: [path]}
+      - {entries: [{key: path, value: /api/*}], principal: api, client_id: [path]}
+      - {entries: [{key: path, value: "*/v1"}], principal: unseen-after-api}
+      - {entries: [{key: path, value: /api/x}], principal: x}
+      - entries: [{key: path, value: "*.php", shared: true}, path]
+        principal: php
+        client_id: [path]
+      - {entries: [path], principal: others}
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/api/a/v1", Names("versions", "path=%2Fapi%2Fa%2Fv1")),
+        ("/api/a/v2", Names("api", "path=%2Fapi%2Fa%2Fv2")),
+        ("/api/*", Names("api", "path=%2Fapi%2F%2A")),
+        ("/api/v1", Names("api", "path=%2Fapi%2Fv1")),
+        ("/web/v1", Names("unseen-after-api")),
+        ("/api/x", Names("x")),
+        ("/web", Names("others")),
+        ("x.php", NOTHING),
+    ],
+    ids=str,
+)
+def test_wildcards_match_anywhere_the_first_of_the_file_before_others(path: str, expected: Names):
+    assert names(WILDCARDS, "d", ("path", path)) == expected
+
+
+def test_a_shared_entry_joins_no_client_id_even_if_its_key_comes_twice():
+    for first in ("a.php", "b.php"):
+        assert names(WILDCARDS, "d", ("path", first), ("path", "/x")) == Names("php", "path=%2Fx")
+
+
+def test_wildcards_match_bytes_that_are_not_utf8():
+    def text(value: bytes) -> str:
+        return value.decode(errors="surrogateescape")
+
+    assert names(WILDCARDS, "d", ("path", text(b"/api/\xff\xc3/v1"))).principal == "versions"
+    assert names(WILDCARDS, "d", ("path", text(b"/api/\xff/v1\xc3"))).principal == "api"
+
+
+def test_wildcards_choose_which_entries_join():
+    text = "domains: {d: {principal: [{key: plan, value: g*d}], client_id: [{key: path, value: '*.php'}]}}"
+    assert names(text, "d", ("plan", "gold"), ("path", "x.php")) == Names("plan=gold", "path=x.php")
+    assert names(text, "d", ("plan", "silver"), ("path", "x.html")).is_empty
+
+
+TWICE = """
+  d:
+    descriptors:
+      - {entries: [{key: a, value: x*}], unlimited: true}
+      - {entries: [{key: a, value: x*, shared: true}], principal: q}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{d: {descriptors: [{entries: [{key: a, shared: maybe}], principal: p}]}}", "must be true or false"),
+        ("{d: {principal: [{key: a, shared: true}]}}", "must have keys, or mappings of key, value"),
+        (TWICE, "have two rules"),
+    ],
+    ids=str,
+)
+def test_wrong_entries_are_named(text: str, fault: str):
+    with pytest.raises(MappingError, match=fault):
+        DescriptorMapping.read(f"domains: {text}")
