@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ QUICK_START: Final = "-XX:TieredStopAtLevel=1"
 
 _JAVA: Final = (
     "library=native,groupId=io.quotagate,artifactId=quotagate-api,hideGenerationTimestamp=true,"
-    "invokerPackage=io.quotagate.api,apiPackage=io.quotagate.api,modelPackage=io.quotagate.api.model"
+    "containerDefaultToNull=true,invokerPackage=io.quotagate.api,apiPackage=io.quotagate.api,modelPackage=io.quotagate.api.model"
 )
 LANGUAGES: Final[Mapping[str, tuple[str, str]]] = {
     "python": ("python", f"packageName=quotagate_api,{OPEN}"),
@@ -38,6 +38,8 @@ LANGUAGES: Final[Mapping[str, tuple[str, str]]] = {
     "go": ("go", f"packageName=quotagate,{OPEN}"),
 }
 """The generator of each language, and its options."""
+MAPPED: Final[Mapping[str, tuple[str, ...]]] = {"go": ("--type-mappings", "number=float64")}
+"""Go's own float32 has 24 bits: it would make another limit of 16,777,217."""
 
 RENAMED: Final = ("--model-name-mappings", "NewKey=KeyWanted")
 """In Go `NewKey` is what makes a `Key`."""
@@ -58,6 +60,31 @@ func escaped(segment string) string {
 }
 """
 
+MENDED: Final[Mapping[str, tuple[tuple[str, str, str], ...]]] = {
+    "go": (("api_*.go", "url.PathEscape(", "escaped("),),
+    "java": (("src/main/**/*.java", "JsonNullable.<Object>of(null)", "JsonNullable.<Object>undefined()"),),
+    "python": (
+        (
+            "quotagate_api/models/*.py",
+            "cls.model_validate({\n",
+            "cls.model_validate({name: value for name, value in {\n",
+        ),
+        (
+            "quotagate_api/models/quota*.py",
+            "cls.model_validate(obj)\n",
+            'cls.model_validate({"limit": obj} if isinstance(obj, (int, float)) else obj)\n',
+        ),
+        ("quotagate_api/models/*.py", "\n        })\n", "\n        }.items() if name in obj})\n"),
+    ),
+}
+"""Where a client would say something else than the program does: files, the wrong code, and the right one.
+
+Go's escaping mistakes an entity for a name. Java, and Python after reading, send null for a field that was
+not set; in a patch that is a deletion. In a dict a number may be given for a quota, as in JSON.
+"""
+
+_SCHEMAS: Final = "#/components/schemas/"
+_QUOTA: Final = f"{_SCHEMAS}Quota"
 _BOUNDS: Final = frozenset(
     {"pattern", "not", "default", "title", "additionalProperties", "minProperties", "uniqueItems"}
     | {"minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum"}
@@ -66,16 +93,58 @@ _BOUNDS: Final = frozenset(
 
 def easier(document: Schema) -> Schema:
     """The document as generators read it."""
-    paths = {path: _path(item) for path, item in document["paths"].items()}
     components = document["components"]
-    schemas = {name: _schema(schema) for name, schema in components["schemas"].items()}
-    schemas["Quota"] = _merged([_schema(option) for option in components["schemas"]["Quota"]["anyOf"]])
+    exact: Mapping[str, Schema] = components["schemas"]
+    nullable = {
+        f"{_SCHEMAS}{name}" for name, schema in exact.items() if {"type": "null"} in schema.get("anyOf", ())
+    }
+    schemas = {name: _component(schema, exact) for name, schema in exact.items()}
     responses = {name: _content(response) for name, response in components.get("responses", {}).items()}
+    linked = {name: _linked(schema, nullable, is_component=True) for name, schema in schemas.items()}
     return {
         **document,
-        "paths": paths,
-        "components": {**components, "schemas": schemas, "responses": responses},
+        "paths": {path: _path(item) for path, item in document["paths"].items()},
+        "components": {**components, "schemas": linked, "responses": responses},
     }
+
+
+def _component(schema: Schema, exact: Mapping[str, Schema]) -> Schema:
+    """A component in one shape, with the fields of all its options."""
+    options = [_resolved(option, exact) for option in schema.get("anyOf", ())]
+    if not options:
+        return _schema(schema)
+    made = _merged([option for option in options if "properties" in option])
+    return {"description": schema["description"], **made} if "description" in schema else made
+
+
+def _resolved(option: Schema, exact: Mapping[str, Schema]) -> Schema:
+    """An option without references; a map of quotas has their keys as its fields."""
+    if "$ref" in option:
+        return _schema(exact[option["$ref"].removeprefix(_SCHEMAS)])
+    if option.get("additionalProperties") == {"$ref": _QUOTA}:
+        keys = exact["QuotaSet"]["properties"]
+        return {"type": "object", "properties": {key: {"$ref": _QUOTA} for key in keys}}
+    return _schema(option)
+
+
+def _linked(schema: Any, nullable: Collection[str], *, is_component: bool = False) -> Any:
+    """The schema, where null is said at a reference, and each set of quotas is the same component.
+
+    So a program can send the set of quotas that it read, with the same type.
+    """
+    if isinstance(schema, list):
+        return [_linked(each, nullable) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("$ref") in nullable:
+        return {"anyOf": [schema, {"type": "null"}]}
+    properties = schema.get("properties", {})
+    if not is_component and properties and all(each == {"$ref": _QUOTA} for each in properties.values()):
+        return {"$ref": f"{_SCHEMAS}QuotaSet"}
+    if properties and not is_component:  # a class is shared by equal shapes, so their texts must not differ
+        named = {name: _without_text(value) for name, value in properties.items()}
+        schema = {**_without_text(schema), "properties": named}
+    return {name: _linked(value, nullable) for name, value in schema.items()}
 
 
 def _path(item: Schema) -> Schema:
@@ -124,12 +193,22 @@ def _schema(schema: Schema) -> Schema:
         made["items"] = _schema(made["items"])
     if isinstance(schema.get("additionalProperties"), dict):
         made["additionalProperties"] = _schema(schema["additionalProperties"])
-    options = [_schema(option) for option in made.pop("anyOf", [])]
-    return {**_one_of(options), **made} if options else made
+    options = [_schema(option) for option in _flat(made.pop("anyOf", []))]
+    if options:
+        made = {**_one_of(options), **made}
+    return {"$ref": made["$ref"]} if "$ref" in made else made
+
+
+def _flat(options: list[Schema]) -> list[Schema]:
+    """The options; one that is nothing but options itself is replaced by these."""
+    found: list[Schema] = []
+    for option in options:
+        found += _flat(option["anyOf"]) if "anyOf" in option and "type" not in option else [option]
+    return found
 
 
 def _one_of(options: list[Schema]) -> Schema:
-    """One shape that holds what each option does."""
+    """One shape that holds what each option does; ``{}`` is anything."""
     others = [option for option in options if option.get("type") != "null"]
     nullable = len(others) < len(options)
     found = _widest(others)
@@ -140,28 +219,36 @@ def _one_of(options: list[Schema]) -> Schema:
     return {**found, "type": [found["type"], "null"]} if isinstance(found.get("type"), str) else found
 
 
+def _without_text(schema: Schema) -> Schema:
+    return {name: value for name, value in schema.items() if name != "description"}
+
+
 def _widest(options: list[Schema]) -> Schema:
+    first: Schema = options[0]
+    if all(_without_text(option) == _without_text(first) for option in options):
+        return _shape([first]) if "properties" in first else first
     objects = [option for option in options if "properties" in option]
-    refs = [option for option in options if "$ref" in option]
-    types = {option["type"] for option in options if isinstance(option.get("type"), str)}
-    if refs:
-        return refs[0]
-    if len(options) == 1 and not objects:
-        return options[0]
+    types = {option.get("type") for option in options}
+    if any("$ref" in option for option in options):
+        raise ValueError(
+            f"several schemas of which one is named need a name, and all their fields: {options}"
+        )
     if objects and types <= {"object", "number", "integer"}:
         return _shape(objects)  # a number is short for an object
     if types <= {"number", "integer"}:
         return {"type": "number"}
     if types <= {"string", "integer"}:
         return {"type": "string"}  # an id may be spelled as its decimal
-    return next((option for option in options if option.get("type") == "array" and "items" in option), {})
+    if types == {"array"}:
+        return next(option for option in options if "items" in option)
+    return {}
 
 
 def _shape(objects: list[Schema]) -> Schema:
     """All of them in one; what has a quota's fields is one, by name."""
     made = _merged(objects)
     is_quota = "on_store_failure" in made["properties"] and "limit" in made["required"]
-    return {"$ref": "#/components/schemas/Quota"} if is_quota else made
+    return {"$ref": _QUOTA} if is_quota else made
 
 
 def _merged(objects: list[Schema]) -> Schema:
@@ -178,9 +265,18 @@ def _merged(objects: list[Schema]) -> Schema:
 
 
 def _together(schemas: list[Schema]) -> Schema:
+    """One field of several shapes; it may be null if it may in one of them."""
     values = list(dict.fromkeys(value for schema in schemas for value in schema.get("enum", ())))
-    first: Schema = schemas[0] if all(schema == schemas[0] for schema in schemas) else _widest(schemas)
-    return {**schemas[0], "enum": values} if values else first
+    if values:
+        return {**schemas[0], "enum": values}
+    options: list[Schema] = []
+    for schema in schemas:
+        types = schema.get("type")
+        if isinstance(types, list):
+            options += [{**schema, "type": each} if each != "null" else {"type": "null"} for each in types]
+        else:
+            options.append(schema)
+    return _one_of(options)
 
 
 def generate(language: str, document: Path) -> Path:
@@ -190,27 +286,25 @@ def generate(language: str, document: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     program = Path(sys.executable).parent / "openapi-generator-cli"
     command = [str(program), "generate", "-i", str(document), "-g", generator, "-o", str(target)]
-    arguments = ["--additional-properties", options, *RENAMED, *NAMED]
+    arguments = ["--additional-properties", options, *RENAMED, *NAMED, *MAPPED.get(language, ())]
     environment = {"JAVA_OPTS": QUICK_START, **os.environ}
     ran = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise SystemExit(f"{language}: {ran.stderr or ran.stdout}")
+    for files, wrong, right in MENDED.get(language, ()):
+        _mend(target, files, wrong, right)
     if language == "go":
-        _mend(target, "api_*.go", "url.PathEscape(", "escaped(")
         (target / "escaped.go").write_text(ESCAPED, encoding="utf-8")
-    if language == "java":
-        _mend(
-            target, "src/main/**/*.java", "JsonNullable.<Object>of(null)", "JsonNullable.<Object>undefined()"
-        )
     return target
 
 
 def _mend(target: Path, files: str, wrong: str, right: str) -> None:
-    """Go's escaping mistakes an entity for a name, and Java sends null for what was not set."""
-    for file in target.glob(files):
-        source = file.read_text(encoding="utf-8")
-        if wrong in source:
-            file.write_text(source.replace(wrong, right), encoding="utf-8")
+    sources = {file: file.read_text(encoding="utf-8") for file in target.glob(files)}
+    found = {file: source for file, source in sources.items() if wrong in source}
+    if not found:
+        raise SystemExit(f"{files}: nothing to mend, {wrong!r} is not there")
+    for file, source in found.items():
+        file.write_text(source.replace(wrong, right), encoding="utf-8")
 
 
 def main(languages: Iterable[str]) -> None:

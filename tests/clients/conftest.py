@@ -10,6 +10,9 @@ from tests.clients.both import Caller, callers
 from tests.clients.scripted import Script, serving
 from tests.service import Service, running
 
+collect_ignore = ["preloaded.py", "forked_leases.py", "operations"]
+"""Programs of the tests: importing them asks a node, or needs `make clients`."""
+
 
 @pytest.fixture(params=["sync", "async"])
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Caller]]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from clients.generate import QUICK_START
 from tests.tools import need
@@ -16,6 +16,8 @@ ROOT: Final = Path(__file__).parents[2]
 CLIENTS: Final = ROOT / "clients"
 GENERATED: Final = CLIENTS / "generated"
 EXAMPLES: Final = ROOT / "examples" / "clients"
+OPERATIONS: Final = ROOT / "tests" / "clients" / "operations"
+"""A program in each language that calls all operations."""
 NPM: Final = CLIENTS / "node_modules" / ".bin"
 WITHIN_S: Final = 600
 TOOLCHAIN: Final = "its toolchain is the machine's own"
@@ -48,27 +50,35 @@ def npm_tool(name: str) -> Path:
     return NPM / name
 
 
-def python() -> list[str | Path]:
-    """Import the client, and check with mypy what the example calls."""
+class Programs(NamedTuple):
+    """The commands of one language: the example, and the program that calls all operations."""
+
+    example: list[str | Path]
+    operations: list[str | Path]
+
+
+def python() -> Programs:
+    """Import the client, and check with mypy what the programs call."""
     source = GENERATED / "python"
-    example = EXAMPLES / "python" / "example.py"
+    example, operations = EXAMPLES / "python" / "example.py", OPERATIONS / "operations.py"
     path = {"MYPYPATH": str(source), "PYTHONPATH": str(source)}
     quiet = ("--config-file", os.devnull, "--follow-imports", "silent", "--ignore-missing-imports")
-    run(sys.executable, "-m", "mypy", *quiet, example, environment=path)
-    return [sys.executable, example]
+    run(sys.executable, "-m", "mypy", *quiet, example, operations, environment=path)
+    return Programs([sys.executable, example], [sys.executable, operations])
 
 
-def typescript() -> list[str | Path]:
-    """Compile the client in strict mode, together with the example."""
-    run(npm_tool("tsc"), "-p", EXAMPLES / "typescript")
-    return [
-        need("node", TOOLCHAIN),
-        GENERATED / "built" / "examples" / "clients" / "typescript" / "example.js",
-    ]
+def typescript() -> Programs:
+    """Compile the client in strict mode, together with the programs."""
+    run(npm_tool("tsc"), "-p", OPERATIONS)
+    node, built = need("node", TOOLCHAIN), GENERATED / "built"
+    return Programs(
+        [node, built / "examples" / "clients" / "typescript" / "example.js"],
+        [node, built / "tests" / "clients" / "operations" / "operations.js"],
+    )
 
 
-def java() -> list[str | Path]:
-    """Compile the client with Maven, and the example against it."""
+def java() -> Programs:
+    """Compile the client with Maven, and the programs against it."""
     maven, compiler = need("mvn", TOOLCHAIN), need("javac", TOOLCHAIN)
     skipped = [f"-Dmaven.{part}.skip=true" for part in ("test", "javadoc", "source")]
     goals = ("package", "dependency:copy-dependencies", "-DincludeScope=runtime")
@@ -83,22 +93,25 @@ def java() -> list[str | Path]:
     )
     target = GENERATED / "java" / "target"
     path = os.pathsep.join([str(target / "classes"), f"{target / 'dependency'}/*"])
-    built = GENERATED / "java" / "example"
-    run(compiler, f"-J{QUICK_START}", "-cp", path, "-d", built, EXAMPLES / "java" / "Example.java")
-    return [need("java", TOOLCHAIN), "-cp", f"{path}{os.pathsep}{built}", "Example"]
+    built = GENERATED / "java" / "programs"
+    sources = (EXAMPLES / "java" / "Example.java", OPERATIONS / "Operations.java")
+    run(compiler, f"-J{QUICK_START}", "-cp", path, "-d", built, *sources)
+    command: list[str | Path] = [need("java", TOOLCHAIN), "-cp", f"{path}{os.pathsep}{built}"]
+    return Programs([*command, "Example"], [*command, "Operations"])
 
 
-def go() -> list[str | Path]:
-    """Compile all of the client, and the example against it."""
+def go() -> Programs:
+    """Compile all of the client, and the programs against it."""
     compiler = need("go", TOOLCHAIN)
     run(compiler, "build", "./...", cwd=GENERATED / "go")
-    built = GENERATED / "go-example"
-    run(compiler, "build", "-mod=mod", "-o", built, ".", cwd=EXAMPLES / "go")
-    return [built]
+    example, operations = GENERATED / "go-example", GENERATED / "go-operations"
+    run(compiler, "build", "-mod=mod", "-o", example, ".", cwd=EXAMPLES / "go")
+    run(compiler, "build", "-mod=mod", "-o", operations, ".", cwd=OPERATIONS / "go")
+    return Programs([example], [operations])
 
 
-def example(command: Sequence[str | Path], url: str, key: str) -> list[str]:
-    """The lines that an example prints."""
+def printed(command: Sequence[str | Path], url: str, key: str) -> list[str]:
+    """The lines that a program prints."""
     path = os.pathsep.join([str(GENERATED / "python"), str(CLIENTS / "python")])
     environment = {"QUOTAGATE_URL": url, "QUOTAGATE_KEY": key, "PYTHONPATH": path}
     return run(*command, environment=environment).splitlines()

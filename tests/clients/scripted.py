@@ -23,12 +23,13 @@ REFUSED: Final = {**ADMITTED, "charged": False, "limited_by": BY}
 
 
 class Request(NamedTuple):
-    """A request that the server received."""
+    """A request that the server received; ``port`` is the client's, and tells connections apart."""
 
     method: str
     path: str
     headers: dict[str, str]
     content: bytes
+    port: int = 0
 
     @property
     def body(self) -> Any:
@@ -106,7 +107,7 @@ def serving() -> Iterator[Script]:
 
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            request = Request(self.command, self.path, dict(self.headers), content)
+            request = Request(self.command, self.path, dict(self.headers), content, self.client_address[1])
             script.requests.append(request)
             step = script.steps.pop(0) if len(script.steps) > 1 else script.steps[0]
             reply = step if isinstance(step, Reply | Lost) else step(request)
@@ -121,7 +122,7 @@ def serving() -> Iterator[Script]:
             self.end_headers()
             self.wfile.write(reply.content)
 
-        do_GET = do_PUT = do_DELETE = do_POST  # noqa: N815  the base class looks for these names
+        do_GET = do_PUT = do_PATCH = do_DELETE = do_POST  # noqa: N815  the base class looks for these names
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
             """Say nothing."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import httpx
 import pytest
@@ -15,22 +16,37 @@ from app.domain.quota import KEYS
 from clients.generate import LANGUAGES, easier, main
 from tests.clients import generated
 from tests.clients.scripted import Reply, Request, overloaded, serving
-from tests.service import Service
+from tests.service import Service, running
 
 pytestmark = pytest.mark.timeout(900)
 
-COMPILED: dict[str, Callable[[], Sequence[str | Path]]] = {
+COMPILED: dict[str, Callable[[], generated.Programs]] = {
     "python": generated.python,
     "typescript": generated.typescript,
     "java": generated.java,
     "go": generated.go,
 }
+METHODS: Final = frozenset({"get", "put", "post", "patch", "delete"})
 
 
 @pytest.fixture(scope="module")
 def made() -> None:
     """Make the clients, as `make clients` does."""
     main([])
+
+
+@pytest.fixture(scope="module", params=COMPILED)
+def compiled(made: None, request: pytest.FixtureRequest) -> tuple[str, generated.Programs]:
+    """A language, and its programs."""
+    return request.param, COMPILED[request.param]()
+
+
+@pytest.fixture(scope="module")
+def pushed() -> Iterator[Service]:
+    """A node that takes pushed volumes."""
+    source = {"QUOTAGATE_VOLUME_SOURCE": "push", "QUOTAGATE_VOLUME_MIN_AVAILABLE_BYTES": "1000"}
+    with running(environment=source) as node:
+        yield node
 
 
 def through_an_overloaded_one(command: Sequence[str | Path], node: Service) -> list[str]:
@@ -51,7 +67,7 @@ def through_an_overloaded_one(command: Sequence[str | Path], node: Service) -> l
     asked: list[float] = []
     with serving() as script:
         script.plays(pass_on)
-        said = generated.example(command, script.url, node.admin_key)
+        said = generated.printed(command, script.url, node.admin_key)
     assert len(shed) == 2
     assert shed[1] - shed[0] >= 1.0
     assert asked[1] - shed[1] >= 1.0, "the ask after the one that put the quota"
@@ -62,11 +78,12 @@ def test_every_language_is_tested():
     assert COMPILED.keys() == LANGUAGES.keys()
 
 
-@pytest.mark.parametrize("language", COMPILED)
-def test_generated_client_compiles_and_runs_against_the_service(made: None, node: Service, language: str):
+def test_generated_client_compiles_and_runs_against_the_service(
+    compiled: tuple[str, generated.Programs], node: Service
+):
+    language, programs = compiled
     entity = f"user=example-{language},client-id=*"
-    command = COMPILED[language]()
-    assert through_an_overloaded_one(command, node) == [
+    assert through_an_overloaded_one(programs.example, node) == [
         f"put {entity}",
         "admitted 3 times, then throttle",
         "a bad ask: /usage/requests",
@@ -75,12 +92,128 @@ def test_generated_client_compiles_and_runs_against_the_service(made: None, node
     assert node.http.get(f"/v1/quotas/{entity}").status_code == 404
 
 
+class Call(NamedTuple):
+    """A call of a program: the operation, both bodies, and the answer as the client sends it again."""
+
+    operation: str
+    sent: Any
+    answered: Any
+    again: Any
+
+
+def calls(command: Sequence[str | Path], node: Service) -> list[Call]:
+    """All calls of a program that calls each operation; its requests reach the node unchanged."""
+    answers: list[Any] = []
+
+    def pass_on(request: Request) -> Reply:
+        passed = ("authorization", "content-type", "accept", "x-reason", "x-quotagate-principal")
+        headers = {name: value for name, value in request.headers.items() if name.lower() in passed}
+        with httpx.Client(base_url=node.url, timeout=60, trust_env=False) as http:
+            answer = http.request(request.method, request.path, content=request.content, headers=headers)
+        is_json = answer.headers.get("Content-Type", "").startswith("application/json")
+        answers.append(answer.json() if is_json else answer.text or None)
+        return Reply(answer.status_code, answer.content, answer.headers.get("Content-Type", ""))
+
+    with serving() as script:
+        script.plays(pass_on)
+        (line,) = generated.printed(command, script.url, node.admin_key)
+    said = json.loads(line)
+    sent = [request.body if request.content else None for request in script.requests]
+    return [
+        Call(operation, body, answered, again)
+        for (operation, again), body, answered in zip(said, sent, answers, strict=True)
+    ]
+
+
+def set_fields(value: Any) -> Any:
+    """A JSON value without fields that are null: an answer says both in the same way."""
+    if isinstance(value, dict):
+        return {name: set_fields(each) for name, each in value.items() if each is not None}
+    return [set_fields(each) for each in value] if isinstance(value, list) else value
+
+
+def test_every_operation_is_called_and_answers_are_sent_back_as_they_were_read(
+    compiled: tuple[str, generated.Programs], pushed: Service
+):
+    language, programs = compiled
+    made = calls(programs.operations, pushed)
+    by_name: dict[str, list[Call]] = {}
+    for call in made:
+        by_name.setdefault(call.operation, []).append(call)
+
+    document = json.loads((generated.GENERATED / "openapi.json").read_text(encoding="utf-8"))
+    operations = {
+        operation["operationId"]
+        for path in document["paths"].values()
+        for method, operation in path.items()
+        if method in METHODS
+    }
+    assert by_name.keys() == operations
+
+    for call in made:
+        assert set_fields(call.again) == set_fields(call.answered), call.operation
+
+    first, same, former = by_name["put_quotas"]
+    assert first.sent == {
+        "request_rate": {
+            "limit": 16777217.5,
+            "burst": 3e9,
+            "algorithm": "token_bucket",
+            "enforcement": "deny",
+        },
+        "producer_byte_rate": {"limit": 2**53 - 1},
+        "producer_ids_rate": {"limit": 5, "layers": {"interval_ms": 3_600_000, "ttl_ms": 7_200_000}},
+        "consumer_byte_rate": {"limit": 2**31 + 1, "shadow": True},
+    }
+    assert same.sent == by_name["get_quotas"][0].answered["quotas"]
+    (patched,) = by_name["patch_quotas"]
+    assert patched.sent == {
+        "request_rate": {"limit": 10, "burst": None},
+        "producer_ids_rate": None,
+        "consumer_byte_rate": {"limit": 8},
+    }
+    assert patched.answered["quotas"] == {
+        "request_rate": {"limit": 10, "algorithm": "token_bucket", "enforcement": "deny"},
+        "producer_byte_rate": {"limit": 2**53 - 1},
+        "consumer_byte_rate": {"limit": 8, "shadow": True},
+    }
+    of_entity, of_drill = by_name["quotas_history"]
+    assert former.sent == of_entity.answered["changes"][0]["before"]
+    assert of_entity.again["changes"][-1].get("before") is None
+    assert [change["after"] is None for change in of_drill.answered["changes"]] == [True, False]
+
+    (altered,), (applied,) = by_name["alter_quotas"], by_name["apply_quotas"]
+    assert altered.sent["alterations"][0]["quotas"] == {"request_rate": 7, "producer_byte_rate": None}
+    read = by_name["list_quotas"][0].answered["quotas"][0]["quotas"]
+    assert applied.sent["alterations"][0]["quotas"] == {**read, "consumer_byte_rate": None}
+
+    (decided,) = by_name["decide_one_ask"]
+    assert (
+        set_fields(decided.sent)
+        == decided.sent
+        == {
+            "principal": f"operations-{language}",
+            "usage": {"requests": 1, "producer_ids": ["123", "9223372036854775807"]},
+            "detail": True,
+        }
+    )
+    assert by_name["create_key"][0].sent["expires_ms"] == 4_102_444_800_000
+    volumes, again = by_name["push_volumes"]
+    assert again.sent == volumes.sent
+    assert volumes.sent["volumes"][1] == {
+        "broker": "1",
+        "dir": "/b",
+        "total_bytes": None,
+        "available_bytes": None,
+    }
+
+
 def test_example_of_the_hand_made_client_works(node: Service):
     node.put(
         "user=example-hand-made,client-id=*",
         request_rate={"limit": 0.1, "algorithm": "token_bucket", "burst": 3, "enforcement": "deny"},
     )
-    said = generated.example([sys.executable, generated.EXAMPLES / "hand_made" / "example.py"], node.url, "")
+    said = generated.printed([sys.executable, generated.EXAMPLES / "hand_made" / "example.py"], node.url, "")
     assert said[:2] == ["admitted 3 times, then throttle", "a bad ask: /usage/requests"]
     waited = int(said[2].removeprefix("waited ").removesuffix(" ms at most"))
     assert 1_000 < waited <= 10_000
@@ -100,3 +233,120 @@ def test_simplified_document_keeps_every_path_and_quota_key():
     }
     assert schemas["Quota"]["properties"].keys() == fields
     assert schemas["Quota"]["required"] == ["limit"]
+
+
+ANYTHING: Final = "anything"
+
+
+def fields(schema: Any, document: Any, at: str = "") -> Iterator[str]:
+    """The paths of all fields that a schema knows, of those that may be null, and where anything may be."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        schema = document["components"]["schemas"][name]
+    types = schema.get("type")
+    nullable = types == "null" or (isinstance(types, list) and "null" in types)
+    if nullable:
+        yield f"{at} null"
+    for option in schema.get("anyOf", ()):
+        yield from fields(option, document, at)
+    more = schema.get("additionalProperties")
+    named = schema.get("properties", {})
+    if isinstance(more, dict) and more.get("$ref", "").endswith("/Quota"):
+        named = dict.fromkeys(KEYS, more)
+    for name, value in named.items():
+        yield f"{at}/{name}"
+        yield from fields(value, document, f"{at}/{name}")
+    if "items" in schema:
+        yield from fields(schema["items"], document, f"{at}/-")
+    if not schema.keys() - {"description"}:
+        yield f"{at} {ANYTHING}"
+
+
+def test_simplified_document_keeps_every_field_and_every_null():
+    exact = json.loads((generated.ROOT / "openapi" / "openapi.json").read_text(encoding="utf-8"))
+    document = easier(exact)
+    for name, schema in exact["components"]["schemas"].items():
+        known = set(fields(document["components"]["schemas"][name], document))
+        free = [path.removesuffix(f" {ANYTHING}") for path in known if path.endswith(ANYTHING)]
+        for path in set(fields(schema, exact)) - known:
+            is_free = any(path.startswith((f"{at}/", f"{at} ")) for at in free)
+            is_null_itself = path == " null"  # said at the references to it
+            assert is_free or is_null_itself, f"{name}{path}"
+
+
+@pytest.mark.parametrize(
+    ("options", "simplified"),
+    [
+        ([{"type": "integer"}, {"type": "null"}], {"type": ["integer", "null"], "format": "int64"}),
+        ([{"type": "integer"}, {"type": "string"}], {"type": "string"}),
+        ([{"type": "integer"}, {"type": "number"}, {"type": "null"}], {"type": ["number", "null"]}),
+        ([{"anyOf": [{"type": "string"}, {"type": "object", "properties": {}}]}, {"type": "null"}], {}),
+        ([{"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}], "type": "string"}], {"type": "string"}),
+        (
+            [{"$ref": "#/components/schemas/Drill"}, {"type": "null"}],
+            {"anyOf": [{"$ref": "#/components/schemas/Drill"}, {"type": "null"}]},
+        ),
+    ],
+)
+def test_schema_with_several_options_becomes_one_that_holds_all(options: list[Any], simplified: Any):
+    schemas = {"Drill": {"type": "object", "properties": {}}, "QuotaSet": {"properties": {}}}
+    schemas["Held"] = {"type": "object", "properties": {"value": {"anyOf": options}}}
+    made = easier({"paths": {}, "components": {"schemas": schemas}})
+    assert made["components"]["schemas"]["Held"]["properties"]["value"] == simplified
+
+
+def test_several_named_schemas_are_not_reduced_to_the_first():
+    both = [{"$ref": "#/components/schemas/A"}, {"$ref": "#/components/schemas/B"}]
+    schemas = {
+        "A": {"type": "object", "properties": {"a": {"type": "string"}}},
+        "B": {"type": "object", "properties": {"b": {"type": "string"}}},
+        "Both": {"anyOf": both},
+        "QuotaSet": {"properties": {}},
+    }
+    made = easier({"paths": {}, "components": {"schemas": schemas}})["components"]["schemas"]
+    assert made["Both"]["properties"].keys() == {"a", "b"}
+    schemas["Held"] = {"type": "object", "properties": {"value": {"anyOf": both}}}
+    with pytest.raises(ValueError, match="need a name"):
+        easier({"paths": {}, "components": {"schemas": schemas}})
+
+
+def test_names_of_generated_classes_do_not_depend_on_descriptions():
+    """A generator makes one class of equal shapes without a name."""
+    exact = json.loads((generated.ROOT / "openapi" / "openapi.json").read_text(encoding="utf-8"))
+    patch = exact["components"]["schemas"]["QuotaPatch"]["properties"]
+    for key in ("producer_byte_rate", "consumer_byte_rate"):
+        (shape,) = (option for option in patch[key]["anyOf"] if "properties" in option)
+        shape["properties"]["limit"]["description"] = f"The limit of {key}."
+    made = easier(exact)["components"]["schemas"]["QuotaPatch"]["properties"]
+    assert made["producer_byte_rate"] == made["consumer_byte_rate"]
+
+
+READ_AND_SENT: Final[list[tuple[str, Any, Any]]] = [
+    ("QuotaPatch", {}, {}),
+    ("QuotaPatch", {"request_rate": None}, {"request_rate": None}),
+    ("QuotaPatch", {"request_rate": 5}, {"request_rate": {"limit": 5}}),
+    (
+        "QuotaPatch",
+        {"producer_ids_rate": {"layers": "kip936"}},
+        {"producer_ids_rate": {"layers": "kip936"}},
+    ),
+    ("QuotaPatch", {"producer_ids_rate": {"layers": None}}, {"producer_ids_rate": {"layers": None}}),
+    ("QuotaSet", {"request_rate": {"limit": 0.5}}, {"request_rate": {"limit": 0.5}}),
+    ("Quota", {"limit": 2**53 - 1}, {"limit": 2**53 - 1}),
+    ("QuotaSetting", {"entity": "ip=*", "quotas": {}}, {"entity": "ip=*", "quotas": {}}),
+    ("Ask", {"usage": {"requests": 1}, "ip": None}, {"usage": {"requests": 1}, "ip": None}),
+    ("Wish", {"usage": {"requests": 1}}, {"usage": {"requests": 1}}),
+    ("KeyWanted", {"name": "a", "scopes": ["read"]}, {"name": "a", "scopes": ["read"]}),
+]
+"""A class of the Python client, a dict, and the dict that is sent of it."""
+
+
+def test_python_client_sends_null_only_where_it_was_said(made: None):
+    program = (
+        "import json, sys, quotagate_api as api\n"
+        "given = json.loads(sys.argv[1])\n"
+        "print(json.dumps([getattr(api, kind).from_dict(read).to_dict() for kind, read, _ in given]))"
+    )
+    path = {"PYTHONPATH": str(generated.GENERATED / "python")}
+    said = generated.run(sys.executable, "-c", program, json.dumps(READ_AND_SENT), environment=path)
+    assert json.loads(said) == [sent for _, _, sent in READ_AND_SENT]

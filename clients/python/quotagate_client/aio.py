@@ -7,7 +7,7 @@ import contextlib
 import functools
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack, cast
@@ -18,6 +18,7 @@ from quotagate_client.asks import Ask, Usage
 from quotagate_client.check import Check, CheckHeaders
 from quotagate_client.dialogues import Dialogue, Dialogues, Outcome, Send, Sleep
 from quotagate_client.leases import GRANTED, LEASE_MS, Holder, LeasedNames
+from quotagate_client.owners import Owned, lent, loop_here
 from quotagate_client.proxies import proxies_for
 from quotagate_client.results import Decision
 from quotagate_client.retries import Retries
@@ -27,7 +28,11 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Asks Quotagate; the tasks of one event loop may share it. Its arguments are those of `Client`."""
+    """Asks Quotagate; tasks may share it. Its arguments are those of `Client`.
+
+    Each event loop, and after a fork each process, has its own connections and leases. A function that is
+    passed as ``http`` is called for each of them.
+    """
 
     def __init__(
         self,
@@ -38,7 +43,7 @@ class AsyncClient:
         timeout_s: float = 5.0,
         jitter: float = 0.1,
         check_headers: CheckHeaders | None = None,
-        http: httpx.AsyncClient | None = None,
+        http: httpx.AsyncClient | Callable[[], httpx.AsyncClient] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         dice: random.Random | None = None,
@@ -48,8 +53,12 @@ class AsyncClient:
         )
         self._url = url.rstrip("/")
         self._key = {b"Authorization": f"Bearer {key}".encode()} if key else {}
-        self._own = http is None
-        self._http = http or httpx.AsyncClient(timeout=timeout_s, **proxies_for(url))
+        self._own = not isinstance(http, httpx.AsyncClient)
+        if isinstance(http, httpx.AsyncClient):
+            self._connections = Owned(functools.partial(_Connections, lent(http)))
+        else:
+            own = http or functools.partial(httpx.AsyncClient, timeout=timeout_s, **proxies_for(url))
+            self._connections = Owned(functools.partial(_Connections, own))
         self._sleep = sleep
 
     async def decide(self, **ask: Unpack[Ask]) -> Decision:
@@ -118,9 +127,10 @@ class AsyncClient:
         return self._dialogues.throttle_times.longest_ms()
 
     async def aclose(self) -> None:
-        """Close the connections, unless they are the caller's."""
-        if self._own:
-            await self._http.aclose()
+        """Close the connections of this event loop, unless they are the caller's."""
+        connections = self._connections.get(loop_here())
+        if self._own and connections is not None:
+            await connections.http.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,8 +155,11 @@ class AsyncClient:
         if isinstance(step, Sleep):
             await self._sleep(step.seconds)
             return None
+        connections = self._connections[loop_here()]
+        if self._own:
+            await connections.end_with_loop()
         try:
-            return await self._http.request(
+            return await connections.http.request(
                 step.method,
                 self._url + step.path,
                 content=step.content,
@@ -157,43 +170,82 @@ class AsyncClient:
             return error
 
 
-class AsyncLeased:
-    """Work that is decided in this program, from leases; the tasks of one event loop may share it.
+class _Connections:
+    """The connections of one event loop."""
 
-    A task of its own asks for the next lease when 80 % of one are spent. `take` needs no ``await``.
+    def __init__(self, make: Callable[[], httpx.AsyncClient]) -> None:
+        self.http = make()
+        self._end = self._ending()
+        self._is_ending = False
+
+    async def end_with_loop(self) -> None:
+        """Have them closed with the event loop at the latest: `asyncio.run` closes its generators."""
+        if not self._is_ending:
+            self._is_ending = True
+            await anext(self._end)
+
+    async def _ending(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self.http.aclose()
+
+
+class AsyncLeased:
+    """Work that is decided in this program, from leases; tasks may share it.
+
+    A task of its own asks for the next lease when 80 % of one are spent. `take` needs no ``await``. Each
+    event loop, and after a fork each process, has its own leases and task. Leases of a closed event loop are
+    spent no more.
     """
 
     def __init__(
         self, client: AsyncClient, dialogues: Dialogues, names: LeasedNames, usage: Usage, lease_ms: int
     ) -> None:
         self._client = client
-        self._woken = asyncio.Event()
-        self._calling = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
-        self._holder = Holder(dialogues, names, cast("Mapping[str, float]", usage), lease_ms, self._woken.set)
-        self.take = self._holder.take
+        self._is_open = False
+        hold = functools.partial(Holder, dialogues, names, cast("Mapping[str, float]", usage), lease_ms)
+        hold()  # refuses wrong arguments at once
+        self._supply = Owned(lambda: _AsyncSupply(client, hold))
 
     @property
     def calls(self) -> int:
-        """How many calls to the service were made for this work."""
-        return self._holder.calls
+        """How many calls to the service this process made for this work, in event loops that are open."""
+        return sum(supply.holder.calls for supply in self._supply.made())
+
+    def take(self, units: float = 1.0) -> bool:
+        """Spend units of the lease in hand; False if it has too few, or is over. It never waits.
+
+        Outside of an event loop, for instance in a thread, the leases of the newest loop are spent.
+        """
+        try:
+            supply = self._supply[loop_here()]
+        except RuntimeError:
+            return any(supply.take_from_thread(units) for supply in self._supply.made()[:1])
+        if supply.holder.take(units):
+            return True
+        if self._is_open:
+            supply.start()
+        return False
 
     async def decide(self, units: float = 1.0) -> Decision:
         """Decide on units of work: at once from the lease in hand, else by a call to the service."""
         if self.take(units):
             return GRANTED
-        async with self._calling:
-            return await self._client.carry_out(self._holder.decide(units))
+        supply = self._supply[loop_here()]
+        async with supply.calling:
+            return await self._client.carry_out(supply.holder.decide(units))
 
     async def aclose(self) -> None:
-        """Give back what is left."""
-        async with self._calling:  # so that no answer with a lease is lost
-            if self._task is not None:
-                self._task.cancel()
-            await self._client.carry_out(self._holder.close())
+        """Give back what is left of this event loop's leases."""
+        self._is_open = False
+        supply = self._supply.get(loop_here())
+        if supply is not None:
+            await supply.aclose()
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._renew(), name="quotagate leases")
+        self._is_open = True
+        self._supply[loop_here()].start()
         return self
 
     async def __aexit__(
@@ -201,11 +253,50 @@ class AsyncLeased:
     ) -> None:
         await self.aclose()
 
+
+class _AsyncSupply:
+    """The leases of one event loop, and the task that renews them."""
+
+    def __init__(self, client: AsyncClient, hold: Callable[..., Holder]) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.calling = asyncio.Lock()
+        self.holder = hold(wake=self._wake)
+
+    def start(self) -> None:
+        """Start the task, unless it runs already."""
+        if self._task is None:
+            self._task = self._loop.create_task(self._renew(), name="quotagate leases")
+
+    def take_from_thread(self, units: float) -> bool:
+        """Spend units of the lease in hand, if the event loop is still open."""
+        return not self._loop.is_closed() and self.holder.take(units)
+
+    async def aclose(self) -> None:
+        """End the task, and give back what is left."""
+        async with self.calling:  # so that no answer with a lease is lost
+            if self._task is not None:
+                self._task.cancel()
+            await self._client.carry_out(self.holder.close())
+
+    def _wake(self) -> None:
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # `take` was called outside of an event loop
+            is_here = False
+        if is_here:
+            self._woken.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._woken.set)
+
     async def _renew(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._holder.due_s()):
+                async with asyncio.timeout(self.holder.due_s()):
                     await self._woken.wait()
             self._woken.clear()
-            async with self._calling:
-                await self._client.carry_out(self._holder.renew())
+            async with self.calling:
+                await self._client.carry_out(self.holder.renew())

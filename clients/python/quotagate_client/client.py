@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import threading
@@ -17,6 +18,7 @@ from quotagate_client.asks import Ask, Usage
 from quotagate_client.check import Check, CheckHeaders
 from quotagate_client.dialogues import Dialogue, Dialogues, Outcome, Send, Sleep, carried_out
 from quotagate_client.leases import GRANTED, LEASE_MS, Holder, LeasedNames
+from quotagate_client.owners import Owned, here, lent
 from quotagate_client.proxies import proxies_for
 from quotagate_client.results import Decision
 from quotagate_client.retries import Retries
@@ -26,7 +28,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """Asks Quotagate; threads may share it.
+    """Asks Quotagate; threads may share it, and after a fork each process has its own connections and leases.
 
     Args:
         url: of a node, or of the balancer before several.
@@ -35,8 +37,9 @@ class Client:
         timeout_s: of one call; a busy node answers late, after up to its queue's 2 s by default.
         jitter: a wait is made longer by up to this part of it, never shorter.
         check_headers: as the service's settings name them.
-        http: a client of the caller's own, for certificates or proxies; the caller closes it. Without it the
-            environment's proxies are used, but never for a node on this machine.
+        http: a client of the caller's own, for certificates or proxies; the caller closes it. A function that
+            makes one is called in each process that needs it, and `close` closes its result. Without ``http``
+            the environment's proxies are used, but never for a node on this machine.
         clock, sleep, dice: time and randomness, for tests.
     """
 
@@ -49,7 +52,7 @@ class Client:
         timeout_s: float = 5.0,
         jitter: float = 0.1,
         check_headers: CheckHeaders | None = None,
-        http: httpx.Client | None = None,
+        http: httpx.Client | Callable[[], httpx.Client] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         dice: random.Random | None = None,
@@ -59,8 +62,11 @@ class Client:
         )
         self._url = url.rstrip("/")
         self._key = {b"Authorization": f"Bearer {key}".encode()} if key else {}
-        self._own = http is None
-        self._http = http or httpx.Client(timeout=timeout_s, **proxies_for(url))
+        self._own = not isinstance(http, httpx.Client)
+        if isinstance(http, httpx.Client):
+            self._http = Owned(lent(http))
+        else:
+            self._http = Owned(http or functools.partial(httpx.Client, timeout=timeout_s, **proxies_for(url)))
         self._sleep = sleep
 
     def decide(self, **ask: Unpack[Ask]) -> Decision:
@@ -159,7 +165,8 @@ class Client:
     def close(self) -> None:
         """Close the connections, unless they are the caller's."""
         if self._own:
-            self._http.close()
+            for http in self._http.made():
+                http.close()
 
     def __enter__(self) -> Self:
         return self
@@ -178,7 +185,7 @@ class Client:
             self._sleep(step.seconds)
             return None
         try:
-            return self._http.request(
+            return self._http[here()].request(
                 step.method,
                 self._url + step.path,
                 content=step.content,
@@ -192,24 +199,34 @@ class Client:
 class Leased:
     """Work that is decided in this program, from leases; threads may share it.
 
-    A thread of its own asks for the next lease when 80 % of one are spent.
+    A thread of its own asks for the next lease when 80 % of one are spent. After a fork the child has neither
+    the leases nor the thread of its parent, and gets its own when it first decides.
     """
 
     def __init__(
         self, client: Client, dialogues: Dialogues, names: LeasedNames, usage: Usage, lease_ms: int
     ) -> None:
         self._client = client
-        self._woken = threading.Event()
-        self._calling = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self._renew, name="quotagate leases", daemon=True)
-        self._holder = Holder(dialogues, names, cast("Mapping[str, float]", usage), lease_ms, self._woken.set)
-        self.take = self._holder.take
+        self._is_open = False
+        per_unit = cast("Mapping[str, float]", usage)
+        self._supply = Owned(
+            lambda: _Supply(client, functools.partial(Holder, dialogues, names, per_unit, lease_ms))
+        )
+        self._supply[here()]  # refuses wrong arguments at once
 
     @property
     def calls(self) -> int:
-        """How many calls to the service were made for this work."""
-        return self._holder.calls
+        """How many calls to the service this process made for this work."""
+        return sum(supply.holder.calls for supply in self._supply.made())
+
+    def take(self, units: float = 1.0) -> bool:
+        """Spend units of the lease in hand; False if it has too few, or is over. It never waits."""
+        supply = self._supply[here()]
+        if supply.holder.take(units):
+            return True
+        if self._is_open:
+            supply.start()
+        return False
 
     def decide(self, units: float = 1.0) -> Decision:
         """Decide on units of work: at once from the lease in hand, else by a call to the service.
@@ -219,20 +236,19 @@ class Leased:
         """
         if self.take(units):
             return GRANTED
-        with self._calling:
-            return self._client.carry_out(self._holder.decide(units))
+        supply = self._supply[here()]
+        with supply.calling:
+            return self._client.carry_out(supply.holder.decide(units))
 
     def close(self) -> None:
-        """Give back what is left."""
-        self._closed = True
-        self._woken.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        with self._calling:
-            self._client.carry_out(self._holder.close())
+        """Give back what is left of this process's leases."""
+        self._is_open = False
+        for supply in self._supply.made():
+            supply.close()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._is_open = True
+        self._supply[here()].start()
         return self
 
     def __exit__(
@@ -240,10 +256,43 @@ class Leased:
     ) -> None:
         self.close()
 
+
+class _Supply:
+    """The leases of one process, and the thread that renews them."""
+
+    def __init__(self, client: Client, hold: Callable[[Callable[[], None]], Holder]) -> None:
+        self._client = client
+        self._woken = threading.Event()
+        self._starting = threading.Lock()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self.calling = threading.Lock()
+        self.holder = hold(self._woken.set)
+
+    def start(self) -> None:
+        """Start the thread, unless it runs already."""
+        if not self._thread:
+            with self._starting:
+                if not (self._closed or self._thread):
+                    thread = threading.Thread(target=self._renew, name="quotagate leases", daemon=True)
+                    with contextlib.suppress(RuntimeError):  # the interpreter ends; deciding goes on without
+                        thread.start()
+                        self._thread = thread
+
+    def close(self) -> None:
+        """End the thread, and give back what is left."""
+        with self._starting:
+            self._closed = True
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self.calling:
+            self._client.carry_out(self.holder.close())
+
     def _renew(self) -> None:
         while not self._closed:
-            self._woken.wait(self._holder.due_s())
+            self._woken.wait(self.holder.due_s())
             self._woken.clear()
             if not self._closed:
-                with self._calling:
-                    self._client.carry_out(self._holder.renew())
+                with self.calling:
+                    self._client.carry_out(self.holder.renew())

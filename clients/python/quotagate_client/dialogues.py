@@ -26,6 +26,7 @@ from quotagate_client.errors import (
     overloaded_for_s,
     problem,
 )
+from quotagate_client.owners import Owned, here
 from quotagate_client.results import Decision, Grant
 from quotagate_client.retries import Retries
 from quotagate_client.throttle_times import ThrottleTimes
@@ -88,11 +89,17 @@ class Dialogues:
         if jitter < 0 or not math.isfinite(jitter):
             raise ValueError("jitter must be 0 or more: who asks too early is refused again")
         self.clock = clock
-        self.throttle_times = ThrottleTimes(clock)
+        self._throttle_times = Owned(lambda: ThrottleTimes(clock))
         self._retry = retry
         self._jitter = jitter
         self._check_headers = check_headers
         self._dice = dice
+        self._made_in = here()
+
+    @property
+    def throttle_times(self) -> ThrottleTimes:
+        """Those of the answers that this process got."""
+        return self._throttle_times[here()]
 
     def decide(self, ask: Ask, give_up: float = math.inf) -> Dialogue[Decision]:
         """Ask once; if it is shed, again, but for no answer that would come after ``give_up``."""
@@ -204,7 +211,9 @@ class Dialogues:
         """Return the ask with an id, so that it can be sent again."""
         if self._retry.times == 0 or "id" in ask or ask.get("mode") == "peek":
             return ask
-        return {**ask, "id": f"{self._dice.getrandbits(128):032x}"}
+        # A child of a fork that drew its parent's id would get its parent's decision, and charge nothing.
+        dice = self._dice if here() is self._made_in else random.SystemRandom()
+        return {**ask, "id": f"{dice.getrandbits(128):032x}"}
 
     def _counted(self, decision: Decision, ask: Ask) -> Decision:
         if ask.get("mode") != "peek":

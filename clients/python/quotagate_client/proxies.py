@@ -22,10 +22,11 @@ class Connecting(TypedDict, total=False):
 
 def proxies_for(url: str) -> Connecting:
     """Return how to connect to a URL: a remote proxy cannot reach this machine, and would see the key."""
-    if not is_here(url):
-        return Connecting(limits=LIMITS)
     # Make the context first: the environment may still name trusted certificates (SSL_CERT_FILE).
-    return Connecting(limits=LIMITS, trust_env=False, verify=httpx.create_ssl_context())
+    made = Connecting(limits=LIMITS, verify=httpx.create_ssl_context())
+    if is_here(url):
+        made["trust_env"] = False
+    return made
 
 
 def is_here(url: str) -> bool:
