@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
 from dotenv import dotenv_values
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     FilePath,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     field_validator,
@@ -24,13 +25,15 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app import storage_location
 from app.domain.digest import secret_of
 from app.domain.volumes import VolumeLimit, VolumeRules
 from app.kafka import configuration as kafka_configuration
-from app.node import cores, store_url
+from app.node import cores, database_url, store_url, variables
 from app.node.errors import SettingsError
+from app.node.url import read_hosts, read_url, saying_how
 
-PREFIX: Final = "QUOTAGATE_"
+PREFIX: Final = variables.PREFIX
 ENV_FILE: Final = Path(".env")
 
 CLIENT_VARIABLES: Final = frozenset({f"{PREFIX}URL", f"{PREFIX}KEY"})
@@ -40,6 +43,9 @@ MAX_PROCESSES: Final = 256
 SHORTEST_CHECK_INTERVAL: Final = timedelta(milliseconds=100)
 SHORTEST_ADMIN_KEY: Final = 16
 """In characters: anyone who can guess the admin key may do everything."""
+
+_PLAIN: Final = "/ @:=,+~!$&'()*;"
+"""Characters that need no encoding in the path of a SQLite file."""
 
 Network = IPv4Network | IPv6Network
 
@@ -70,22 +76,21 @@ def _iso_duration(value: Any) -> Any:
     return value
 
 
-def _of_scheme(*schemes: str) -> AfterValidator:
-    def check(url: str) -> str:
-        if urlsplit(url).scheme not in schemes:
-            raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
-        return url
+@saying_how
+def _log_place(text: str) -> str:
+    """Refuse the URL of a decision log that cannot be meant; a path may hold anything."""
+    if scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", text):
+        if scheme[1] not in storage_location.SCHEMES:
+            raise ValueError(storage_location.BEGINNINGS)
+        url = read_url(text, storage_location.SCHEMES, files=("file",))
+        if url.scheme != "file" and url.place:
+            read_hosts(url.place, 0)
+    return text
 
-    return AfterValidator(check)
 
-
-def _readable(url: str) -> str:
-    """Refuse the URL of several servers if it cannot be read."""
-    if store_url.scheme_of(url) in store_url.SENTINEL_SCHEMES:
-        store_url.sentinel_address(url)
-    if store_url.is_cluster(url):
-        store_url.hosts_of(store_url.place_of(url), store_url.REDIS_PORT)
-    return url
+def _broker_places(text: str) -> str:
+    kafka_configuration.servers(text)
+    return text
 
 
 def _secret(value: Any) -> Any:
@@ -101,8 +106,10 @@ HostNames = Annotated[tuple[HostName, ...], NoDecode, _split(",", str.lower)]
 Header = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 Duration = Annotated[timedelta, BeforeValidator(_iso_duration), Field(ge=timedelta(0))]
 HashSecret = Annotated[bytes, BeforeValidator(_secret)]
-RedisUrl = Annotated[str, _of_scheme(*store_url.SCHEMES), AfterValidator(_readable)]
-DatabaseUrl = Annotated[str, _of_scheme("sqlite", "postgresql")]
+RedisUrl = Annotated[str, AfterValidator(store_url.check)]
+DatabaseUrl = Annotated[str, AfterValidator(database_url.check)]
+BrokerPlaces = Annotated[str, AfterValidator(_broker_places)]
+LogPlace = Annotated[str, AfterValidator(_log_place)]
 
 
 class Settings(BaseSettings):
@@ -134,7 +141,8 @@ class Settings(BaseSettings):
     )
     """Bytes that the embedded store may use (`maxmemory`). Without it, a quarter of the machine's memory."""
     database_url: Annotated[DatabaseUrl | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
-    """The catalog: `sqlite://` or `postgresql://`. Without it, a SQLite file in the home directory."""
+    """The catalog: `sqlite://` or `postgresql://`, also behind PgBouncer that pools transactions or sessions.
+    Without it, a SQLite file in the home directory."""
 
     admin_key: Annotated[SecretStr | None, BeforeValidator(_empty_is_none)] = None
     """The key with all scopes, at least 16 characters. Without it, one is generated and kept in the home."""
@@ -231,14 +239,14 @@ class Settings(BaseSettings):
     volume_excluded_principals: Names = ()
     """Principals, separated by `;`, that the throttle factor does not affect."""
 
-    kafka_bootstrap: Annotated[str | None, BeforeValidator(_empty_is_none)] = None
+    kafka_bootstrap: Annotated[BrokerPlaces | None, BeforeValidator(_empty_is_none)] = None
     """Brokers to ask for disk usage: `host:port`, separated by commas."""
     kafka: Annotated[dict[str, str], NoDecode, Field(repr=False)] = {}
     """Properties of the Kafka client, such as `QUOTAGATE_KAFKA_SECURITY_PROTOCOL`."""
 
     log: Literal["all", "denied", "off"] = "denied"
     """Which decisions go to the decision log."""
-    log_url: Annotated[str | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
+    log_url: Annotated[LogPlace | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
     """Folder or object store of the decision log. Without it, `log` in the home directory."""
     log_ids: Literal["hashed", "plain"] = "hashed"
     """How producer ids are written to the decision log."""
@@ -246,6 +254,8 @@ class Settings(BaseSettings):
     """How long the decision log is kept."""
     log_max_bytes: Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_empty_is_none)] = None
     """The most bytes of the decision log; the oldest hours are deleted first. Without it, no limit."""
+
+    _unknown_variables: tuple[str, ...] = PrivateAttr(())
 
     @field_validator("admin_key")
     @classmethod
@@ -293,9 +303,14 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def unknown_variables(self) -> tuple[str, ...]:
+        """The ``QUOTAGATE_`` variables that nothing reads, as they were when these settings were loaded."""
+        return self._unknown_variables
+
+    @property
     def catalog_url(self) -> str:
         """The catalog's URL; by default that of the embedded catalog."""
-        return self.database_url or f"sqlite:///{self.home.resolve() / 'catalog.db'}"
+        return self.database_url or f"sqlite:///{quote(str(self.home.resolve() / 'catalog.db'), safe=_PLAIN)}"
 
     @property
     def max_debt_ms(self) -> int:
@@ -338,48 +353,68 @@ def load(env_file: Path | None = None) -> Settings:
         raise SettingsError(f"{env_file}: no such file")
     path = env_file or ENV_FILE
     try:
-        return Settings(_env_file=path, kafka=kafka_properties(path))
-    except ValidationError as refused:
-        raise SettingsError(*_explain(refused)) from None
+        refused = variables.refusals(_given(path), known_variables())
+        settings = Settings(_env_file=path, kafka=kafka_properties(path))
+    except ValidationError as invalid:
+        refused |= {name: line for name, line in _explain(invalid) if name not in refused}
     except (OSError, UnicodeDecodeError) as unreadable:
         raise SettingsError(f"{path}: {_reason(unreadable)}") from None
+    if refused:
+        raise SettingsError(*refused.values())
+    settings._unknown_variables = tuple(unknown_variables(path))  # noqa: SLF001  its own module
+    return settings
 
 
 def kafka_properties(env_file: Path | None = None) -> dict[str, str]:
     """Return the Kafka client's properties (`security_protocol` ...) from environment and file."""
-    variables = {**_ours(_file(env_file or ENV_FILE)), **_ours(os.environ)}
     return {
         name.removeprefix(kafka_configuration.PREFIX).lower(): value
-        for name, value in variables.items()
-        if name.startswith(kafka_configuration.PREFIX) and name != kafka_configuration.BOOTSTRAP
+        for name, value in _given(env_file).items()
+        if name.startswith(kafka_configuration.PREFIX)
+        and name != kafka_configuration.BOOTSTRAP
+        and not variables.is_service_link(name, value)
     }
 
 
 def unknown_variables(env_file: Path | None = None) -> list[str]:
-    """Return the `QUOTAGATE_*` variables that nothing reads, most likely typos."""
-    known = CLIENT_VARIABLES | {PREFIX + name.upper() for name in Settings.model_fields}
-    given = _ours(_file(env_file or ENV_FILE)) | _ours(os.environ)
-    return sorted(
-        name for name in given if name not in known and not name.startswith(kafka_configuration.PREFIX)
-    )
+    """Return the `QUOTAGATE_*` variables that nothing reads: typos, and the service links of Kubernetes."""
+    known = known_variables()
+    return sorted(name for name in _given(env_file) if name not in known)
+
+
+def explained(name: str, env_file: Path | None = None) -> str:
+    """Say of a variable that nothing reads why that may be, as far as it shows."""
+    return variables.explained(name, _given(env_file).get(name, ""), known_variables())
+
+
+def known_variables() -> frozenset[str]:
+    """Return the names of all variables that are read, and those of Kafka that are refused with a hint."""
+    names = CLIENT_VARIABLES | {PREFIX + name.upper() for name in Settings.model_fields if name != "kafka"}
+    return names | {kafka_configuration.PREFIX + name.upper() for name in kafka_configuration.NAMES}
+
+
+def _given(env_file: Path | None) -> dict[str, str]:
+    """The `QUOTAGATE_*` variables of the environment and the file."""
+    return {**_ours(_file(env_file or ENV_FILE)), **_ours(os.environ)}
 
 
 def _file(path: Path) -> Mapping[str, str | None]:
     return dotenv_values(path) if path.is_file() else {}
 
 
-def _ours(variables: Mapping[str, str | None]) -> dict[str, str]:
-    return {name.upper(): value or "" for name, value in variables.items() if name.upper().startswith(PREFIX)}
+def _ours(given: Mapping[str, str | None]) -> dict[str, str]:
+    return {name.upper(): value or "" for name, value in given.items() if name.upper().startswith(PREFIX)}
 
 
-def _explain(refused: ValidationError) -> list[str]:
-    """Each fault as `NAME: what is wrong`, without the value, which may be a secret."""
-    faults = []
+def _explain(refused: ValidationError) -> Iterator[tuple[str, str]]:
+    """Each fault as `NAME: what is wrong`, without the value, which may be a secret; and its NAME."""
     for fault in refused.errors(include_url=False, include_input=False):
         message = fault["msg"].removeprefix("Value error, ")
-        name = PREFIX + str(fault["loc"][0]).upper() + ": " if fault["loc"] else ""
-        faults.append(f"{name}{message[0].lower() + message[1:] if name else message}")
-    return faults
+        if fault["loc"]:
+            name = PREFIX + str(fault["loc"][0]).upper()
+            yield name, f"{name}: {message[0].lower() + message[1:]}"
+        else:
+            yield message.partition(":")[0], message
 
 
 def _reason(unreadable: OSError | UnicodeDecodeError) -> str:

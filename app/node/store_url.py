@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from app.node.url import (
+    PORT,
+    Reader,
+    any_text,
+    check_options,
+    one_of,
+    read_hosts,
+    read_url,
+    saying_how,
+    seconds,
+    whole,
+)
 
 SINGLE_SCHEMES: Final = ("redis", "rediss", "unix")
 SENTINEL_SCHEMES: Final = ("redis+sentinel", "rediss+sentinel")
@@ -14,6 +29,34 @@ REDIS_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 OF_SENTINELS: Final = "sentinel_"
 """Options of the URL that begin with this are those of connections to the sentinels."""
+
+_DATABASE: Final = whole(0, 2**31 - 1)
+_FLAG: Final = one_of("true", "false", "yes", "no", "True", "False", "Yes", "No", "1", "0")
+_COMMON: Final[Mapping[str, Reader]] = {
+    "username": any_text,
+    "password": any_text,
+    "client_name": any_text,
+    "protocol": one_of("2", "3"),
+    "socket_timeout": seconds,
+    "socket_connect_timeout": seconds,
+    "socket_read_size": whole(1, 2**30),
+    "health_check_interval": whole(0, 2**31 - 1),
+    "max_connections": whole(1, 2**31 - 1),
+}
+"""Options of every connection, by the names of redis-py; others would change how replies are read."""
+_SINGLE: Final[Mapping[str, Reader]] = {**_COMMON, "db": _DATABASE, "retry_on_timeout": _FLAG}
+_TCP: Final[Mapping[str, Reader]] = {"socket_keepalive": _FLAG}
+_TLS: Final[Mapping[str, Reader]] = {
+    "ssl_keyfile": any_text,
+    "ssl_certfile": any_text,
+    "ssl_cert_reqs": one_of("none", "optional", "required"),
+    "ssl_ca_certs": any_text,
+    "ssl_ca_data": any_text,
+    "ssl_check_hostname": _FLAG,
+    "ssl_min_version": one_of("771", "772"),
+    "ssl_ciphers": any_text,
+}
+_TLS_OUTSIDE_CLUSTERS: Final[Mapping[str, Reader]] = {"ssl_ca_path": any_text, "ssl_password": any_text}
 
 Options = dict[str, str]
 """Options of a connection, as the URL has them, by the names of redis-py."""
@@ -35,6 +78,57 @@ class SentinelAddress(NamedTuple):
     tls: bool
     options: Options
     sentinel_options: Options
+
+
+@saying_how
+def check(text: str) -> str:
+    """Return the URL of a store, if it can be meant and every client of ours can read it.
+
+    Raises:
+        ValueError: it cannot; the text quotes no part of the URL.
+    """
+    url = read_url(text, SCHEMES)
+    known = _known_options(url.scheme)
+    with_tls = "" if url.scheme.startswith(("rediss", "unix")) else "; those of TLS need rediss"
+    check_options(url.options, known, f"{', '.join(sorted(known))}{with_tls}")
+    named = dict(url.options)
+    number = url.path.removeprefix("/")
+    if url.scheme in SENTINEL_SCHEMES:
+        sentinel_address(text)
+        if url.path.count("/") > len(("name", "database")):
+            raise ValueError("has more after the name of the primary than a database")
+        number = url.path.strip("/").partition("/")[2]
+    elif url.scheme == "unix":
+        if url.place or (not url.path) == ("path" not in named):
+            raise ValueError("must name one socket, as in unix:///PATH")
+        number = ""
+    elif url.place or "host" not in named:
+        read_hosts(url.place, REDIS_PORT)
+        if not {"host", "port"}.isdisjoint(named):
+            raise ValueError("has the host both before and after the ?")
+        if url.scheme not in CLUSTER_SCHEMES and "," in url.place:
+            raise ValueError("names several hosts: that is redis+sentinel:// or redis+cluster://")
+    if number and not re.fullmatch("[0-9]{1,9}", number):
+        raise ValueError("has a path that is not a database number")
+    if url.scheme in CLUSTER_SCHEMES and int(number or 0) != 0:
+        raise ValueError("has a database number, and a cluster has only database 0")
+    if number and int(named.get("db", number)) != int(number):
+        raise ValueError("has two database numbers")
+    return text
+
+
+def _known_options(scheme: str) -> Mapping[str, Reader]:
+    """The options that a URL of a scheme may have."""
+    tls = _TLS if scheme.startswith("rediss") else {}
+    if scheme == "unix":
+        return {**_SINGLE, "path": any_text}
+    if scheme in CLUSTER_SCHEMES:
+        return {**_COMMON, **_TCP, **tls, "db": whole(0, 0)}
+    tls = {**tls, **_TLS_OUTSIDE_CLUSTERS} if tls else {}
+    if scheme in SENTINEL_SCHEMES:
+        its = {**_SINGLE, **_TCP, **tls}
+        return {**its, **{f"{OF_SENTINELS}{name}": reader for name, reader in its.items() if name != "db"}}
+    return {**_SINGLE, **_TCP, **tls, "host": any_text, "port": PORT}
 
 
 def scheme_of(url: str) -> str:
@@ -89,29 +183,7 @@ def sentinel_address(url: str) -> SentinelAddress:
             raise ValueError("the database after the name of the primary must be a number")
         options["db"] = database
     tls = scheme.startswith("rediss")
-    return SentinelAddress(hosts_of(hosts, SENTINEL_PORT), unquote(name), tls, options, sentinel_options)
-
-
-def hosts_of(text: str, port: int) -> tuple[tuple[str, int], ...]:
-    """Read ``HOST:PORT,HOST:PORT``; an IPv6 address has brackets.
-
-    Args:
-        port: of hosts without a port.
-
-    Raises:
-        ValueError: it names no host, or one that cannot be read.
-    """
-    hosts = []
-    for part in text.split(","):
-        try:
-            parsed = urlsplit(f"//{part}")
-            host, its_port = parsed.hostname, parsed.port
-        except ValueError:
-            host, its_port = None, None
-        if not host:
-            raise ValueError("must have HOST:PORT, or several separated by commas")
-        hosts.append((host, its_port or port))
-    return tuple(hosts)
+    return SentinelAddress(read_hosts(hosts, SENTINEL_PORT), unquote(name), tls, options, sentinel_options)
 
 
 def single_url(url: str, host: str, port: int) -> str:

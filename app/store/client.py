@@ -9,17 +9,19 @@ import asyncio
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Self, cast
 
 import redis
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.driver_info import DriverInfo
+from redis.exceptions import ResponseError
 from redis.sentinel import SentinelManagedConnection
 
 from app.node.shortage import started_threads
@@ -28,13 +30,13 @@ from app.node.store_url import (
     SENTINEL_SCHEMES,
     Options,
     SentinelAddress,
-    hosts_of,
     is_cluster,
     place_of,
     scheme_of,
     sentinel_address,
     single_url,
 )
+from app.node.url import read_hosts
 from app.store.keys import shared_key
 from app.store.sockets import Sockets
 
@@ -49,6 +51,38 @@ DRIVER: Final = DriverInfo()
 """The greeting of redis-py names this driver; it is made once, as that reads a file."""
 
 Keywords = dict[str, Any]
+
+
+async def _greet(connection: Any) -> None:
+    """Greet the store, and name the connection if that is allowed: the name only helps those who look."""
+    name, connection.client_name = connection.client_name, None
+    try:
+        await connection.on_connect()
+    finally:
+        connection.client_name = name
+    with suppress(ResponseError):
+        await connection.send_command("CLIENT", "SETNAME", name, check_health=False)
+        await connection.read_response()
+
+
+def _greet_blocking(connection: Any) -> None:
+    """The same on a connection that blocks its thread."""
+    name, connection.client_name = connection.client_name, None
+    try:
+        connection.on_connect()
+    finally:
+        connection.client_name = name
+    with suppress(ResponseError):
+        connection.send_command("CLIENT", "SETNAME", name, check_health=False)
+        connection.read_response()
+
+
+class _LoopUnixConnection(UnixDomainSocketConnection):
+    """A connection to a Unix socket that greets once; that of redis-py also does while it connects."""
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(self.socket_connect_timeout):
+            self._reader, self._writer = await asyncio.open_unix_connection(path=self.path)
 
 
 class SentinelClient(Redis):
@@ -74,7 +108,11 @@ def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_W
 
     Behind sentinels each new connection asks them for the primary, so a failover is followed.
     """
-    options = {**_options(timeout_s, connect_within_s), "retry": Retry(NoBackoff(), 0)}
+    options = {
+        **_options(timeout_s, connect_within_s),
+        "redis_connect_func": _greet,
+        "retry": Retry(NoBackoff(), 0),
+    }
     if scheme_of(url) in SENTINEL_SCHEMES:
         its = sentinel_address(url)
         of_sentinels, of_primary = _of_both(its, options)
@@ -83,10 +121,11 @@ def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_W
         return client
     if is_cluster(url):
         return cast("Redis", _cluster_client_of(url, options))
+    pool = BlockingConnectionPool.from_url(url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **options)
+    if scheme_of(url) == "unix":
+        pool.connection_class = _LoopUnixConnection
     # closing the client then closes the pool too
-    return Redis.from_pool(
-        BlockingConnectionPool.from_url(url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **options)
-    )
+    return Redis.from_pool(pool)
 
 
 def is_clustered(client: Redis) -> bool:
@@ -231,6 +270,7 @@ def dial(client: redis.Redis, within_s: float) -> OpenedConnection:
         getattr(unused, "host", ""),
         socket_timeout=within_s,
         socket_connect_timeout=within_s,
+        redis_connect_func=_greet,
         retry=Retry(NoBackoff(), 0),
         **options,
     )
@@ -262,7 +302,7 @@ def _sockets_of(url: str) -> Sockets:
     if scheme_of(url) == "unix":
         return Sockets(SPARES, socket.AF_UNIX)
     hosts = place_of(url)
-    sentinels = len(hosts_of(hosts, REDIS_PORT)) if scheme_of(url) in SENTINEL_SCHEMES else 0
+    sentinels = len(read_hosts(hosts, REDIS_PORT)) if scheme_of(url) in SENTINEL_SCHEMES else 0
     return Sockets(SPARES + sentinels, socket.AF_INET6 if hosts.startswith("[") else socket.AF_INET)
 
 
@@ -270,6 +310,7 @@ def blocking_client_of(url: str, timeout_s: float, sockets: Sockets) -> redis.Re
     """A client that blocks its thread and never retries."""
     options = {
         **_options(timeout_s, CONNECT_WITHIN_S),
+        "redis_connect_func": _greet_blocking,
         "retry": redis.retry.Retry(NoBackoff(), 0),
         "sockets": sockets,
     }
@@ -314,13 +355,21 @@ def _read(options: Options) -> Keywords:
 
 def _cluster_client_of(url: str, options: Keywords) -> RedisCluster:
     """A client that finds the primary of each key, and after a failure looks for it once more."""
-    hosts = hosts_of(place_of(url), REDIS_PORT)
-    return RedisCluster.from_url(
+    hosts = read_hosts(place_of(url), REDIS_PORT)
+    greet = options.pop("redis_connect_func")
+    client = RedisCluster.from_url(
         single_url(url, *hosts[0]),
         startup_nodes=[ClusterNode(*host) for host in hosts],
         require_full_coverage=False,
         **{**options, "retry": Retry(NoBackoff(), 2)},
     )
+    # It takes no such option, and gives these to each node that it finds.
+    for its in (
+        client.connection_kwargs,
+        *(node.connection_kwargs for node in client.nodes_manager.startup_nodes.values()),
+    ):
+        its["redis_connect_func"] = greet
+    return client
 
 
 def _options(timeout_s: float, connect_within_s: float) -> Keywords:

@@ -19,7 +19,8 @@ from redis.exceptions import (
 )
 
 from app.domain.slots import SLOTS, slot_of
-from app.node.store_url import REDIS_PORT, hosts_of, place_of, single_url
+from app.node.store_url import REDIS_PORT, place_of, single_url
+from app.node.url import read_hosts
 from app.store.client import SPARES, Reserve, blocking_client_of
 from app.store.connection import Command, Connection, Done
 from app.store.encoding import encode_plans, no_answer
@@ -76,6 +77,8 @@ class PrimaryStore(RedisStore):
         cluster: the one that it belongs to.
         settings: those of ``RedisStore``.
     """
+
+    CLUSTERED = True
 
     def __init__(self, cluster: ClusterStore, address: Address, url: str, **settings: Any) -> None:
         super().__init__(url, **settings)
@@ -316,7 +319,7 @@ class ClusterStore:
         self._url = url
         self._reserve = Reserve.of(url, THREADS)
         self._settings = {"script": SCRIPT, "reserve": self._reserve, **settings}
-        self._seeds = [Address(*host) for host in hosts_of(place_of(url), REDIS_PORT)]
+        self._seeds = [Address(*host) for host in read_hosts(place_of(url), REDIS_PORT)]
         self._nodes = list(self._seeds)
         self._owners: list[Address | None] = [None] * SLOTS
         self.primaries: dict[Address, PrimaryStore] = {}

@@ -366,7 +366,7 @@ def _result(
         _whole(remembered),
         fill,
         layers,
-        0 if word == "too_large" else _whole(largest),
+        0 if word == "too_large" else _whole(max(largest, 0.0)),
         largest,
     )
 

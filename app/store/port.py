@@ -140,7 +140,7 @@ class ChargeResult(Struct, frozen=True):
         layers: how many layers of producer ids are live; otherwise 0.
         open_ms: for producer ids, for how long the layer stays open that now holds all ids of the ask; 0 if
             it does not hold all of them. Always 0 for a peek.
-        given: in mode undo, how much was given back; otherwise not to be used.
+        given: in mode undo, how much was given back; otherwise not to be used, but see ``unseen``.
     """
 
     outcome: Outcome
@@ -160,6 +160,11 @@ class ChargeResult(Struct, frozen=True):
     def forgiven(self) -> float:
         """For a token bucket, how many units of its debt were forgiven; the script returns it as ``fill``."""
         return self.fill
+
+    @property
+    def unseen(self) -> int:
+        """For producer ids that are throttled, how many are new; the script returns them below 0."""
+        return int(max(-self.given, 0))
 
     @property
     def held(self) -> float:

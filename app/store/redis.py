@@ -11,7 +11,7 @@ from itertools import chain
 from socket import gaierror
 from ssl import SSLError
 from time import monotonic
-from typing import Any, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import redis
 from redis.asyncio import Redis
@@ -39,7 +39,7 @@ from app.store.client import Reserve, blocking_client_of, client_of, dial, is_cl
 from app.store.connection import GREET_WITHIN_S, Command, Connection, Done
 from app.store.encoding import ORDER_STEP, answers_of, encode_call, encode_plans, read_reply
 from app.store.keys import BIRTH_KEY, ORDER_KEY, PROBE_KEY, RESETS_KEY, reset_key
-from app.store.library import Library, MissingFunctionError, call_function, keep_only_used
+from app.store.library import Library, MissingFunctionError, Run, call_function, keep_only_used
 from app.store.port import (
     NONE_KNOWN,
     Answer,
@@ -54,6 +54,7 @@ from app.store.port import (
     StoreError,
     as_shortage,
 )
+from app.store.rights import RIGHTS, RULE_IS_IN, Examination
 from app.store.script import FORGET, MARK, SCRIPT, text
 
 T = TypeVar("T")
@@ -114,6 +115,9 @@ class RedisStore:
         reserve: sockets and threads for its connections; by default its own.
     """
 
+    CLUSTERED: ClassVar[bool] = False
+    """Whether it is a part of a cluster."""
+
     def __init__(
         self,
         url: str,
@@ -147,6 +151,7 @@ class RedisStore:
             caller_clock=caller_clock, sequential=sequential, logged=logged, max_ids=max_ids, brief=brief
         )
         self._logged = logged
+        self._rights = Examination(logged=logged, clustered=self.CLUSTERED)
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
         self.memory: Memory | None = None
@@ -312,11 +317,32 @@ class RedisStore:
             self._heard_at = monotonic()
             return reply
 
+        lacking = _result_of(self._lacking(run_here))
         order, probe = self._examined_keys()
-        _result_of(call_function(run_here, self._library, [order] if self._logged else [], [self._call]))
-        _result_of(run_here("EVAL", PROBE, 1, probe))
+        try:
+            _result_of(call_function(run_here, self._library, [order] if self._logged else [], [self._call]))
+            _result_of(run_here("EVAL", PROBE, 1, probe))
+        except StoreError as error:
+            if lacking and error.reason == "permission":
+                raise StoreError("permission", lacking) from error
+            raise
         _result_of(keep_only_used(run_here, self._library))
-        return faults
+        return (*faults, Fault("missing_right", lacking)) if lacking else faults
+
+    async def _lacking(self, run: Run) -> str:
+        """Say which rights the store's user lacks; empty if none, or if the server cannot tell.
+
+        Raises:
+            StoreError: no answer, or scripts are not allowed.
+        """
+        try:
+            return self._rights.missing(await run("EVAL", RIGHTS, 0, *self._rights.asked))
+        except StoreError as error:
+            if error.reason == "permission":
+                raise StoreError("permission", f"the store's user may not run EVAL{RULE_IS_IN}") from error
+            if error.reason != "response":
+                raise
+            return ""
 
     async def close(self) -> None:
         """Close the connections."""

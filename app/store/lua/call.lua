@@ -66,7 +66,7 @@ Reply    { now, answer, answer, ... }
            d  throttle_ms (ms)
            d  observed (units of the limit), d remaining (units), d largest usage that could pass (units; 0 if none);
               of ids that were not too many: for how long (ms) the layer stays open that now holds all ids of the ask;
-              0 if it does not hold all; in mode hold of an ask that is granted: the units now held; in mode look: those that
+              0 if it does not hold all; of a throttled ask: less the ids that are new; in mode hold of an ask that is granted: the units now held; in mode look: those that
               this bucket would grant
            d  ids remembered (count); of units: those of leases that ended since the last write, and were not settled
            d  fill of the newest filter (0 to 1); of a token bucket: units of debt that were forgiven; in modes hold,

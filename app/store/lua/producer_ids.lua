@@ -466,7 +466,7 @@ function producer_ids.judge(check)
   local grows = alive + unseen > check.capacity or is_short(check, unseen + #check.stale)
   if grows and check.newest and mode == ADMIT_MODE and is_full() then capacity = max(capacity, FULL_MS) end
   if rate == 0 and capacity == 0 then return ADMIT, 0 end
-  return THROTTLE, min(max(rate, capacity), MAX_THROTTLE_MS), capacity > rate and CAPACITY or 0
+  return THROTTLE, min(max(rate, capacity), MAX_THROTTLE_MS), capacity > rate and CAPACITY or 0, -unseen
 end
 
 function producer_ids.move(check, by, writing)

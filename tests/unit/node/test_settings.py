@@ -251,6 +251,101 @@ def test_variables_that_nothing_reads_are_found(monkeypatch):
     assert settings.unknown_variables() == ["QUOTAGATE_OPENTO", "QUOTAGATE_PROT"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("REDIS_URL", '"redis://:pass-4711@host"'),
+        ("PORT", "'8080'"),
+        ("PORT", '"8080'),
+        ("ADMIN_KEY", '"key-4711-of-the-tests"'),
+        ("HOME", "'/var/lib/quotagate'"),
+        ("OPEN_TO", '"10.0.0.0/8"'),
+        ("VOLUME_EXCLUDED_PRINCIPALS", '"CN=a,O=b"'),
+        ("LOG", "\u201cdenied\u201d"),
+        ("LOG_URL", "'s3://bucket/logs'"),
+        ("KAFKA_BOOTSTRAP", '"b1:9092"'),
+        ("KAFKA_SECURITY_PROTOCOL", "'SSL'"),
+        ("KAFKA_SASL_PLAIN_PASSWORD", '"pass-4711"'),
+        ("HOST", '"'),
+    ],
+)
+def test_quotation_marks_around_a_value_are_named(monkeypatch, name, value):
+    """Docker's --env-file takes them as a part of the value."""
+    with pytest.raises(SettingsError) as refused:
+        load(monkeypatch, **{name: value})
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"QUOTAGATE_{name}: begins with a quotation mark")
+    assert "4711" not in line
+
+
+def test_quotation_marks_are_allowed_in_a_file_and_in_another_programs_password(monkeypatch):
+    Path(".env").write_text("QUOTAGATE_PORT='9000'\nQUOTAGATE_LOG=\"all\"\n", encoding="utf-8")
+    given = load(monkeypatch, KAFKA_SASL_PLAIN_PASSWORD='"begins with one')
+    assert (given.port, given.log) == (9000, "all")
+    assert given.kafka == {"sasl_plain_password": '"begins with one'}
+
+
+@pytest.mark.parametrize(
+    ("name", "closest"),
+    [
+        ("PROT", "PORT"),
+        ("OPENTO", "OPEN_TO"),
+        ("REDIS", "REDIS_URL"),
+        ("DATABASE", "DATABASE_URL"),
+        ("DB_URL", "DATABASE_URL"),
+        ("POSTGRES_URL", ""),
+        ("DRAIN", "DRAIN_MS"),
+        ("PRODUCER_ID_WINDOW", "PRODUCER_ID_WINDOW_MS"),
+        ("KAFKA_BOOTSTRAP_SERVERS", "KAFKA_BOOTSTRAP"),
+        ("KAFKA_SECURTY_PROTOCOL", "KAFKA_SECURITY_PROTOCOL"),
+        ("MAX_CONNECTION", "MAX_CONNECTIONS"),
+    ],
+)
+def test_unknown_variable_is_named_with_the_closest_setting(monkeypatch, name, closest):
+    given = load(monkeypatch, **{name: "1"})
+    assert given.unknown_variables == (f"QUOTAGATE_{name}",)
+    explained = settings.explained(f"QUOTAGATE_{name}")
+    assert explained.startswith("did you mean QUOTAGATE_")
+    if closest:
+        assert explained == f"did you mean QUOTAGATE_{closest}?"
+
+
+SERVICE_LINKS = {
+    "SERVICE_HOST": "10.0.0.1",
+    "SERVICE_PORT": "8080",
+    "SERVICE_PORT_HTTP": "8080",
+    "PORT_8080_TCP": "tcp://10.0.0.1:8080",
+    "PORT_8080_TCP_PROTO": "tcp",
+    "PORT_8080_TCP_PORT": "8080",
+    "PORT_8080_TCP_ADDR": "10.0.0.1",
+    "API_PORT": "tcp://10.0.0.2:80",
+    "API_SERVICE_HOST": "10.0.0.2",
+    "API_SERVICE_PORT_GRPC_ENVOY": "8081",
+    "API_PORT_8081_UDP_ADDR": "10.0.0.2",
+    "KAFKA_PORT": "tcp://10.0.0.3:9092",
+    "KAFKA_SERVICE_HOST": "10.0.0.3",
+    "KAFKA_PORT_9092_TCP": "tcp://10.0.0.3:9092",
+}
+
+
+def test_service_links_of_kubernetes_are_explained(monkeypatch):
+    """Those of Services named quotagate, quotagate-api and quotagate-kafka."""
+    given = load(monkeypatch, **OBSERVING, **SERVICE_LINKS)
+    assert given.kafka == {}
+    assert given.unknown_variables == tuple(sorted(f"QUOTAGATE_{name}" for name in SERVICE_LINKS))
+    for name in given.unknown_variables:
+        assert "enableServiceLinks: false" in settings.explained(name)
+
+
+@pytest.mark.parametrize("name", ["PORT", "ENVOY_PORT"])
+def test_service_link_in_place_of_a_setting_is_refused_and_explained(monkeypatch, name):
+    with pytest.raises(SettingsError) as refused:
+        load(monkeypatch, **{name: "tcp://10.0.0.1:8080"})
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"QUOTAGATE_{name}: is a service link of Kubernetes")
+    assert "enableServiceLinks: false" in line
+
+
 def test_settings_are_immutable(monkeypatch):
     given = load(monkeypatch)
     with pytest.raises(ValueError, match="frozen"):
