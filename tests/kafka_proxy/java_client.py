@@ -2,110 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import queue
-import subprocess
-import sys
-import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from app.node import tether
 from tests.kafka import maven
-from tests.kafka_proxy import proxy
-from tests.programs import Program
+from tests.kafka_proxy import driven, proxy
+from tests.kafka_proxy.driven import DrivenClient
 
 JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
-WITHIN_S: Final = 120.0
-
-
-class JavaClient(Program):
-    """It does what `say` says; what it answers is read by `heard`, in order."""
-
-    def __init__(self, folder: Path, properties: dict[str, Any]) -> None:
-        self._folder = folder
-        self._properties = {"security.protocol": "PLAINTEXT", **properties}
-        self._lines: queue.Queue[str] = queue.Queue()
-        self.seen: Counter[str] = Counter()
-        """How often it said something, by its first two words, such as `sent one`."""
-
-    def start(self) -> None:
-        proxy.jar()
-        file = self._folder / "client.properties"
-        file.write_text("".join(f"{name}={value}\n" for name, value in self._properties.items()))
-        target = proxy.PROJECT / "target"
-        with (self._folder / "client.log").open("wb") as log:
-            self._running = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())),
-                    *(str(maven.JAVA), *JVM, "-cp", f"{target}/test-classes:{target}/lib/*"),
-                    *("quotagate.kafka.proxy.JavaClient", str(file)),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        assert self.heard() == "ready"
-
-    def say(self, command: str) -> None:
-        assert self.running.stdin is not None
-        self.running.stdin.write(f"{command}\n".encode())
-        self.running.stdin.flush()
-
-    def heard(self, within_s: float = WITHIN_S) -> str:
-        """The next thing it says; queue.Empty if it says nothing for so long."""
-        line = self._lines.get(timeout=within_s) if within_s else self._lines.get_nowait()
-        self.seen[" ".join(line.split()[:2])] += 1
-        return line
-
-    def said(self) -> list[str]:
-        """What it has said meanwhile."""
-        lines = []
-        with suppress(queue.Empty):
-            while True:
-                lines.append(self.heard(0))
-        return lines
-
-    def until(self, beginning: str, within_s: float = WITHIN_S) -> str:
-        """Hear it until it says something that begins so, and return that; an error ends the test."""
-        give_up = time.monotonic() + within_s
-        while not (line := self.heard(max(0.01, give_up - time.monotonic()))).startswith(beginning):
-            assert not line.startswith("error"), f"{line}\n{self.logged()}"
-        return line
-
-    def end(self) -> None:
-        """Kill it, and close what it was driven by."""
-        self.kill()
-        if self._running is not None:
-            self._listener.join()
-            assert self._running.stdin is not None
-            with suppress(OSError):  # what it did not take any more
-                self._running.stdin.close()
-
-    def logged(self) -> str:
-        return (self._folder / "client.log").read_text(encoding="utf-8", errors="replace")
-
-    def _listen(self) -> None:
-        assert self.running.stdout is not None
-        for line in self.running.stdout:
-            self._lines.put(line.decode().strip())
-        self.running.stdout.close()
 
 
 @contextmanager
-def running(folder: Path, bootstrap: str, **properties: Any) -> Iterator[JavaClient]:
+def running(folder: Path, bootstrap: str, **properties: Any) -> Iterator[DrivenClient]:
     """A client with these properties; underscores in their names become dots."""
+    proxy.jar()
     folder.mkdir(exist_ok=True)
     named = {name.replace("_", "."): value for name, value in properties.items()}
-    client = JavaClient(folder, {"bootstrap.servers": bootstrap, **named})
-    try:
-        client.start()
+    written = {"security.protocol": "PLAINTEXT", "bootstrap.servers": bootstrap, **named}
+    file = folder / "client.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in written.items()))
+    target = proxy.PROJECT / "target"
+    class_path = ("-cp", f"{target}/test-classes:{target}/lib/*")
+    command = (maven.JAVA, *JVM, *class_path, "quotagate.kafka.proxy.JavaClient", file)
+    with driven.running(folder, command) as client:
         yield client
-    finally:
-        client.end()

@@ -14,6 +14,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
 from tests.kafka_proxy import java_client
+from tests.kafka_proxy.driven import DrivenClient
 from tests.service import eventually
 
 CLIENTS: Final = ("java", "kafka-python", "librdkafka")
@@ -46,7 +47,7 @@ class Producers(ABC):
 
 
 class JavaProducers(Producers):
-    def __init__(self, client: java_client.JavaClient) -> None:
+    def __init__(self, client: DrivenClient) -> None:
         self._client = client
         self._errors: list[str] = []
         self._throttled: dict[str, float] = {}

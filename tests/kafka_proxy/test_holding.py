@@ -18,12 +18,15 @@ from kafka.protocol.producer import ProduceRequest
 from kafka.record import MemoryRecordsBuilder
 
 from app.kafka import call
+from tests.kafka_proxy import proxy
 from tests.kafka_proxy.proxy import HOST, Proxy
 from tests.kafka_proxy.test_odd_work import end_offset
 from tests.service import Service, eventually
 
 LONGEST_HOLD_MS: Final = 15_000
 """The README of the proxy."""
+HELD_MS: Final = 1
+"""The throttle time of what was held and then went through."""
 WITHIN_S: Final = 120.0
 LAST_BEFORE_KIP_219: Final = 5
 """The last version of Produce whose clients do not pause by themselves."""
@@ -41,11 +44,11 @@ class Connection:
         self._manager = call._Connections(self._net, bootstrap_servers=[server], client_id=client_id)
         self._connection: Any = None
 
-    def ask(self, question: Any) -> Any:
+    def ask(self, question: Any, within_s: float = WITHIN_S) -> Any:
         """The answer; None if there is to be none.
 
         Raises:
-            KafkaError: the connection was closed.
+            KafkaError: the connection was closed, or there was no answer in time.
         """
 
         async def exchange() -> Any:
@@ -54,7 +57,7 @@ class Connection:
                 self._connection = self._manager.get_connection(
                     broker.node_id, timeout_ms=WITHIN_S * 1000, refresh_metadata_on_err=False
                 )
-            answered = await self._connection.send_request(question, request_timeout_ms=WITHIN_S * 1000)
+            answered = await self._connection.send_request(question, request_timeout_ms=within_s * 1000)
             self._connection.unpause("throttle")  # kafka-python would wait by itself
             return answered
 
@@ -208,3 +211,31 @@ def test_record_without_acknowledgement_is_lost_with_its_connection_when_the_wai
         eventually(lambda: outcome(heard.ask(produce(waits.led_for_deaf, 9)))[0] == 0)
     assert end_offset(consumer, waits.led_for_deaf) == 1
     consumer.close()
+
+
+def test_what_was_held_and_then_goes_through_tells_so(plain, quotagate, admin):
+    led = "held"
+    admin.create_topics([NewTopic(led, replica_assignments={0: [1]})])
+    with connected(plain, "held") as held, ThreadPoolExecutor(1) as pool:
+        with full_disks(quotagate):
+            before = throttled(plain)
+            answer = pool.submit(held.ask, produce(led, LAST_BEFORE_KIP_219))
+            eventually(lambda: throttled(plain) >= before + 2)
+        assert outcome(answer.result()) == (0, HELD_MS)
+        assert outcome(held.ask(produce(led, 9))) == (0, 0)
+
+
+def test_proxy_stops_while_it_holds_a_request(cluster, quotagate, admin, tmp_path):
+    led = "stopped"
+    admin.create_topics([NewTopic(led, replica_assignments={0: [1]})])
+    with (
+        proxy.running(tmp_path, cluster.bootstrap, proxy.settings_for(tmp_path, quotagate)) as stopped,
+        connected(stopped, "held") as held,
+        full_disks(quotagate),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(held.ask, produce(led, LAST_BEFORE_KIP_219))
+        eventually(lambda: throttled(stopped) >= 1)
+        stopped.running.terminate()
+        assert isinstance(answer.exception(), KafkaError)
+        stopped.running.wait(WITHIN_S)

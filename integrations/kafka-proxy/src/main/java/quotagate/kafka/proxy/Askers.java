@@ -1,4 +1,4 @@
-// The two queues of asks that all connections share.
+// What all connections share: the two queues of asks, and the room for held requests.
 package quotagate.kafka.proxy;
 
 import io.kroxylicious.proxy.plugin.PluginConfigurationException;
@@ -10,8 +10,11 @@ import java.nio.file.Path;
  * @param decide for work that waits for its decision
  * @param account for work that is done and is only recorded. It has a queue of its own, for
  *     Quotagate refuses a whole batch when the key may not record, and nobody waits for it.
+ * @param holds the records that wait in memory
  */
-record Askers(Asker decide, Asker account) implements AutoCloseable {
+record Askers(Asker decide, Asker account, Holds holds) implements AutoCloseable {
+  private static final int HELD_SHARE = 4; // of the memory that this Java may have
+
   static Askers of(Settings settings) {
     String key = null;
     if (settings.keyFile() != null) {
@@ -21,7 +24,8 @@ record Askers(Asker decide, Asker account) implements AutoCloseable {
         throw new PluginConfigurationException("keyFile: cannot be read: " + settings.keyFile(), e);
       }
     }
-    return new Askers(new Asker(settings, key), new Asker(settings, key));
+    var holds = new Holds(Runtime.getRuntime().maxMemory() / HELD_SHARE);
+    return new Askers(new Asker(settings, key), new Asker(settings, key), holds);
   }
 
   @Override

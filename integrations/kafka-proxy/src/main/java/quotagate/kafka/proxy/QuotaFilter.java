@@ -34,9 +34,10 @@ import org.jspecify.annotations.Nullable;
  * The filter. The proxy calls it for one request after the other, in their order, and always from
  * the thread of the connection; so what is asked for in another thread comes back by that executor.
  *
- * <p>A throttled client learns at once, by {@code throttle_time_ms}. As in a broker, its connection
- * then pauses: whoever sends on regardless waits in the proxy, for {@link #LONGEST_HOLD_MS} at
- * most.
+ * <p>A request that has to wait is held here, as long as its client waits for an answer without
+ * harm and for {@link #LONGEST_HOLD_MS} at most. Then the client learns of it by {@code
+ * throttle_time_ms}. As in a broker, its connection then pauses: whoever sends on regardless is
+ * held likewise.
  */
 final class QuotaFilter implements RequestFilter, ResponseFilter {
   /**
@@ -45,9 +46,14 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
    */
   static final long LONGEST_HOLD_MS = 15_000;
 
-  // What a producer had sent before it learnt of its throttle time is seen a moment later, and is
-  // not held. Others have one request under way.
-  private static final long QUEUED_MS = 250;
+  // What a producer had sent before it was refused is read in the next turns of the connection's
+  // thread, and is not held; what it sends again comes after its back-off (100 ms or more).
+  // Others have one request under way.
+  private static final long DRAIN_MS = 20;
+
+  // The throttle time of a request that was held and then went through: the client's own figures
+  // show it.
+  private static final int HELD_MS = 1;
 
   // How often a held request is asked for again whose client hears of no throttle time: a wait may
   // end early, as when a disk has room again.
@@ -66,16 +72,16 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
 
   /** What is to be done with the response to a forwarded request. */
   private record Expected(
-      Kind kind, Ask.Who who, boolean counted, CompletionStage<Decision> late) {}
+      Kind kind, Ask.Who who, boolean counted, boolean held, CompletionStage<Decision> late) {}
 
   private final Askers askers;
   private final FilterDispatchExecutor executor;
   private final Sasl sasl = new Sasl();
   private final Batches batches = new Batches();
+  private final Arrivals arrivals = new Arrivals();
   private final Map<Integer, Expected> expected = new HashMap<>();
   private final Map<Kind, Long> pausedUntil = new EnumMap<>(Kind.class);
   private Software software = Software.UNKNOWN;
-  private long queuedUntil = Long.MIN_VALUE;
   private short metadataVersion = METADATA_VERSION;
 
   QuotaFilter(Askers askers, FilterDispatchExecutor executor) {
@@ -97,11 +103,14 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       case SASL_HANDSHAKE -> handshake(header, (SaslHandshakeRequestData) request, context);
       case SASL_AUTHENTICATE ->
           authenticate(header, (SaslAuthenticateRequestData) request, context);
-      case PRODUCE -> new Producing(header, (ProduceRequestData) request, context).begin();
-      case FETCH -> new Fetching(header, (FetchRequestData) request, context).begin();
+      case PRODUCE -> {
+        var producing = (ProduceRequestData) request;
+        yield new Producing(header, producing, Produce.of(producing), context).result();
+      }
+      case FETCH -> new Fetching(header, (FetchRequestData) request, context).result();
       case CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS ->
-          new Mutating(kind, header, request, context).begin();
-      default -> new Other(kind, header, request, context).begin();
+          new Mutating(kind, header, request, context).result();
+      default -> new Other(kind, header, request, context).result();
     };
   }
 
@@ -119,11 +128,13 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       if (metadata != null) {
         metadataVersion = (short) Math.min(METADATA_VERSION, metadata.maxVersion());
       }
+      Versions.leaveOutUnknown(versions);
     }
     Expected found = expected.remove(header.correlationId());
     if (found == null) {
       return context.forwardResponse(header, response);
     }
+    arrivals.answer(nowMs());
     if (found.kind() == Kind.FETCH && found.counted()) {
       long bytes = Fetch.bytes(response);
       if (bytes > 0) {
@@ -135,7 +146,8 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
         .late()
         .thenCompose(
             decision -> {
-              ThrottleTimes.raise(response, leftMs(found.kind()));
+              long left = leftMs(found.kind());
+              ThrottleTimes.raise(response, found.held() ? Math.max(left, HELD_MS) : left);
               return context.forwardResponse(header, response);
             });
   }
@@ -197,9 +209,17 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
     final R request;
     final FilterContext context;
     final Ask.Who who;
-    private final long until = nowMs() + LONGEST_HOLD_MS;
+    private final long holdMs;
+    private final long until;
+    private boolean held;
 
-    Work(Kind kind, RequestHeaderData header, R request, FilterContext context) {
+    Work(
+        Kind kind,
+        RequestHeaderData header,
+        R request,
+        FilterContext context,
+        long holdMs,
+        boolean fewAhead) {
       this.kind = kind;
       this.header = header;
       this.request = request;
@@ -207,12 +227,24 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       // A broker reads a missing client-id as an empty one.
       String clientId = header.clientId() == null ? "" : header.clientId();
       this.who = new Ask.Who(sasl.principal(), clientId);
+      this.holdMs = holdMs;
+      this.until = arrivals.begin(nowMs(), fewAhead) + holdMs;
     }
 
     abstract CompletionStage<Decision> ask();
 
     /** Whether the client waits by itself when it gets a throttle time; others are held. */
     abstract boolean canBeTold();
+
+    /** Whether it is held in the proxy as long as that may be, rather than answered. */
+    boolean isHeldFor(Decision decision, long leftMs) {
+      return !canBeTold() || software.isHeldFor(decision.throttleMs(), leftMs);
+    }
+
+    /** The bytes that it keeps in memory while it is held. */
+    long bytes() {
+      return 0;
+    }
 
     /** The answer to a request that has to wait; null closes the connection. */
     @Nullable
@@ -228,35 +260,54 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
 
     final CompletionStage<RequestFilterResult> forwarded(
         boolean counted, CompletionStage<Decision> late) {
-      expected.put(header.correlationId(), new Expected(kind, who, counted, late));
+      expected.put(header.correlationId(), new Expected(kind, who, counted, held, late));
       return context.forwardRequest(header, request);
+    }
+
+    /** Forward it or answer it, now or after a hold. */
+    final CompletionStage<RequestFilterResult> result() {
+      return begin()
+          .whenComplete(
+              (ignored, failure) -> {
+                if (held) {
+                  askers.holds().release(bytes());
+                }
+              });
     }
 
     CompletionStage<RequestFilterResult> begin() {
       long left = leftMs(kind);
-      long now = nowMs();
       if (left == 0) {
         return ask().thenComposeAsync(this::decided, executor);
       }
-      boolean queued = kind == Kind.PRODUCE && canBeTold() && now < queuedUntil;
-      long hold = queued ? 0 : Math.min(left, until - now);
-      if (hold > 0) {
-        return later(hold).thenComposeAsync(ignored -> begin(), executor);
-      }
-      if (!queued) {
-        expectQueued();
-      }
-      return overdue(left);
+      boolean queued = kind == Kind.PRODUCE && canBeTold() && arrivals.isDraining();
+      long hold = queued ? 0 : Math.min(left, until - nowMs());
+      return hold > 0 && keep()
+          ? later(hold).thenComposeAsync(ignored -> begin(), executor)
+          : overdue(left);
     }
 
     /** It was held for as long as possible. */
     CompletionStage<RequestFilterResult> overdue(long leftMs) {
-      return answer(throttled((int) Math.min(leftMs, Integer.MAX_VALUE)));
+      return answer(throttled(pauseMs(leftMs)));
+    }
+
+    /**
+     * How long the client is asked to pause. One that counts errors is asked for no less than it
+     * was held, so that few errors last long.
+     */
+    private int pauseMs(long leftMs) {
+      long pause = held && software.countsErrors() ? Math.max(leftMs, holdMs) : leftMs;
+      return (int) Math.min(pause, Integer.MAX_VALUE);
     }
 
     private CompletionStage<RequestFilterResult> decided(Decision decision) {
-      if (decision.verdict() == Decision.Verdict.THROTTLE && !canBeTold() && nowMs() < until) {
-        long hold = Math.min(Math.min(decision.throttleMs(), ASK_AGAIN_MS), until - nowMs());
+      long left = until - nowMs();
+      if (decision.verdict() == Decision.Verdict.THROTTLE
+          && left > 0
+          && isHeldFor(decision, left)
+          && keep()) {
+        long hold = Math.min(Math.min(decision.throttleMs(), ASK_AGAIN_MS), left);
         return later(Math.max(1, hold))
             .thenComposeAsync(ignored -> ask(), executor)
             .thenComposeAsync(this::decided, executor);
@@ -264,21 +315,23 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       pause(kind, decision);
       return switch (decision.verdict()) {
         case ADMIT, DELAY -> forward(decision);
-        case THROTTLE -> {
-          expectQueued();
-          yield answer(throttled(decision.throttleMs()));
-        }
+        case THROTTLE -> answer(throttled(pauseMs(decision.throttleMs())));
         case REJECT -> answer(rejected());
       };
     }
 
-    private void expectQueued() {
-      if (kind == Kind.PRODUCE) {
-        queuedUntil = nowMs() + QUEUED_MS;
-      }
+    /** Keep it in memory while it is held; false if there is no room. */
+    private boolean keep() {
+      held = held || askers.holds().take(bytes());
+      return held;
     }
 
     final CompletionStage<RequestFilterResult> answer(@Nullable ApiMessage response) {
+      arrivals.answer(nowMs());
+      if (kind == Kind.PRODUCE) {
+        arrivals.refuse();
+        executor.schedule(arrivals::drain, DRAIN_MS, TimeUnit.MILLISECONDS);
+      }
       return response == null
           ? context.requestFilterResultBuilder().withCloseConnection().completed()
           : context.requestFilterResultBuilder().shortCircuitResponse(response).completed();
@@ -295,9 +348,19 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   private final class Producing extends Work<ProduceRequestData> {
     private final Produce produce;
 
-    Producing(RequestHeaderData header, ProduceRequestData request, FilterContext context) {
-      super(Kind.PRODUCE, header, request, context);
-      produce = Produce.of(request);
+    Producing(
+        RequestHeaderData header,
+        ProduceRequestData request,
+        Produce produce,
+        FilterContext context) {
+      super(
+          Kind.PRODUCE,
+          header,
+          request,
+          context,
+          software.holdMs(request),
+          !produce.ids().isEmpty());
+      this.produce = produce;
     }
 
     @Override
@@ -322,9 +385,18 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
     }
 
     @Override
+    long bytes() {
+      return produce.bytes();
+    }
+
+    @Override
     CompletionStage<RequestFilterResult> forward(Decision decision) {
       batches.admit(produce.batches());
-      return isAnswered() ? super.forward(decision) : context.forwardRequest(header, request);
+      if (isAnswered()) {
+        return super.forward(decision);
+      }
+      arrivals.answer(nowMs()); // none will come
+      return context.forwardRequest(header, request);
     }
 
     @Nullable
@@ -357,7 +429,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   /** Asked for before, with no more than may be fetched now, and recorded after. */
   private final class Fetching extends Work<FetchRequestData> {
     Fetching(RequestHeaderData header, FetchRequestData request, FilterContext context) {
-      super(Kind.FETCH, header, request, context);
+      super(Kind.FETCH, header, request, context, LONGEST_HOLD_MS, true);
     }
 
     @Override
@@ -389,6 +461,12 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       return true;
     }
 
+    /** An empty answer is no error, so that nobody counts it. */
+    @Override
+    boolean isHeldFor(Decision decision, long leftMs) {
+      return false;
+    }
+
     @Override
     ApiMessage throttled(int throttleMs) {
       return Fetch.empty(request, throttleMs);
@@ -405,7 +483,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
     private final ApiKeys api;
 
     Mutating(ApiKeys api, RequestHeaderData header, ApiMessage request, FilterContext context) {
-      super(Kind.MUTATION, header, request, context);
+      super(Kind.MUTATION, header, request, context, LONGEST_HOLD_MS, true);
       this.api = api;
     }
 
@@ -445,7 +523,13 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   /** All other requests: counted while the broker works on them, slowed down, and never refused. */
   private final class Other extends Work<ApiMessage> {
     Other(ApiKeys api, RequestHeaderData header, ApiMessage request, FilterContext context) {
-      super(api == ApiKeys.SHARE_FETCH ? Kind.FETCH : Kind.ANY, header, request, context);
+      super(
+          api == ApiKeys.SHARE_FETCH ? Kind.FETCH : Kind.ANY,
+          header,
+          request,
+          context,
+          LONGEST_HOLD_MS,
+          true);
     }
 
     @Override
