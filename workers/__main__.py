@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Coroutine
@@ -19,6 +18,7 @@ from app.node.settings import PREFIX, Settings, load
 from app.store.lease import Lease
 from app.store.volumes import LEASE, VolumeRecord
 from app.terminal import escape_output
+from workers.arguments import PlainArgumentParser
 
 log = structlog.get_logger("quotagate.workers")
 
@@ -27,7 +27,7 @@ def main() -> None:
     """Run the workers."""
     collector.configure()
     escape_output()
-    parser = argparse.ArgumentParser(
+    parser = PlainArgumentParser(
         prog="quotagate workers",
         description="Run the workers: the volume observer and the decision-log writer, for the store "
         "QUOTAGATE_REDIS_URL. Several processes may run; one of each kind leads.",
@@ -42,7 +42,7 @@ def main() -> None:
             home.restrict_access(settings.home.resolve())
         asyncio.run(work(settings))
     except CommandError as refused:
-        print(f"quotagate: {refused}", file=sys.stderr)  # noqa: T201
+        print(f"quotagate: {parser.redacted(str(refused))}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
     except ExceptionGroup as group:
         refusals, faults = group.split(CommandError)

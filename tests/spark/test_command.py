@@ -51,9 +51,11 @@ def test_help_lists_jobs_and_options(arguments: tuple[str, ...], tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("nothing",), "invalid choice: 'nothing'"),
+        (("nothing",), "invalid choice: '...' (choose from"),
         (("audit",), "--out"),
-        (("audit", "--out", "x", "--from", "soon"), "--from: 'soon' must be an instant"),
+        (("audit", "--out", "x", "--memory", "much"), "--memory: must be a size such as 512m or 2g"),
+        (("audit", "--out", "x", "--master", "spark://me:pw@h:1"), "--master: must be a master such as"),
+        (("audit", "--out", "x", "--from", "soon"), "--from: '...' must be an instant"),
     ],
 )
 def test_wrong_use(arguments: tuple[str, ...], says: str, tmp_path: Path):

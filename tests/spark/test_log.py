@@ -15,9 +15,8 @@ from tests.spark.audits import asked_of
 from tests.spark.logs import SECRET, START_MS, OracleLog, asks
 from workers.decision_log.schema import HOUR_MS, OLDEST, SCHEMA, VERSION, VERSION_KEY
 from workers.spark import log
-from workers.spark.__main__ import explain
 from workers.spark.buckets import bucket_rows, by_bucket
-from workers.spark.errors import JobError, JobUsageError
+from workers.spark.errors import JobError, JobUsageError, explain
 from workers.spark.log import Period
 
 

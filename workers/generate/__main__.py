@@ -14,6 +14,7 @@ import typer
 from app.domain.digest import secret_of
 from app.run.commands import show
 from app.run.commands.options import PlainErrorsGroup
+from app.run.commands.target import check_url
 from app.terminal import escape_output
 from workers.generate.drive import Drive, DriveFailedError, write_truth
 from workers.generate.progress import bar
@@ -155,8 +156,12 @@ def drive(
     """
     _must_be_new("--truth", truth)
     for each in url:
-        if not each.startswith(("http://", "https://")):
-            raise typer.BadParameter(f"{each!r} must begin with http:// or https://", param_hint="--url")
+        try:
+            check_url(each)
+        except ValueError as wrong:
+            raise typer.BadParameter(str(wrong), param_hint="--url") from None
+    if key and not (key.isascii() and key.isprintable()):
+        raise typer.BadParameter("the key has invalid characters", param_hint="--key")
     order = Drive(
         traffic=Traffic(seed, events, rate, principals, zipf),
         urls=[each.rstrip("/") for each in url],
@@ -180,6 +185,8 @@ def drive(
 
 
 def _must_be_new(option: str, folder: Path) -> None:
+    if ":" in str(folder):  # Arrow would take it for a URL
+        raise typer.BadParameter("must be a folder of this machine, without a colon", param_hint=option)
     if folder.exists():
         raise typer.BadParameter(f"{folder} is there already; name a new folder", param_hint=option)
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import httpx
 
+from app.redaction import url_without_secrets
 from workers.generate import quotas
 from workers.generate.aside import written_aside
 from workers.generate.traffic import LISTENER, Event, Traffic
@@ -136,13 +137,14 @@ class _Driven:
 
     async def _set_quotas(self, client: httpx.AsyncClient) -> None:
         for entity, definitions in quotas.DEFINITIONS.items():
-            url = f"{self.order.urls[0]}/v1/quotas/{entity}"
+            path = f"/v1/quotas/{entity}"
+            url, name = self.order.urls[0] + path, url_without_secrets(self.order.urls[0]) + path
             try:
                 answer = await client.put(url, json=definitions, headers={"X-Reason": "quotagate generate"})
             except httpx.HTTPError as error:
-                raise DriveFailedError(f"{url}: {str(error) or type(error).__name__}") from None
+                raise DriveFailedError(f"{name}: {str(error) or type(error).__name__}") from None
             if not answer.is_success:
-                raise DriveFailedError(f"{url}: {answer.status_code} {answer.text}")
+                raise DriveFailedError(f"{name}: {answer.status_code} {answer.text}")
         for node in self.order.urls:
             await self._until_followed(client, node)
 
@@ -156,11 +158,13 @@ class _Driven:
                 answer = await client.get(f"{node}/v1/quotas:effective", params=someone)
                 answer.raise_for_status()
             except httpx.HTTPError as error:
-                raise DriveFailedError(f"{node}: {str(error) or type(error).__name__}") from None
+                raise DriveFailedError(
+                    f"{url_without_secrets(node)}: {str(error) or type(error).__name__}"
+                ) from None
             if wanted <= {(each["entity"], each["quota"]) for each in answer.json()["quotas"]}:
                 return
             if time.monotonic() > give_up:
-                raise DriveFailedError(f"{node}: does not decide by the new quotas")
+                raise DriveFailedError(f"{url_without_secrets(node)}: does not decide by the new quotas")
             await asyncio.sleep(0.02)
 
     async def _send_some(
@@ -196,7 +200,7 @@ class _Driven:
         try:
             decisions = await _decisions(client, node, [ask for _, ask in asks])
         except (httpx.HTTPError, _RefusedError) as error:
-            self._fail(f"{node}: {str(error) or type(error).__name__}", len(asks))
+            self._fail(f"{url_without_secrets(node)}: {str(error) or type(error).__name__}", len(asks))
             return []
         throttled = []
         for (event, ask), decision in zip(asks, decisions, strict=True):

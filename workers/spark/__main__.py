@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from app.terminal import escape_output, plain
+from workers.arguments import PlainArgumentParser
 from workers.spark import backfill
 from workers.spark.audit import job as audit
-from workers.spark.errors import JobError
+from workers.spark.errors import JobError, JobUsageError, explain
 
 JOBS: Final = {
     "backfill": (backfill, "compute what every filter and window should hold at a moment"),
@@ -25,13 +26,11 @@ JOBS: Final = {
 Spark, so that its help appears at once."""
 
 EXIT_CODES: Final = "0 done, and everything checked held; 1 refused, failed, or did not hold; 2 wrong use."
-FAILED_FILE: Final = re.compile(r"\[FAILED_READ_FILE\S*\] Encountered error while reading file (\S+?)\.? ")
-SHOWN_LINES: Final = 6
 
 
-def command_line() -> argparse.ArgumentParser:
+def command_line() -> PlainArgumentParser:
     """The parser of all jobs' arguments."""
-    parser = argparse.ArgumentParser(
+    parser = PlainArgumentParser(
         prog="quotagate spark",
         description="Spark jobs over the decision log.",
         epilog=f"Exit codes: {EXIT_CODES}",
@@ -50,10 +49,14 @@ def command_line() -> argparse.ArgumentParser:
 def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--master",
+        type=_master,
         help="where to run: spark://..., k8s://..., yarn; default: spark-submit's, else local[*]",
     )
     parser.add_argument(
-        "--memory", default="2g", help="memory of the Java on this machine; default: %(default)s"
+        "--memory",
+        type=_memory,
+        default="2g",
+        help="memory of the Java on this machine; default: %(default)s",
     )
     parser.add_argument("--java", default="", metavar="OPTIONS", help="further options for that Java")
     parser.add_argument(
@@ -72,6 +75,18 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _master(text: str) -> str:
+    if "@" in text:  # Spark's own error shows it
+        raise argparse.ArgumentTypeError("must be a master such as spark://HOST:PORT, without a login")
+    return text
+
+
+def _memory(text: str) -> str:
+    if not re.fullmatch(r"[1-9][0-9]*[kmgt]b?", text, re.IGNORECASE):  # Java's own error shows it
+        raise argparse.ArgumentTypeError("must be a size such as 512m or 2g")
+    return text
+
+
 def _positive(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
@@ -81,9 +96,13 @@ def _positive(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job; returns the exit code."""
     escape_output()
-    arguments = command_line().parse_args(argv)
+    parser = command_line()
+    arguments = parser.parse_args(argv)
     try:
         return cast("int", arguments.run(arguments))
+    except JobUsageError as error:
+        print(plain(f"quotagate: {parser.redacted(str(error))}"), file=sys.stderr)  # noqa: T201
+        return error.exit_code
     except JobError as error:
         print(plain(f"quotagate: {error}"), file=sys.stderr)  # noqa: T201
         return error.exit_code
@@ -94,15 +113,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"quotagate: {explain(str(error))}", file=sys.stderr)  # noqa: T201
         return 1
-
-
-def explain(message: str) -> str:
-    """A short form of Spark's error message: the file that cannot be read, else the first lines."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    if match := FAILED_FILE.search(f"{message} "):
-        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-        return f"{match[1].removeprefix('file://')}: {causes[-1] if causes else 'cannot be read as Parquet'}"
-    return "\n  ".join(["the job failed:", *lines[:SHOWN_LINES]])
 
 
 if __name__ == "__main__":

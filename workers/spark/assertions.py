@@ -22,6 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from app.domain.assertion import COLUMNS, MANIFEST, VERSION, Assertion
 from app.domain.digest import fingerprint
 from app.domain.quota import Layers
+from app.redaction import url_without_secrets
 from workers.spark import foreign, log
 from workers.spark.backfill import deployment_secret, layers_of
 from workers.spark.bucket_state import bucket_state_of
@@ -122,11 +123,11 @@ def _read_history(
         )
     url, kind = arguments.history, arguments.format
     if kind is None:
-        kind = "json" if url.removesuffix(".gz").endswith((".json", ".jsonl")) else "parquet"
+        kind = "json" if url.removesuffix(".gz").endswith((".json", ".jsonl", ".ndjson")) else "parquet"
     columns = foreign.HistoryColumns(arguments.principal_column, arguments.id_column, arguments.time_column)
     uses = foreign.read(spark, url, kind, columns, period)
     if uses.isEmpty():
-        raise JobError(f"{url}: no row in the period {period}")
+        raise JobError(f"{url_without_secrets(url)}: no row in the period {period}")
     return uses
 
 

@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     history.add_argument(
         "--format",
         choices=FORMATS,
-        help="format of the history; JSON has one object a line; default: by the file name",
+        help="format of the history; JSON has one object a line, or an array; default: by the file name",
     )
     for name in ("principal", "id", "time"):
-        history.add_argument(f"--{name}-column", default=name, help="default: %(default)s")
+        history.add_argument(f"--{name}-column", default=name, help="taken literally; default: %(default)s")
     history.add_argument(
         "--window-ms",
         type=int,

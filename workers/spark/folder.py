@@ -9,9 +9,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Final, Self
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
-from workers.spark.errors import JobError
+from app.redaction import url_without_secrets
+from workers.spark.errors import JobError, translate
 
 TEMPORARY: Final = "_{name}.making"
 RENAMES_AT_ONCE: Final = frozenset({"file", "hdfs", "viewfs", "webhdfs"})
@@ -30,8 +32,12 @@ class OutputFolder:
     def __init__(self, spark: SparkSession, url: str, *, overwrite: bool = False) -> None:
         context: Any = spark.sparkContext
         self._jvm = context._jvm  # noqa: SLF001  there is no other way to Hadoop's filesystems
-        path = self._path(url)
-        self._files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+        name = url_without_secrets(url)
+        try:
+            path = self._path(url)
+            self._files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+        except Py4JJavaError as error:  # the filesystem is unknown
+            raise JobError(f"{name}: {translate(error, url)}") from None
         if url.startswith("file:") or "://" not in url:
             self._files.setWriteChecksum(False)  # no .crc file next to each file
         self._target = self._files.makeQualified(path)
@@ -40,7 +46,7 @@ class OutputFolder:
         temporary = TEMPORARY.format(name=self._target.getName())
         self._temporary = self._path(f"{self._target.getParent()}/{temporary}")
         if self._files.exists(self._target) and not overwrite:
-            raise JobError(f"{url}: exists already; --overwrite replaces it")
+            raise JobError(f"{name}: exists already; --overwrite replaces it")
 
     def __enter__(self) -> Self:
         self._files.delete(self._temporary, True)

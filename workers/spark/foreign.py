@@ -1,19 +1,19 @@
-"""A history from another system: who used which producer id when, in Parquet or JSON lines.
+"""A history from another system: who used which producer id when, in Parquet or JSON.
 
 From it follows what the producer-id buckets should hold: a use charges an id that no layer holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, cast
+from urllib.parse import unquote
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
@@ -25,7 +25,20 @@ from app.domain.entity import Entity
 from app.domain.quota import PRODUCER_IDS_RATE, Layers, Quota
 from workers.spark.bucket_state import IdsState
 from workers.spark.errors import JobError
-from workers.spark.log import Period, escape_pattern
+from workers.spark.history_files import (
+    GZIP,
+    NANOSECONDS,
+    PARQUET,
+    SPARK_TYPES,
+    UNSIGNED,
+    UTF16_MARKS,
+    Columns,
+    HistoryFiles,
+    find,
+    quoted,
+    schema,
+)
+from workers.spark.log import Period
 
 CORRUPT: Final = "_corrupt"
 FILE: Final = "_file"
@@ -38,14 +51,23 @@ ID_TYPES: Final = ("BIGINT", "STRING")
 YEARS: Final = (946_684_800_000, 7_258_118_400_000)
 """The years 2000 to 2199: a time in seconds or microseconds is far outside."""
 
+VARIANT: Final = t.VariantType()
+
+ColumnPaths = tuple[tuple[tuple[str, ...], str], ...]
+"""The path and the type of the principal, the id and the time."""
+
 CHARGES: Final = 1_000_000
 """A limit for the replayed quota, which decides nothing: the history is taken as it is."""
 
-PARQUET_TYPES: Final = {
-    "principal": (t.StringType,),
-    "id": (t.StringType, t.LongType, t.IntegerType),
-    "time": (t.TimestampType, t.TimestampNTZType, t.LongType, t.StringType),
+PARQUET_TYPES: Final[Mapping[str, Sequence[str]]] = {
+    "principal": ("string",),
+    "id": ("string", "bigint", "int", UNSIGNED),
+    "time": ("timestamp", "timestamp_ntz", NANOSECONDS, "bigint", UNSIGNED, "string"),
 }
+"""The types that each column may have in Parquet."""
+
+NANOS_PER_MS: Final = 1_000_000
+MAX_ID: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +85,9 @@ def read(spark: SparkSession, url: str, kind: str, columns: HistoryColumns, peri
     Raises:
         JobError: a file or a value is invalid; the message names it.
     """
-    try:
-        path = _literal(spark, url)
-        history = _json(spark, path, columns) if kind == "json" else _parquet(spark, url, path, columns)
-    except AnalysisException as error:
-        raise JobError(f"{url}: {str(error).splitlines()[0]}") from None
-    except Py4JJavaError as error:  # the filesystem is unknown or unreachable
-        raise JobError(f"{url}: {' '.join(str(error.java_exception.getMessage()).split())}") from None
-    uses = history.select(
-        f.col(columns.principal).alias("principal"),
-        f.col(columns.id).cast("string").alias("id"),
-        _at_ms(history, columns.time).alias("at_ms"),
-        f.col(columns.time).cast("string").alias("time"),
-        CORRUPT,
-        FILE,
-        TYPE,
-    )
-    _check(uses, url, columns)
+    files = HistoryFiles(spark, url)
+    uses = (_json if kind == "json" else _parquet)(spark, files, columns)
+    _check(uses, files.name, columns)
     return uses.select("principal", "id", "at_ms").where(period.contains(f.col("at_ms")))
 
 
@@ -108,57 +116,142 @@ def replaying(
     return replay
 
 
-def _literal(spark: SparkSession, url: str) -> str:
-    """The path for Spark: escaped if a file or folder has exactly this name, else a pattern."""
-    context: Any = spark.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(url)  # noqa: SLF001  there is no other way to Hadoop's
-    files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
-    return escape_pattern(url) if files.exists(path) else url
-
-
-def _json(spark: SparkSession, path: str, columns: HistoryColumns) -> DataFrame:
-    """JSON lines; ``_check`` judges the values later."""
-    lines = spark.read.text(path).select(
-        "value", f.try_parse_json("value").alias("line"), f.input_file_name().alias(FILE)
-    )
-    line = f.col("line")
-
-    def field(name: str, type_: str) -> Column:
-        return f.try_variant_get(line, f"$['{name}']", type_)
-
-    return lines.where(f.trim("value") != "").select(
-        *(field(name, "string").alias(name) for name in asdict(columns).values()),
-        f.when(
-            ~f.coalesce(f.schema_of_variant(line).startswith("OBJECT"), f.lit(False)), f.col("value")
-        ).alias(CORRUPT),
+def _json(spark: SparkSession, files: HistoryFiles, columns: HistoryColumns) -> DataFrame:
+    """JSON lines, or arrays of objects; ``_check`` judges the values later."""
+    of_lines: list[str] = []
+    of_arrays: list[str] = []
+    for file, begins in files.each(files.beginning):
+        if why := _why_not_json(begins):
+            raise JobError(f"{file.name}: {why}")
+        if begins:
+            (of_arrays if begins.startswith(b"[") else of_lines).append(files.path(file))
+    if not of_lines and not of_arrays:
+        raise JobError(f"{files.name}: is empty: a history has at least one use")
+    parts: list[DataFrame] = []
+    text = f.regexp_replace("value", "^\ufeff", "").alias("value")
+    if of_lines:
+        parts.append(spark.read.text(of_lines).select(text, f.input_file_name().alias(FILE)))
+    if of_arrays:
+        whole = spark.read.text(of_arrays, wholetext=True).select(text, f.input_file_name().alias(FILE))
+        items = f.coalesce(f.from_json("value", t.ArrayType(t.StringType())), f.array("value"))
+        parts.append(whole.select(f.explode(items).alias("value"), FILE))
+    rows = reduce(DataFrame.unionAll, parts)
+    # The names go into a schema, not into paths or expressions.
+    names = tuple(dict.fromkeys(asdict(columns).values()))
+    paths: dict[tuple[str, ...], t.DataType] = {(name,): VARIANT for name in names}
+    nested: dict[tuple[str, ...], t.DataType] = {
+        tuple(name.split(".")): VARIANT for name in names if "." in name
+    }
+    rows = rows.where(f.trim("value") != "").select(
+        "value",
         FILE,
-        f.schema_of_variant(field(columns.id, "variant")).alias(TYPE),
+        f.from_json("value", schema(paths)).alias("line"),
+        f.try_parse_json("value").alias("whole"),
+    )
+    if nested:
+        rows = rows.withColumn("nested", f.from_json("value", schema(nested)))
+
+    def field(name: str) -> Column:
+        exact = f.col("line").getField(name)
+        if "." not in name:
+            return exact
+        return f.coalesce(exact, reduce(Column.getField, name.split("."), f.col("nested")))
+
+    def text_of(name: str) -> Column:
+        return f.try_variant_get(field(name), "$", "string")
+
+    is_object = f.coalesce(f.schema_of_variant("whole").startswith("OBJECT"), f.lit(False))
+    return rows.select(
+        text_of(columns.principal).alias("principal"),
+        text_of(columns.id).alias("id"),
+        _ms_of_text(text_of(columns.time)).alias("at_ms"),
+        text_of(columns.time).alias("time"),
+        f.when(~is_object, f.col("value")).alias(CORRUPT),
+        FILE,
+        f.schema_of_variant(field(columns.id)).alias(TYPE),
     )
 
 
-def _parquet(spark: SparkSession, url: str, path: str, columns: HistoryColumns) -> DataFrame:
-    history = spark.read.parquet(path)
-    types = dict(history.dtypes)
+def _why_not_json(begins: bytes) -> str | None:
+    """The reason why a file with this beginning is not JSON; None if it may be."""
+    if begins.startswith(PARQUET):
+        return "is Parquet, not JSON: add --format parquet"
+    if begins.startswith(GZIP):
+        return "is compressed by gzip: its name must end with .gz"
+    if begins.startswith(UTF16_MARKS):
+        return "is UTF-16: JSON must be UTF-8"
+    if begins and begins[:1] not in b"{[":
+        return "does not begin with a JSON object or array; a history is JSON or Parquet, so convert CSV"
+    return None
+
+
+def _parquet(spark: SparkSession, files: HistoryFiles, columns: HistoryColumns) -> DataFrame:
+    """The files, read together as far as their columns have the same types."""
+    alike: dict[ColumnPaths, list[str]] = {}
+    for file, found in files.each(files.columns):
+        paths = _column_paths(file.name, {**found, **dict.fromkeys(files.partitions, "string")}, columns)
+        alike.setdefault(paths, []).append(files.path(file))
+    return reduce(
+        DataFrame.unionAll, (_alike(spark, files, paths, some) for paths, some in sorted(alike.items()))
+    )
+
+
+def _column_paths(file: str, found: Columns, columns: HistoryColumns) -> ColumnPaths:
+    """The path and the type of each of the three columns.
+
+    Raises:
+        JobError: one is missing or has another type; the message says which are there.
+    """
+    paths = []
     for role, name in asdict(columns).items():
-        if name not in types:
-            present = ", ".join(types) or "none"
+        path = find(found, name)
+        if path is None:
             raise JobError(
-                f"{url}: column {name}: is missing; name it with --{role}-column (there are: {present})"
+                f"{file}: column {name}: is missing; name it with --{role}-column"
+                f" (there are: {', '.join(found) or 'none'})"
             )
-        if not isinstance(history.schema[name].dataType, PARQUET_TYPES[role]):
-            right = " or ".join(each().simpleString() for each in PARQUET_TYPES[role])
-            raise JobError(f"{url}: column {name}: is {types[name]}, must be {right}")
-    none = f.lit(None).cast("string")
-    return history.withColumns({CORRUPT: none, TYPE: none, FILE: f.input_file_name()})
+        type_ = reduce(lambda fields, step: cast("Columns", fields)[step], path, cast("Any", found))
+        if type_ not in PARQUET_TYPES[role]:
+            shown = f"a structure of {', '.join(type_)}" if isinstance(type_, Mapping) else type_
+            right = " or ".join(PARQUET_TYPES[role])
+            raise JobError(f"{file}: column {name}: is {shown}, must be {right}")
+        paths.append((path, type_))
+    return tuple(paths)
 
 
-def _at_ms(history: DataFrame, name: str) -> Column:
+def _alike(spark: SparkSession, files: HistoryFiles, paths: ColumnPaths, some: Sequence[str]) -> DataFrame:
+    """Files whose three columns have the same types. Spark reads no other column, whatever its type."""
+    reader = spark.read.schema(schema({path: SPARK_TYPES[type_] for path, type_ in paths}))
+    if files.partitions and files.base is not None:
+        reader = reader.option("basePath", files.base)
+    (principal, _), (id_, id_type), (time, time_type) = paths
+    id_column, time_column = _column(id_), _column(time)
+    is_too_large = id_column > f.lit(MAX_ID) if id_type == UNSIGNED else f.lit(False)
+    return reader.parquet(*some).select(
+        _column(principal).alias("principal"),
+        id_column.cast("string").alias("id"),
+        _at_ms(time_column, time_type).alias("at_ms"),
+        time_column.cast("string").alias("time"),
+        f.lit(None).cast("string").alias(CORRUPT),
+        f.input_file_name().alias(FILE),
+        f.when(is_too_large, f.lit(UNSIGNED)).alias(TYPE),
+    )
+
+
+def _column(path: Sequence[str]) -> Column:
+    return reduce(Column.getField, path[1:], f.col(quoted(path)))
+
+
+def _at_ms(column: Column, type_: str) -> Column:
     """A time in milliseconds, from a number of them, a timestamp, or the text of either; null if invalid."""
-    column = f.col(name)
-    if isinstance(history.schema[name].dataType, t.LongType):
-        return column
-    if not isinstance(history.schema[name].dataType, t.StringType):
-        return f.unix_millis(column.cast("timestamp"))
+    if type_ == NANOSECONDS:
+        return f.call_function("div", column, f.lit(NANOS_PER_MS))
+    if type_ in {"bigint", UNSIGNED}:
+        return column.try_cast("bigint")
+    return _ms_of_text(column) if type_ == "string" else f.unix_millis(column.cast("timestamp"))
+
+
+def _ms_of_text(column: Column) -> Column:
     number = f.when(column.rlike("^[0-9]{1,18}$"), column).cast("bigint")
     return f.coalesce(number, f.unix_millis(f.try_to_timestamp(column)))
 
@@ -202,7 +295,7 @@ def _check(uses: DataFrame, url: str, columns: HistoryColumns) -> None:
     for name, condition, why in wrong:
         if rows := bad.where(condition).limit(1).collect():
             row = rows[0]
-            file = (row[FILE] or url).removeprefix("file://")
+            file = (unquote(row[FILE]) or url).removeprefix("file://")
             text = row[CORRUPT] or f"principal={row['principal']!r} id={row['id']!r} time={row['time']!r}"
             field = f"field {name}: " if name else ""
             raise JobError(f"{file}: {field}{why}; in {text[:200]}")

@@ -45,6 +45,9 @@ SETTINGS: Final[dict[str, Any]] = {
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    # for histories, whose columns may be A and a, and whose times may be pandas' nanoseconds
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.legacy.parquet.nanosAsLong": "true",
 }
 
 LOG4J: Final = """rootLogger.level = error
