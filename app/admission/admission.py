@@ -44,7 +44,17 @@ from app.domain.ladder import MatchingRules, Quotas
 from app.domain.usage import ids_of
 from app.store.cluster import ClusterStore, plan_slots
 from app.store.encoding import OPEN_MS, Values, admitted_values, decode_answer
-from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, Store, StoreError
+from app.store.port import (
+    Answer,
+    Charge,
+    ChargeResult,
+    Mark,
+    PackedAnswer,
+    PackedPlan,
+    Plan,
+    Store,
+    StoreError,
+)
 
 log: Final = structlog.get_logger("quotagate.store")
 
@@ -658,10 +668,21 @@ def count_answer(
         if result.correction or any(each.correction for each in before):
             metrics.count_correction()
         if charge.applied.quota.algorithm == "producer_ids":
-            fills.append(Fill(charge.applied.bucket, result.remembered, result.fill))
+            left = result.remaining - _refused_ids(ask, charge, result)
+            fills.append(Fill(charge.applied.bucket, result.remembered, result.fill, left))
         elif forgiven := result.forgiven + sum(each.forgiven for each in before):
             metrics.count_forgiven(forgiven)
     metrics.count_decision(ask, decision, verdicts, fills, [match.applied for match in found])
+
+
+def _refused_ids(ask: Ask, charge: Charge, result: ChargeResult) -> int:
+    """How many new ids a quota refused; of an ask with more than the quota can ever hold, all ids count.
+
+    A shadow quota charges the ids that it would refuse, so they are in what remains.
+    """
+    if ask.mode == "peek" or charge.applied.quota.shadow:
+        return 0
+    return int(charge.usage) if result.outcome == "reject" else result.unseen
 
 
 def _with_all_ids(answer: Answer, ask: Ask, travels: Ask) -> Answer:

@@ -213,7 +213,7 @@ class Circuit:
         if self._reconnects:
             self._reconnects = False
             self._store.give_up(error)
-        if self.error is None:
+        if self.error is None or (error.reason == "permission" and str(error) != str(self.error)):
             log.warning(
                 "the store is not available; quotas follow on_store_failure",
                 reason=error.reason,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field, msgpack
 
 Labels = tuple[str, ...]
 
@@ -81,7 +81,7 @@ Gauges = dict[Labels, Gauge]
 
 COUNTERS: Final = (
     *("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed", "shortages"),
-    *("leases", "envoy_requests", "refused_connections"),
+    *("leases", "envoy_requests", "unusable_descriptors", "refused_connections"),
 )
 SUMS: Final = (
     *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped"),
@@ -110,6 +110,7 @@ class Counts(Struct):
         known_ids: how many producer ids it knows.
         renewals: asks by which it wrote known ids again.
         envoy_requests: what the rate-limit service for Envoy answered, by outcome.
+        unusable_descriptors: parts of descriptors that were left out, by reason.
         unmapped_descriptors: descriptors of these requests that named nothing to limit.
         unsent_answers: answers that could not be written to their connection.
     """
@@ -124,6 +125,7 @@ class Counts(Struct):
     refused_connections: dict[Labels, float] = field(default_factory=dict)
     shortages: dict[Labels, float] = field(default_factory=dict)
     envoy_requests: dict[Labels, float] = field(default_factory=dict)
+    unusable_descriptors: dict[Labels, float] = field(default_factory=dict)
     unmatched: int = 0
     exempt: float = 0
     corrections: int = 0
@@ -136,6 +138,7 @@ class Counts(Struct):
     tokens: Gauges = field(default_factory=dict)
     remembered: Gauges = field(default_factory=dict)
     fills: Gauges = field(default_factory=dict)
+    remaining: Gauges = field(default_factory=dict)
     accepted: Gauges = field(default_factory=dict)
     held: Gauges = field(default_factory=dict)
     written_at: float = 0.0
@@ -158,7 +161,16 @@ class Counts(Struct):
     @property
     def gauges(self) -> tuple[Gauges, ...]:
         """All gauges."""
-        return self.rates, self.tokens, self.remembered, self.fills, self.accepted, self.held, self.leased
+        return (
+            *(self.rates, self.tokens, self.remembered, self.fills, self.remaining),
+            *(self.accepted, self.held, self.leased),
+        )
+
+    def encoded(self, now: float) -> Iterator[tuple[str, Raw]]:
+        """Encode the fields one by one, for ``msgpack``, as written at ``now``."""
+        self.written_at = now
+        for name in self.__struct_fields__:
+            yield name, Raw(msgpack.encode(getattr(self, name)))
 
     def add(self, other: Counts) -> None:
         """Add the counts of another process."""

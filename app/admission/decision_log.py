@@ -45,7 +45,7 @@ SEND_EVERY_S: Final = 0.1
 LOOK_EVERY_S: Final = 1.0
 """How often the node reads the status of the log, for its metrics."""
 
-ROWS_IN_BATCH: Final = 250
+ROWS_IN_BATCH: Final = 180
 """The most rows in a batch besides plain admissions: packing this many takes some milliseconds, in which no
 ask is answered."""
 

@@ -147,6 +147,12 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
             "Descriptors of Envoy that named nothing to limit.",
             c.unmapped_descriptors,
         ),
+        _counter(
+            "envoy_unusable_descriptors",
+            "Parts of Envoy's descriptors that cannot be used and were left out, by reason.",
+            c.unusable_descriptors,
+            "reason",
+        ),
         _histogram("script_asks", "Asks per store call.", c.script_asks),
         _values("rate", "Last measured rate, in the unit of the limit.", c.rates, "quota entity", sum),
         _values(
@@ -164,6 +170,13 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
         ),
         _values(
             "producer_ids_remembered", "Producer ids remembered by the filter.", c.remembered, "entity", sum
+        ),
+        _values(
+            "producer_ids_remaining",
+            "New producer ids that may pass, below 0 when throttled; the series other shows the minimum.",
+            c.remaining,
+            "entity",
+            min,
         ),
         _values(
             "filter_fill",

@@ -159,6 +159,7 @@ class LocalAnswers:
         refusal = self._known.refusal(match.key, match.applied, ids[0], now_ms)
         if refusal is None:
             return None
+        self._metrics.count_repeated_refusal(match.applied.bucket)
         earliest_ms = self._time.earliest_ms(self._now_s() * 1000) or 0
         throttle_ms = refusal.passes_ms - earliest_ms if refusal.passes_ms else 0
         return LocalVerdict(local_verdict(ask, match, refusal.outcome, throttle_ms, refusal.largest), now_ms)
@@ -347,7 +348,9 @@ class LocalAnswers:
             self._known.learn(key, applied, principal, renewal.ids, closes_ms, answer.at_ms)
         if result.outcome == "admit":
             self._known.wrote(key, answer.at_ms)
-            self._metrics.count_renewal(Fill(renewal.applied.bucket, result.remembered, result.fill))
+            self._metrics.count_renewal(
+                Fill(renewal.applied.bucket, result.remembered, result.fill, result.remaining)
+            )
             self._logs.renewed(pending.ask, (pending.match,), answer)
         return True
 

@@ -11,14 +11,15 @@ import contextlib
 import math
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import cycle
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
 import structlog
-from msgspec import MsgspecError, msgpack
+from msgspec import MsgspecError, Raw, msgpack
 from prometheus_client import CollectorRegistry, generate_latest
 
 from app.admission.counts import KEPT, Counts, Labels, bounded, touch
@@ -62,11 +63,18 @@ _ADMITTED_HERE: Final = ("admit", "", "local")
 
 
 class Fill(NamedTuple):
-    """How many producer ids a bucket remembers, and the fill of its filter from 0 to 1."""
+    """The contents of a bucket of producer ids.
+
+    Attributes:
+        remembered: how many ids it remembers.
+        fill: the fill of its filter, from 0 to 1.
+        remaining: how many new ids may pass now, less those of an ask that may not; so below 0 then.
+    """
 
     bucket: str
     remembered: int
     fill: float
+    remaining: float
 
 
 Observe = Callable[[float, int], None]
@@ -113,7 +121,8 @@ class Metrics:
         self._volumes = volumes
         self._logged = logged
         self._clock = clock
-        self._halve_at = clock() + HALF_LIFE_S
+        self._halve_next = cycle(self._counts.gauges)
+        self._halve_at = clock() + HALF_LIFE_S / len(self._counts.gauges)
         self._shortages_logged: dict[Resource, float] = {}
         """When each shortage was last logged."""
         self._page: asyncio.Task[bytes] | None = None
@@ -161,8 +170,7 @@ class Metrics:
             elif throttled and verdict.quota == CONNECTION_CREATION_RATE:
                 touch(counts.held, (ask.listener or "", "ip"), now, None, throttled)
         for fill in fills:
-            touch(counts.remembered, (fill.bucket,), now, fill.remembered)
-            touch(counts.fills, (fill.bucket,), now, fill.fill)
+            self._filled(fill, now)
         if by is not None and by.quota == MAX_CONNECTION_CREATION_RATE and ask.mode != "peek":
             listener = bounded(counts.blocked, (ask.listener or "",))
             counts.blocked[listener] = counts.blocked.get(listener, 0) + decision.throttle_ms / 1000
@@ -200,7 +208,14 @@ class Metrics:
                     bucket = labels[1:]
                     touch(counts.remembered, bucket, now, values[REMEMBERED])
                     touch(counts.fills, bucket, now, values[FILL])
+                    touch(counts.remaining, bucket, now, values[at + 1])
             at += 2
+
+    def _filled(self, fill: Fill, now: float) -> None:
+        counts, labels = self._counts, (fill.bucket,)
+        touch(counts.remembered, labels, now, fill.remembered)
+        touch(counts.fills, labels, now, fill.fill)
+        touch(counts.remaining, labels, now, fill.remaining)
 
     def _accepted(self, ask: Ask, verdict: Verdict, now: float, throttled: float) -> None:
         broker, listener = _broker_and_listener(verdict.bucket)
@@ -217,21 +232,29 @@ class Metrics:
                 self._counts.shadows[shadow] = self._counts.shadows.get(shadow, 0) + 1
 
     def count_local(self, quota: str, bucket: str, ids: int) -> None:
-        """Count ids that were answered without the store, and keep the gauges of their bucket."""
+        """Count ids that were answered without the store, and keep the gauges of their bucket.
+
+        Nothing is known of the ask that was throttled last, so what remains is not below 0 any more.
+        """
         counts = self._counts
         counts.local_ids += ids
         gauge = counts.remembered.get((bucket,))
         if gauge is not None and (now := self._clock()) > gauge.at + KEEP_EVERY_S:
             touch(counts.remembered, (bucket,), now, None)
             touch(counts.fills, (bucket,), now, None)
+            left = counts.remaining[bucket,].value if (bucket,) in counts.remaining else None
+            touch(counts.remaining, (bucket,), now, None if left is None else max(left, 0.0))
             touch(counts.rates, (quota, bucket), now, None)
+
+    def count_repeated_refusal(self, bucket: str) -> None:
+        """Note that one new id was refused again without the store, so one less than none remains."""
+        if (bucket,) in self._counts.remaining:
+            touch(self._counts.remaining, (bucket,), self._clock(), -1.0)
 
     def count_renewal(self, fill: Fill) -> None:
         """Count a renewal of ids, and note what their bucket holds."""
         self._counts.renewals += 1
-        now = self._clock()
-        touch(self._counts.remembered, (fill.bucket,), now, fill.remembered)
-        touch(self._counts.fills, (fill.bucket,), now, fill.fill)
+        self._filled(fill, self._clock())
 
     def set_known_ids(self, ids: int) -> None:
         """Note how many producer ids this node knows."""
@@ -262,6 +285,10 @@ class Metrics:
         """Count an answer of the rate-limit service for Envoy, and its descriptors that named nothing."""
         _increment(self._counts.envoy_requests, outcome)
         self._counts.unmapped_descriptors += unmapped
+
+    def count_unusable_descriptor(self, reason: str) -> None:
+        """Count a part of a descriptor of Envoy that was left out."""
+        _increment(self._counts.unusable_descriptors, reason)
 
     def observe_call(self, asks: int, seconds: float) -> None:
         """Count one store call."""
@@ -338,11 +365,14 @@ class Metrics:
 
     def write(self) -> None:
         """Write the counts for the other processes."""
+        self._update()
+        self._keep(dict(self._counts.encoded(self._clock())))
+
+    def _keep(self, encoded: Mapping[str, Raw]) -> None:
+        """Write encoded counts to the file."""
         if self._file is not None:
-            self._update()
-            self._counts.written_at = self._clock()
             fresh = self._file.with_suffix(".new")
-            fresh.write_bytes(msgpack.encode(self._counts))
+            fresh.write_bytes(msgpack.encode(encoded))
             fresh.replace(self._file)
 
     @contextlib.asynccontextmanager
@@ -363,8 +393,13 @@ class Metrics:
 
     async def _write_on(self) -> None:
         while True:
+            self._update()
+            encoded: dict[str, Raw] = {}
+            for name, field in self._counts.encoded(self._clock()):
+                encoded[name] = field
+                await asyncio.sleep(0)  # 4,000 entries take a millisecond
             try:
-                self.write()
+                self._keep(encoded)
             except OSError as error:  # the file stays as it was, and is written again
                 resource = shortage_of(error)
                 if resource is None:
@@ -407,14 +442,15 @@ class Metrics:
         return generate_latest(registry)
 
     def _halve(self, now: float) -> None:
-        self._halve_at = now + HALF_LIFE_S
-        for gauges in self._counts.gauges:
-            for labels, gauge in list(gauges.items()):
-                gauge.activity /= 2
-                gauge.throttled /= 2
-                gauge.throttles /= 2
-                if gauge.at < now - QUIET_S:
-                    del gauges[labels]
+        """Halve the gauges of one name; the others follow in turn, each once in a half-life."""
+        self._halve_at = now + HALF_LIFE_S / len(self._counts.gauges)
+        gauges = next(self._halve_next)
+        for labels, gauge in list(gauges.items()):
+            gauge.activity /= 2
+            gauge.throttled /= 2
+            gauge.throttles /= 2
+            if gauge.at < now - QUIET_S:
+                del gauges[labels]
 
 
 def _increment(counter: dict[Labels, float], label: str) -> None:

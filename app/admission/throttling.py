@@ -12,7 +12,7 @@ import asyncio
 import time
 from asyncio import sleep, to_thread
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -27,6 +27,7 @@ from app.domain.volumes import (
     FactorState,
     Observation,
     VolumeRules,
+    after_forgetting,
     after_missed_pushes,
     after_observation,
     factor_in_force,
@@ -37,6 +38,8 @@ from app.domain.volumes import (
 )
 from app.store.port import StoreError
 from app.store.volumes import Reading, VolumeRecord, change
+
+T = TypeVar("T")
 
 FOLLOW_EVERY_S: Final = 0.25
 HELD_MODES: Final = frozenset({"admit", "peek"})
@@ -151,15 +154,31 @@ class Throttling(FactorSource):
         """Apply an observation that was made now, or at a caller's time, and write it to the record.
 
         Raises:
+            VolumeCountError: it is of a part of the cluster, and too many volumes would be known.
             StoreError: the store did not answer; the observation may have been written.
         """
+        await self._change(after_observation, seen, at_ms)
+
+    async def forget(self, broker: str, at_ms: int | None) -> None:
+        """Forget the volumes of a broker, now or at a caller's time.
+
+        Raises:
+            UnknownBrokerError: no volume of this broker is known.
+            StoreError: the store did not answer; the volumes may be forgotten.
+        """
+        await self._change(after_forgetting, broker, at_ms)
+
+    async def _change(
+        self, follow: Callable[[FactorState, T, int, VolumeRules], FactorState], by: T, at_ms: int | None
+    ) -> None:
+        """Replace the state in the record by the one that follows from an event."""
 
         async def judged(reading: Reading) -> FactorState:
             self._take(reading)
             self._note(at_ms)  # note the factor in force until now, such as a fallback
             now_ms = self.now_ms(at_ms)
             state = self._state or start_state(now_ms, self.rules)
-            return await to_thread(after_observation, state, seen, now_ms, self.rules)
+            return await to_thread(follow, state, by, now_ms, self.rules)
 
         async with self._turn:
             outcome, state = await change(self._record, judged)

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Connection, NullPool, create_engine, event, text
+from sqlalchemy import Connection, NullPool, create_engine, event, func, select
 
 import migrations
 from app.catalog.errors import CatalogUnavailableError, SchemaVersionError
-from app.catalog.sql import AWAY, driver_url
+from app.catalog.sql import AWAY, connection_options, driver_url, first_line, limit_waits, shown
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 ADVISORY_LOCK: Final = 0x51754F7461
-"""PostgreSQL's advisory lock that nodes take while they migrate."""
+"""PostgreSQL's advisory lock that nodes take while they migrate; it ends with the transaction."""
 
 
 def upgrade(database_url: str) -> None:
@@ -70,16 +70,19 @@ def connect(database_url: str, purpose: str = "migrated") -> Iterator[Connection
     Raises:
         CatalogUnavailableError: the database cannot be reached; the text says what cannot be done.
     """
-    engine = create_engine(driver_url(database_url, asynchronous=False), poolclass=NullPool)
-    if engine.dialect.name == "sqlite":
+    url = driver_url(database_url, asynchronous=False)
+    is_sqlite = url.get_backend_name() == "sqlite"
+    options = {} if is_sqlite else connection_options(url)
+    engine = create_engine(url, connect_args=options, poolclass=NullPool)
+    if is_sqlite:
         event.listen(engine, "connect", _open_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     try:
         with engine.begin() as connection:
             yield connection
     except AWAY as error:
-        name = engine.url.render_as_string(hide_password=True)
-        raise CatalogUnavailableError(f"the catalog at {name} cannot be {purpose}: {error}") from error
+        why = first_line(error)
+        raise CatalogUnavailableError(f"the catalog at {shown(url)} cannot be {purpose}: {why}") from error
 
 
 def _open_sqlite(connection: sqlite3.Connection, _record: object) -> None:
@@ -95,6 +98,5 @@ def _begin_sqlite(connection: Connection) -> None:
 def take_turn(connection: Connection) -> None:
     """Wait for other nodes' migrations to end; after that, let no statement wait long."""
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
-        connection.execute(text("SET LOCAL lock_timeout = '4s'"))
-        connection.execute(text("SET LOCAL statement_timeout = '5s'"))
+        connection.execute(select(func.pg_advisory_xact_lock(ADVISORY_LOCK)))
+        limit_waits(connection)

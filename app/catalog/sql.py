@@ -16,10 +16,13 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
     URL,
+    Connection,
     RowMapping,
     bindparam,
     column,
     delete,
+    event,
+    func,
     insert,
     inspect,
     make_url,
@@ -113,12 +116,22 @@ def driver_url(database_url: str, *, asynchronous: bool) -> URL:
     return url.set(drivername=drivers[url.get_backend_name()])
 
 
+def shown(url: URL) -> str:
+    """A database URL without its secrets, for messages; of its options, only the address.
+
+    >>> shown(make_url("postgresql://qg:pw@/quotagate?host=db&sslpassword=pw"))
+    'postgresql://qg:***@/quotagate?host=db'
+    """
+    address = {name: value for name, value in url.query.items() if name in {"host", "hostaddr", "port"}}
+    return url.set(query=address).render_as_string(hide_password=True)
+
+
 class Sql:
     """The catalog's database: a connection pool and its statements."""
 
     def __init__(self, database_url: str) -> None:
         url = driver_url(database_url, asynchronous=True)
-        self.name = url.render_as_string(hide_password=True)
+        self.name = shown(url)
         self.engine = _sqlite(url) if url.get_backend_name() == "sqlite" else _postgresql(url)
 
     async def close(self) -> None:
@@ -275,8 +288,9 @@ class Sql:
         except Exception as error:
             if not isinstance(error, AWAY) and shortage_of(error) is None:
                 raise
-            why = (str(error) or type(error).__name__).splitlines()[0]
-            raise CatalogUnavailableError(f"the catalog at {self.name} is out of reach: {why}") from error
+            raise CatalogUnavailableError(
+                f"the catalog at {self.name} is out of reach: {first_line(error)}"
+            ) from error
 
 
 def _sqlite(url: URL) -> AsyncEngine:
@@ -287,20 +301,44 @@ def _sqlite(url: URL) -> AsyncEngine:
 
 
 def _postgresql(url: URL) -> AsyncEngine:
-    """An engine on which nothing waits for ever, and which checks connections before it uses them.
+    """An engine on which nothing waits for ever, and which checks connections before it uses them."""
+    engine = create_async_engine(url, connect_args=connection_options(url), pool_pre_ping=True)
+    event.listen(engine.sync_engine, "begin", limit_waits)
+    return engine
+
+
+def connection_options(url: URL) -> dict[str, Any]:
+    """The options of connections to PostgreSQL, except those that the URL sets; no startup parameters.
 
     Connections to a host that vanished are closed after ``ANSWER_S``. The kernel would otherwise retry for a
-    quarter of an hour, during which the waiting work would keep its turn.
+    quarter of an hour, during which the waiting work would keep its turn. Statements are not prepared: behind
+    PgBouncer, the next transaction may run in another session of the server.
     """
-    connect_args = {
+    options = {
         "connect_timeout": CONNECT_TIMEOUT_S,
         "tcp_user_timeout": int(ANSWER_S * 1000),
         "keepalives_idle": CONNECT_TIMEOUT_S,
         "keepalives_interval": 1,
-        "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout={LOCK_TIMEOUT_MS}",
     }
-    defaults = {name: value for name, value in connect_args.items() if name not in url.query}
-    return create_async_engine(url, connect_args=defaults, pool_pre_ping=True)
+    return {
+        **{name: value for name, value in options.items() if name not in url.query},
+        "prepare_threshold": None,
+    }
+
+
+def limit_waits(connection: Connection) -> None:
+    """Let no later statement of this transaction of PostgreSQL run or wait for long.
+
+    The limits end with the transaction. PgBouncer refuses them as startup parameters, and gives a session
+    whose settings were changed to other clients.
+    """
+    timeouts = {"statement_timeout": STATEMENT_TIMEOUT_MS, "lock_timeout": LOCK_TIMEOUT_MS}
+    connection.execute(select(*(func.set_config(name, str(ms), True) for name, ms in timeouts.items())))
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text: later ones hold the statement and addresses of documentation."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def deadline() -> float:

@@ -4,7 +4,9 @@ DomainError
 ├── EntityError         no entity, bucket or filter can be spelled like this
 ├── QuotaValueError     a quota's value is wrong; names every field that is
 ├── OutOfBoundsError    a bound caller would record in, or refund to, a bucket that others share
-└── ObservationError    the volumes of a cluster could not be observed
+├── ObservationError    the volumes of a cluster could not be observed
+├── VolumeCountError    more volumes would be known than are kept
+└── UnknownBrokerError  no volume of this broker is known
 """
 
 from __future__ import annotations
@@ -51,3 +53,19 @@ class OutOfBoundsError(DomainError):
 
 class ObservationError(DomainError):
     """The volumes of a cluster could not be observed at all; the text says why."""
+
+
+class VolumeCountError(DomainError):
+    """An incomplete observation would make more volumes known than are kept.
+
+    Attributes:
+        count: how many would be known.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} volumes would be known")
+        self.count = count
+
+
+class UnknownBrokerError(DomainError):
+    """No volume of this broker is known."""

@@ -5,10 +5,11 @@ Everything here is a function of a state and a time. Times are in milliseconds; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
+from app.domain.errors import UnknownBrokerError, VolumeCountError
 from app.domain.quota import PRODUCER_BYTE_RATE, Quota
 
 LEAST_HOLD_MS: Final = 1_000
@@ -16,6 +17,9 @@ LEAST_HOLD_MS: Final = 1_000
 
 LEAST_LIMIT: Final = 1.0
 """The lowest produce limit that a factor above 0 leaves, in bytes per second."""
+
+KNOWN_AT_MOST: Final = 10_000
+"""How many volumes pushes may make known. Polled brokers may have more."""
 
 NAMED_AT_MOST: Final = 10
 """How many volumes without sizes a text names before it only counts them."""
@@ -41,7 +45,8 @@ class Observation:
     Attributes:
         volumes: the reported volumes; a log directory that is offline has no sizes.
         answered: the brokers that reported all their volumes, so a volume they do not name is gone. None: the
-            report is of the whole cluster, so any volume it does not name is gone.
+            report is of the whole cluster, so any volume it does not name is gone. Empty,
+            without a silent broker: the report is of some volumes, and says nothing about all others.
         silent: the active brokers that did not answer, each with the reason in a few words.
     """
 
@@ -226,28 +231,29 @@ def start_state(now_ms: int, rules: VolumeRules) -> FactorState:
 
 
 def after_observation(state: FactorState, seen: Observation, now_ms: int, rules: VolumeRules) -> FactorState:
-    """The state after an observation."""
+    """The state after an observation.
+
+    Raises:
+        VolumeCountError: it is of a part of the cluster, and too many volumes would be known.
+    """
     state = after_missed_pushes(state, now_ms, rules)
     volumes = tuple(_merged(state.volumes, seen, now_ms, rules))
+    if seen.is_part and len(volumes) > KNOWN_AT_MOST:
+        raise VolumeCountError(len(volumes))
     reported = {(v.broker, v.dir) for v in seen.volumes}
-    unknown = [
-        v
-        for v in volumes
-        if not v.is_current
-        and not v.is_valid(now_ms, rules)
-        and (v.broker in seen.silent or (v.broker, v.dir) in reported)
-    ]
     never_seen = seen.silent.keys() - {v.broker for v in volumes}
-    trouble = "; ".join(f"broker {broker} is unknown: {why}" for broker, why in sorted(seen.silent.items()))
     without = [v for v in seen.volumes if rules.limit.violates(v.total_bytes, v.available_bytes) is None]
-    if without:
-        places = ", ".join(f"{v.dir} of broker {v.broker}" for v in without[:NAMED_AT_MOST])
-        more = f", and {len(without) - NAMED_AT_MOST} more" if len(without) > NAMED_AT_MOST else ""
-        trouble = "; ".join(filter(None, [trouble, f"without sizes: {places}{more}"]))
+    troubles = [
+        *(f"broker {broker} is unknown: {why}" for broker, why in sorted(seen.silent.items())),
+        *_named("without sizes", without),
+        *(_unrenewed(volumes, reported, now_ms, rules) if seen.is_part else ()),
+    ]
     active = seen.answered | seen.silent.keys() if seen.answered is not None else frozenset()
     brokers = active or {v.broker for v in volumes}
-    succeeded = not unknown and not never_seen
-    return _judged(state, volumes, len(brokers), now_ms, rules, succeeded=succeeded, trouble=trouble)
+    succeeded = not never_seen and all(v.is_valid(now_ms, rules) for v in volumes)
+    return _judged(
+        state, volumes, len(brokers), now_ms, rules, succeeded=succeeded, trouble="; ".join(troubles)
+    )
 
 
 def after_failure(state: FactorState, why: str, now_ms: int, rules: VolumeRules) -> FactorState:
@@ -256,6 +262,28 @@ def after_failure(state: FactorState, why: str, now_ms: int, rules: VolumeRules)
     volumes = tuple(known._replace(is_current=False) for known in state.volumes)
     trouble = f"the observation failed: {why}"
     return _judged(state, volumes, state.active_brokers, now_ms, rules, succeeded=False, trouble=trouble)
+
+
+def after_forgetting(state: FactorState, broker: str, now_ms: int, rules: VolumeRules) -> FactorState:
+    """The state without the volumes of a broker, which left the cluster.
+
+    The last observation is judged again, as it would have been without them. Nothing is observed, so no
+    validity begins anew.
+
+    Raises:
+        UnknownBrokerError: no volume of this broker is known.
+    """
+    volumes = tuple(known for known in state.volumes if known.broker != broker)
+    if len(volumes) == len(state.volumes):
+        raise UnknownBrokerError(broker)
+    seen_ms = state.observed_ms
+    succeeded = all(v.is_valid(seen_ms, rules) for v in volumes)
+    trouble = "; ".join(_unrenewed(volumes, frozenset(), seen_ms, rules))
+    brokers = len({v.broker for v in volumes})
+    after = _judged(
+        state, volumes, brokers, seen_ms, rules, succeeded=succeeded, trouble=trouble, judged_ms=now_ms
+    )
+    return replace(after, violations=state.violations)
 
 
 def factor_in_force(
@@ -361,10 +389,28 @@ def _merged(
 
 def _stays(known: KnownVolume, seen: Observation, now_ms: int, rules: VolumeRules) -> bool:
     """Whether a volume that the observation does not name still exists."""
+    if seen.is_part:
+        return True
     if seen.answered is None or known.broker in seen.answered:
         return False
     # Volumes of an active broker that is silent stay, so that missing sizes show; others stay while valid.
     return known.broker in seen.silent or known.is_valid(now_ms, rules)
+
+
+def _unrenewed(
+    volumes: Iterable[KnownVolume], reported: Collection[tuple[str, str]], now_ms: int, rules: VolumeRules
+) -> Iterator[str]:
+    """A text that names the volumes that no push has renewed within their validity; none without them."""
+    old = [v for v in volumes if not v.is_valid(now_ms, rules) and (v.broker, v.dir) not in reported]
+    return _named("not renewed within the validity", old)
+
+
+def _named(fault: str, volumes: Sequence[Volume | KnownVolume]) -> Iterator[str]:
+    """A text that says which volumes have a fault; none without volumes."""
+    if volumes:
+        places = ", ".join(f"{v.dir} of broker {v.broker}" for v in volumes[:NAMED_AT_MOST])
+        more = f", and {len(volumes) - NAMED_AT_MOST} more" if len(volumes) > NAMED_AT_MOST else ""
+        yield f"{fault}: {places}{more}"
 
 
 def _violates_until(known: KnownVolume, rules: VolumeRules) -> int:
@@ -378,20 +424,27 @@ def _judged(
     state: FactorState,
     volumes: tuple[KnownVolume, ...],
     brokers: int,
-    now_ms: int,
+    seen_ms: int,
     rules: VolumeRules,
     *,
     succeeded: bool,
     trouble: str,
+    judged_ms: int | None = None,
 ) -> FactorState:
-    """The state that follows: a violation or a success sets the factor, otherwise the last one stays."""
-    violating = [v for v in volumes if v.violates(now_ms, rules)]
+    """The state that follows: a violation or a success sets the factor, otherwise the last one stays.
+
+    Args:
+        seen_ms: when the observation was made.
+        judged_ms: when it is judged, and a new factor begins; None: at once.
+    """
+    judged_ms = seen_ms if judged_ms is None else judged_ms
+    violating = [v for v in volumes if v.violates(seen_ms, rules)]
     after = replace(
         state,
         volumes=volumes,
         active_brokers=brokers,
-        observed_ms=now_ms,
-        next_check_ms=now_ms + rules.interval_ms,
+        observed_ms=seen_ms,
+        next_check_ms=seen_ms + rules.interval_ms,
         succeeded=succeeded,
         trouble=trouble,
         violations=state.violations + len(violating),
@@ -399,12 +452,12 @@ def _judged(
     if not succeeded and not violating:
         return after
     factor = rules.policy(len(violating), len(volumes))
-    was = factor_in_force(state, None, now_ms, rules)
+    was = factor_in_force(state, None, judged_ms, rules)
     return replace(
         after,
         factor=factor,
-        since_ms=was.since_ms if was.factor == factor else now_ms,
-        valid_until_ms=now_ms + rules.validity_ms,
+        since_ms=was.since_ms if was.factor == factor else judged_ms,
+        valid_until_ms=seen_ms + rules.validity_ms,
         reason=_because(violating, len(volumes)),
     )
 

@@ -187,6 +187,17 @@ class Access:
         client = scope.get("client")
         return client is not None and self._by_address(client[0])
 
+    def may_read(self, scope: Scope) -> bool:
+        """Whether the caller of a request has the scope read.
+
+        Raises:
+            ProblemError: 401 for an invalid key.
+        """
+        try:
+            return "read" in self.caller(scope).scopes
+        except OverloadedError:
+            return False
+
     def require(self, scope: Scope, wanted: Permission) -> Grant:
         """Require a scope of a request, and return its grant.
 

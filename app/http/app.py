@@ -36,7 +36,7 @@ from app.http.intake import BodyBytes, Intake
 from app.http.leases import LeaseRoute, LeaseRoutes
 from app.http.outbox import Outbox
 from app.http.problems import FieldError, ProblemError, away, overloaded, retry_ms, unprocessable
-from app.http.static import StaticPage, Turnstile
+from app.http.static import Redirect, StaticPage, Turnstile
 from app.http.strict import TAKE
 from app.http.wire import Clock
 
@@ -121,6 +121,7 @@ def static_pages(api: FastAPI) -> dict[str, StaticPage]:
         **documents.pages(),
         console.PATH: console.kept(),
         console.ENTRANCE: console.Entrance(),
+        **{f"{path}/": Redirect(f"..{path}") for path in (console.PATH, documents.SWAGGER, documents.REDOC)},
     }
 
 

@@ -47,7 +47,7 @@ class BucketBody(Struct):
     """The state of a bucket for one quota; fields that do not apply to its algorithm are null."""
 
     bucket: Annotated[str, Meta(description="The bucket in canonical spelling.")]
-    quota: Annotated[str, Meta(extra_json_schema={"enum": list(KEYS)})]
+    quota: Annotated[str, Meta(description="The quota key.", extra_json_schema={"enum": list(KEYS)})]
     observed: Annotated[
         float,
         Meta(
@@ -83,12 +83,13 @@ class BucketBody(Struct):
 class BucketsBody(Struct):
     """A bucket, for each quota that charges it."""
 
-    buckets: list[BucketBody]
+    buckets: Annotated[list[BucketBody], Meta(description="In the order of the quota keys.")]
 
 
 COMPONENTS: Final[Mapping[str, Schema]] = {
     **components(BucketsBody),
     "BucketReset": {
+        "description": "A bucket to reset.",
         "type": "object",
         "required": ["bucket"],
         "properties": {

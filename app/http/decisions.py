@@ -104,7 +104,7 @@ class DecisionRoutes:
         ask = self._read_valid(body, grant)
         if ask is None:
             yield
-            ask = self._allowed(decode_ask(body, self._clock), grant, "")
+            ask = self._allowed((yield from decode_ask(body, self._clock)), grant, "")
         return ask
 
     def _read_valid(self, body: bytes, grant: Grant) -> Ask | PlainAsk | None:

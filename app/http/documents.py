@@ -34,8 +34,10 @@ _HEAD: Final = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 """
+# A redirect, to a page of a proxy for instance, would take the key along.
 _SWAGGER_SCRIPT: Final = (
-    'SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLinking: true, validatorUrl: null})'
+    'SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLinking: true, validatorUrl: null, '
+    'requestInterceptor: (request) => Object.assign(request, {redirect: "error"})})'
 )
 _REDOC_SCRIPT: Final = (
     'Redoc.init("openapi.json", {disableSearch: true, hideDownloadButton: false}, '

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.admission.metrics import Metrics
 from app.http.access import Access
+
+Status = Literal["live", "ready", "starting", "stopping"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Readiness:
     Attributes:
         snapshot: whether quotas are loaded.
         store, catalog: ``ok``, or what is wrong; the process decides without either.
+        unknown_settings: the ``QUOTAGATE_`` variables that are no settings.
     """
 
     snapshot: bool
@@ -30,6 +34,7 @@ class Readiness:
     catalog: str = "ok"
     throttle_factor: float = 1.0
     stopping: bool = False
+    unknown_settings: Sequence[str] = ()
 
     @property
     def can_decide(self) -> bool:
@@ -48,34 +53,54 @@ _SCRAPED: Final = {
 class Health:
     """The health of this process."""
 
-    status: Literal["live", "ready", "starting", "stopping"]
-    store: str
-    catalog: str
-    throttle_factor: float
+    status: Annotated[
+        Status, Field(description="Whether the process serves; `starting` and `stopping` are not ready.")
+    ]
+    store: Annotated[str, Field(description="`ok`, or what is wrong with the store.")]
+    catalog: Annotated[str, Field(description="`ok`, or what is wrong with the catalog.")]
+    throttle_factor: Annotated[float, Field(description="The factor for produce limits that is in force.")]
+    settings: Annotated[
+        Literal["ok", "unknown"],
+        Field(description="`unknown`: a variable that begins with `QUOTAGATE_` is no setting."),
+    ]
+    unknown_settings: Annotated[
+        Sequence[str], Field(description="The names of these variables; for callers with the scope `read`.")
+    ] = ()
 
 
 def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> APIRouter:
     """Return the routes of liveness, readiness and metrics."""
     routes = APIRouter(tags=["Health"])
 
+    def answer(request: Request, state: Readiness, status: Status) -> Health:
+        return _health(state, status, with_names=access.may_read(request.scope))
+
     @routes.get(
-        "/health/live", summary="Whether the process is live", responses={200: _answer("live", "Live.")}
+        "/health/live",
+        summary="Whether the process is live",
+        response_model_exclude_defaults=True,
+        responses={200: _answer("live", "Live.")},
     )
-    async def live() -> Health:
-        return _health(ready(), "live")
+    async def live(request: Request) -> Health:
+        return answer(request, ready(), "live")
 
     not_ready: dict[int | str, dict[str, Any]] = {
         200: _answer("ready", "Ready."),
         503: _answer("starting", "Not ready: no quotas are loaded yet, or the process is stopping."),
     }
 
-    @routes.get("/health/ready", summary="Whether the process can decide", responses=not_ready)
-    async def is_ready(response: Response) -> Health:
+    @routes.get(
+        "/health/ready",
+        summary="Whether the process can decide",
+        response_model_exclude_defaults=True,
+        responses=not_ready,
+    )
+    async def is_ready(request: Request, response: Response) -> Health:
         state = ready()
         if state.can_decide:
-            return _health(state, "ready")
+            return answer(request, state, "ready")
         response.status_code = 503
-        return _health(state, "stopping" if state.stopping else "starting")
+        return answer(request, state, "stopping" if state.stopping else "starting")
 
     @routes.get(
         "/metrics",
@@ -94,11 +119,19 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
 
 
 def _answer(status: str, description: str) -> dict[str, Any]:
-    example = {"status": status, "store": "ok", "catalog": "ok", "throttle_factor": 1.0}
+    example = {"status": status, "store": "ok", "catalog": "ok", "throttle_factor": 1.0, "settings": "ok"}
     schema = {"$ref": "#/components/schemas/Health"}
     content = {"application/json": {"schema": schema, "example": example}}
     return {"model": Health, "description": description, "content": content}
 
 
-def _health(state: Readiness, status: Literal["live", "ready", "starting", "stopping"]) -> Health:
-    return Health(status, state.store, state.catalog, state.throttle_factor)
+def _health(state: Readiness, status: Status, *, with_names: bool) -> Health:
+    unknown = state.unknown_settings
+    return Health(
+        status,
+        state.store,
+        state.catalog,
+        state.throttle_factor,
+        "unknown" if unknown else "ok",
+        tuple(unknown) if with_names else (),
+    )

@@ -41,20 +41,23 @@ BINDING_PATTERN: Final = (
 )
 """Whole IPv6 addresses are accepted too."""
 
+_NAMED: Final = "The name of the key, as the history and the log show it."
+_SCOPES: Final = "The scopes of the key: what it may do."
+
 Scope = Annotated[str, Meta(extra_json_schema={"enum": list(PERMISSIONS)})]
 
 
 class KeyBody(Struct):
     """An API key, without its secret."""
 
-    name: str
-    scopes: tuple[Scope, ...]
+    name: Annotated[str, Meta(description=_NAMED)]
+    scopes: Annotated[tuple[Scope, ...], Meta(description=_SCOPES)]
     bound_to: Annotated[
         tuple[str, ...], Meta(description="Entities in canonical spelling; empty if the key is not bound.")
     ]
     expires_ms: Annotated[Count | None, Meta(description="When the key expires; null means never.")]
-    created_ms: Count
-    rotated_ms: Count | None
+    created_ms: Annotated[Count, Meta(description="When the key was made, in milliseconds since 1970.")]
+    rotated_ms: Annotated[Count | None, Meta(description="When the key was last rotated; null means never.")]
     former_until_ms: Annotated[
         Count | None, Meta(description="Until when the key before the last rotation stays valid.")
     ]
@@ -69,21 +72,27 @@ class KeyOnceBody(KeyBody):
 class KeyListBody(Struct):
     """All API keys."""
 
-    keys: list[KeyBody]
+    keys: Annotated[list[KeyBody], Meta(description="In the order of their names.")]
 
 
 def _wanted(scopes: list[str], bound_to: Schema) -> Schema:
     return {
         "required": ["name", "scopes"],
         "properties": {
-            "name": {"type": "string", "pattern": f"^{NAME}$", "not": {"const": "admin"}},
+            "name": {
+                "type": "string",
+                "pattern": f"^{NAME}$",
+                "not": {"const": "admin"},
+                "description": _NAMED,
+            },
             "scopes": {
+                "description": _SCOPES,
                 "type": "array",
                 "items": {"type": "string", "enum": scopes},
                 "minItems": 1,
                 "uniqueItems": True,
             },
-            "bound_to": bound_to,
+            "bound_to": bound_to | {"description": "The entities that the key may ask for; empty: all."},
             "expires_ms": or_null(
                 {"type": "integer", "minimum": 0, "maximum": MAX_EXACT},
                 "When the key expires, in milliseconds since 1970; null means never.",
@@ -118,6 +127,7 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         ],
     },
     "Rotation": {
+        "description": "How a key is rotated.",
         "type": "object",
         "properties": {
             "grace_ms": {

@@ -24,6 +24,7 @@ from app.http import (
 from app.http.access import scope_of
 from app.http.check_question import Sources
 from app.http.problems import FieldError, ProblemError, overloaded, unprocessable
+from app.http.protocol import LONG_TARGET
 from app.http.schema import KEY, Schema, access_problems, components, problem_answers, ref
 from app.http.wire import MAX_BODY, Clock
 
@@ -87,7 +88,7 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
         description=api.description,
         license_info=api.license_info,
         tags=api.openapi_tags,
-        servers=[{"url": "/", "description": "The host that serves this document."}],
+        servers=[{"url": ".", "description": "The place that serves this document, also below a prefix."}],
         routes=api.routes,
     )
     for context in iter_route_contexts(api.routes):
@@ -115,6 +116,8 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
         **leases_schema.paths(timed=clock == "caller"),
         **document["paths"],
     }
+    for item in document["paths"].values():
+        _add_long_target(item)
     schemas = _schemas(clock)
     for room in (quotas_lists_schema, buckets_schema, leases_schema, volumes_schema, keys_schema):
         schemas |= room.COMPONENTS
@@ -126,6 +129,16 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
         "securitySchemes": {KEY: {"type": "http", "scheme": "bearer", "description": KEY_DESCRIPTION}},
     }
     return document
+
+
+def _add_long_target(item: Schema) -> None:
+    """Add the answer to a target that is too long, where a path or a query can make it so."""
+    shared = item.get("parameters", [])
+    for operation in item.values():
+        if isinstance(operation, dict):
+            names = [*shared, *operation.get("parameters", ())]
+            if any(name["in"] in ("path", "query") for name in names):
+                operation["responses"].update(problem_answers([LONG_TARGET]))
 
 
 def _restore_nulls(operation: Schema, route: APIRoute) -> None:

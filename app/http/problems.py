@@ -32,17 +32,19 @@ class FieldError(Struct, frozen=True):
     field: Annotated[
         str, Meta(description='A JSON pointer into the body, "" for all of it; /entity is the path.')
     ]
-    message: str
+    message: Annotated[str, Meta(description="What is wrong, and what would be right.")]
 
 
 class ProblemBody(Struct):
     """An error (RFC 9457)."""
 
-    type: str
-    title: str
-    status: Annotated[int, Meta(ge=400, le=599)]
-    detail: str
-    errors: list[FieldError] | UnsetType = UNSET
+    type: Annotated[str, Meta(description="The URI of this kind of error; about:blank for most.")]
+    title: Annotated[str, Meta(description="The phrase of the status.")]
+    status: Annotated[int, Meta(ge=400, le=599, description="The HTTP status.")]
+    detail: Annotated[str, Meta(description="What is wrong, for people.")]
+    errors: (
+        Annotated[list[FieldError], Meta(description="With 422: what is wrong, by field.")] | UnsetType
+    ) = UNSET
 
 
 class ProblemError(Exception):

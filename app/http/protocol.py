@@ -42,9 +42,10 @@ FRAMING: Final = 8
 """The most framing bytes per byte of a chunked body; chunks of one byte need six."""
 THROWN_AWAY: Final = 16 * 2**20
 """How much of an unneeded body is read, in bytes, so that the connection can be reused."""
-A_LITTLE: Final = 65_536
+A_LITTLE: Final = 17 * 2**16
 """How much is read, in bytes, when the connection will be closed: a caller that is still sending would
-otherwise miss the answer."""
+otherwise miss the answer. It is more than the largest head of servers in Go (1 MiB): some gateways copy the
+whole head of a visitor, and let visitors in when the check has no answer."""
 
 NOT_HTTP: Final = ProblemError(400, "This is not an HTTP/1.1 request.")
 WRONG_HOST: Final = ProblemError(400, "An HTTP/1.1 request names its host exactly once (RFC 9112, 3.2).")

@@ -114,5 +114,5 @@ def _object(body: Any) -> dict[str, object]:
 def _shown(found: QuotaSet, status: int) -> Response:
     headers = {"ETag": etag(found.version)}
     if status == 201:
-        headers["Location"] = f"/v1/quotas/{found.entity}"
+        headers["Location"] = str(found.entity)  # relative, since a proxy may have removed a prefix
     return answer(body_of(found), status, headers)

@@ -50,10 +50,16 @@ THROTTLE_FACTOR: Final = "throttle_factor"
 def _list_of(alteration: str, most: int) -> Schema:
     """Return the schema of a body of alterations."""
     return {
+        "description": "Alterations that are made together: all, or none.",
         "type": "object",
         "required": ["alterations"],
         "properties": {
-            "alterations": {"type": "array", "items": ref(alteration), "maxItems": most},
+            "alterations": {
+                "type": "array",
+                "items": ref(alteration),
+                "maxItems": most,
+                "description": "The changes, one for each entity.",
+            },
             "validate_only": {
                 "type": "boolean",
                 "default": False,
@@ -68,6 +74,7 @@ def _of_entity(entity: Schema, quotas: Schema) -> Schema:
     """Return the schema of one alteration."""
     by_key = "By key: a value replaces the whole quota, null deletes it; other keys stay as they are."
     return {
+        "description": "The change of one entity's quotas.",
         "type": "object",
         "required": ["entity", "quotas"],
         "properties": {
@@ -78,7 +85,7 @@ def _of_entity(entity: Schema, quotas: Schema) -> Schema:
     }
 
 
-QuotaKeyName = Annotated[str, Meta(extra_json_schema={"enum": list(KEYS)})]
+QuotaKeyName = Annotated[str, Meta(description="The quota key.", extra_json_schema={"enum": list(KEYS)})]
 QuotaValue = Annotated[Any, Meta(extra_json_schema={"anyOf": [ref("Quota"), {"type": "null"}]})]
 Definitions = Annotated[Any, Meta(extra_json_schema=ref("QuotaDefinitions"))]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -87,7 +94,7 @@ NonNegative = Annotated[float, Meta(ge=0)]
 class QuotaPageBody(Struct):
     """A page of entities and their quotas."""
 
-    quotas: list[EntityQuotasBody]
+    quotas: Annotated[list[EntityQuotasBody], Meta(description="In the order of the entities' spelling.")]
     next_cursor: Annotated[str | None, Meta(description="For the next page; null after the last one.")]
 
 
@@ -95,7 +102,7 @@ class QuotaResult(Struct):
     """The result of one alteration."""
 
     entity: Annotated[str, Meta(description="The entity, in canonical spelling if it is valid.")]
-    ok: bool
+    ok: Annotated[bool, Meta(description="Whether it was made, or with `validate_only` could be made.")]
     problem: Annotated[ProblemBody, Meta(description="Why the alteration failed.")] | UnsetType = UNSET
 
 
@@ -108,11 +115,14 @@ class QuotaResultsBody(Struct):
 class PlannedChange(Struct):
     """What happens to one quota."""
 
-    entity: str
+    entity: Annotated[str, Meta(description="The entity that the quota is set on.")]
     quota: QuotaKeyName
-    change: Annotated[Literal["added", "changed", "removed"], Meta(extra_json_schema={"type": "string"})]
-    before: QuotaValue
-    after: QuotaValue
+    change: Annotated[
+        Literal["added", "changed", "removed"],
+        Meta(description="What happens to the quota.", extra_json_schema={"type": "string"}),
+    ]
+    before: Annotated[QuotaValue, Meta(description="The quota before; null: none was set.")]
+    after: Annotated[QuotaValue, Meta(description="The quota after; null: none is set.")]
     buckets: Annotated[
         Literal["kept", "emptied"],
         Meta(description="Whether existing counts are kept or reset.", extra_json_schema={"type": "string"}),
@@ -135,7 +145,7 @@ class QuotaPlanBody(Struct):
 class Rung(Struct):
     """One entity of a ladder."""
 
-    entity: str
+    entity: Annotated[str, Meta(description="The entity, or its default.")]
     limit: Annotated[float | None, Meta(description="null if no quota is set on it.")]
 
 
@@ -145,7 +155,7 @@ class EffectiveQuota(Struct):
     quota: QuotaKeyName
     entity: Annotated[str, Meta(description="The entity that the quota is set on.")]
     bucket: Annotated[str, Meta(description="The bucket that is charged.")]
-    limit: NonNegative
+    limit: Annotated[NonNegative, Meta(description="The limit as it is set.")]
     limit_now: Annotated[NonNegative, Meta(description="The limit after the throttle factor of volumes.")]
     ladder: Annotated[
         list[Rung], Meta(description="The most specific entity first; the first limit that is set decides.")
@@ -161,18 +171,18 @@ class EffectiveQuotasBody(Struct):
 class QuotaChangeBody(Struct):
     """One change in the history."""
 
-    at_ms: int
+    at_ms: Annotated[int, Meta(description="When, in milliseconds since 1970.")]
     who: Annotated[str, Meta(description="The name of the API key; admin for the admin key.")]
     entity: Annotated[str, Meta(description=f"An entity, or {THROTTLE_FACTOR} for drills.")]
-    before: Definitions
-    after: Definitions
+    before: Annotated[Definitions, Meta(description="What was set before; null: nothing.")]
+    after: Annotated[Definitions, Meta(description="What is set since; null: nothing.")]
     reason: Annotated[str | None, Meta(description="From X-Reason.")]
 
 
 class QuotaHistoryBody(Struct):
     """Changes, newest first."""
 
-    changes: list[QuotaChangeBody]
+    changes: Annotated[list[QuotaChangeBody], Meta(description="Newest first.")]
     next_cursor: Annotated[str | None, Meta(description="For older changes; null after the oldest one.")]
 
 
@@ -190,7 +200,7 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         {
             "type": "object",
             "properties": {
-                key: {"anyOf": [*schema["anyOf"], {"type": "null"}]}
+                key: {"anyOf": [*schema["anyOf"], {"type": "null"}], "description": schema["description"]}
                 for key, schema in quotas_schema.COMPONENTS["QuotaSet"]["properties"].items()
             },
             "additionalProperties": False,

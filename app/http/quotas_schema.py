@@ -17,6 +17,7 @@ from app.http.schema import (
     answer_of,
     body_of,
     components,
+    or_null,
     ref,
     route,
 )
@@ -42,7 +43,32 @@ _LAYER_MS: Final = {
         description=f"How long a layer lives: 1 to {MAX_LAYERS} intervals.",
     ),
 }
+_ABOUT: Final = {
+    "enforcement": "`deny`: work beyond the limit is refused until it fits. `delay`: it is done, and its "
+    "answer is held.",
+    "scope": "`cluster`: one bucket for all brokers. `broker`: one for each.",
+    "on_store_failure": "What an ask gets while the store cannot be asked.",
+    "algorithm": "How usage is measured: as Kafka's sampled rate, or by a token bucket.",
+    "samples": "How many samples the measured window has.",
+    "sample_ms": "The length of a sample, in milliseconds.",
+    "window_ms": "The window in which new ids are counted, in milliseconds.",
+}
+"""What the fields of a quota are, except for those with a schema of their own."""
+
+_LIMITED: Final = {
+    "producer_ids_rate": "New producer ids in a window (KIP-936).",
+    "request_rate": "Requests per second (KIP-124's first proposal).",
+    "request_percentage": "Percent of one thread's time: 10 ms of a second are 1 (KIP-124).",
+    "producer_byte_rate": "Bytes produced per second.",
+    "consumer_byte_rate": "Bytes fetched per second.",
+    "controller_mutation_rate": "Partitions created or deleted per second (KIP-599).",
+    "connection_creation_rate": "New connections per second from an address (KIP-612).",
+    "max_connection_creation_rate": "New connections per second to a broker or listener (KIP-612).",
+}
+"""What each quota key limits."""
+
 _LAYERS: Final[Schema] = {
+    "description": "How long ids are remembered: a policy by its name, or its two times.",
     "anyOf": [
         {"type": "string", "enum": list(LAYER_POLICIES)},
         {
@@ -51,7 +77,7 @@ _LAYERS: Final[Schema] = {
             "properties": _LAYER_MS,
             "additionalProperties": False,
         },
-    ]
+    ],
 }
 
 
@@ -60,12 +86,18 @@ def _field(row: QuotaKey, field: str) -> Schema:
         return _limit(row)
     if field in CHOICES:
         choices = ["deny"] if field == "enforcement" and row.algorithm == "producer_ids" else CHOICES[field]
-        return {"type": "string", "enum": list(choices)}
+        return {"type": "string", "enum": list(choices), "description": _ABOUT[field]}
     if field in RANGES:
-        return _number(*RANGES[field], whole=True)
+        return _number(*RANGES[field], whole=True, description=_ABOUT[field])
     others: dict[str, Schema] = {
         "shadow": {"type": "boolean", "description": "Charge the bucket, but never change a decision."},
-        "burst": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_EXACT},
+        "burst": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "maximum": MAX_EXACT,
+            "description": "The most tokens that the bucket holds; by default `limit` times the seconds of "
+            "all samples.",
+        },
         "layers": _LAYERS,
     }
     return others[field]
@@ -112,16 +144,14 @@ def _value(row: QuotaKey) -> Schema:
             ),
             _object(row, FIELDS["token_bucket"], "Token bucket", algorithm=token),
         ]
-    return {"title": row.name, "anyOf": [_limit(row), *objects]}
+    return {"title": row.name, "description": _LIMITED[row.name], "anyOf": [_limit(row), *objects]}
 
 
 def _patch(row: QuotaKey) -> Schema:
     """Return the schema of a quota's merge patch; a schema cannot say that its result must be a quota."""
     fields = FIELDS["producer_ids"] if row.algorithm == "producer_ids" else FIELDS["token_bucket"]
-    properties = {
-        f: {"anyOf": [_field(row, f), {"type": "null"}]} if f != "limit" else _limit(row) for f in fields
-    }
-    layer_ms = {name: {"anyOf": [schema, {"type": "null"}]} for name, schema in _LAYER_MS.items()}
+    properties = {f: _or_default(_field(row, f)) if f != "limit" else _limit(row) for f in fields}
+    layer_ms = {name: _or_default(schema) for name, schema in _LAYER_MS.items()}
     if "layers" in properties:
         properties["layers"]["anyOf"].append(
             {"type": "object", "properties": layer_ms, "additionalProperties": False}
@@ -132,7 +162,14 @@ def _patch(row: QuotaKey) -> Schema:
         "properties": properties,
         "additionalProperties": False,
     }
-    return {"title": row.name, "anyOf": [_limit(row), change, {"type": "null"}]}
+    about = f"{_LIMITED[row.name]} null deletes the quota."
+    return {"title": row.name, "description": about, "anyOf": [_limit(row), change, {"type": "null"}]}
+
+
+def _or_default(schema: Schema) -> Schema:
+    """Return the schema of a field in a merge patch, where null means its default."""
+    plain = {name: value for name, value in schema.items() if name != "description"}
+    return or_null(plain, f"{schema['description']} null: the default.")
 
 
 def _by_key(schemas: Mapping[str, Schema], **more: Any) -> Schema:
@@ -149,6 +186,7 @@ def _each_once(schemas: Iterable[Schema]) -> list[Schema]:
 
 _BOUND: Final = {
     "type": "object",
+    "description": "By how much admitted usage may exceed the limit in a window.",
     "required": ["ratio", "window_ms", "text"],
     "properties": {
         "ratio": {
@@ -156,13 +194,19 @@ _BOUND: Final = {
             "description": "The largest ratio of admitted usage to the limit in any such window; "
             "null if it is not bounded.",
         },
-        "window_ms": {"type": "integer", "minimum": 0},
-        "text": {"type": "string"},
+        "window_ms": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "The length of the window, in milliseconds.",
+        },
+        "text": {"type": "string", "description": "The bound in a sentence."},
     },
 }
 
 
-_QUOTAS: Final = _by_key({key: ref("Quota") for key in KEYS}, minProperties=1)
+_QUOTAS: Final = _by_key(
+    {key: ref("Quota") | {"description": _LIMITED[key]} for key in KEYS}, minProperties=1
+)
 _BOUNDS: Final = _by_key(dict.fromkeys(KEYS, _BOUND), minProperties=1)
 
 
@@ -170,9 +214,15 @@ class EntityQuotasBody(Struct):
     """The quotas that are set on an entity."""
 
     entity: Annotated[str, Meta(description="The entity in canonical spelling.")]
-    quotas: Annotated[dict[str, Any], Meta(extra_json_schema=_QUOTAS)]
-    bounds: Annotated[dict[str, Any], Meta(extra_json_schema=_BOUNDS)]
-    version: Annotated[int, Meta(ge=1, le=MAX_EXACT)]
+    quotas: Annotated[dict[str, Any], Meta(description="The quotas, by key.", extra_json_schema=_QUOTAS)]
+    bounds: Annotated[
+        dict[str, Any],
+        Meta(description="How far each limit can be exceeded, by key.", extra_json_schema=_BOUNDS),
+    ]
+    version: Annotated[
+        int,
+        Meta(ge=1, le=MAX_EXACT, description="The version of the entity's quotas: their ETag."),
+    ]
 
 
 COMPONENTS: Final[Mapping[str, Schema]] = {

@@ -14,6 +14,8 @@ MAX_WHOLE: Final = 999_999_999_999_999
 
 _NEARLY_WHOLE: Final = 0.999999
 """Up to here the fraction of an amount is no rounding error; to round takes longer than to look."""
+_ROUNDING: Final = 2**-51
+"""The error of a product or a quotient, relative to it."""
 
 
 def decision_fields(decision: Decision, quotas: Sequence[Quota]) -> list[tuple[bytes, bytes]]:
@@ -79,10 +81,16 @@ def retry_after_s(decision: Decision) -> int:
 
 
 def _whole(amount: float) -> int:
-    """Round down, but correct rounding errors: 0.29 a second over 100 s is 29, not 28.999999999999996."""
+    """Round down, but correct rounding errors: 0.29 a second over 100 s is 29, not 28.999999999999996.
+
+    >>> _whole(20 / (20 / 31_536_000)), _whole(28.9), _whole(31_535_999.9)
+    (31536000, 28, 31535999)
+    """
     amount = min(amount, MAX_WHOLE)
     units = math.floor(amount)
-    return units if amount - units < _NEARLY_WHOLE else math.floor(round(amount, 9))
+    if amount - units < _NEARLY_WHOLE:
+        return units
+    return math.floor(max(round(amount, 9), amount * (1 + _ROUNDING)))
 
 
 def _names(named: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -84,3 +84,19 @@ class StaticPage:
         return tags.strip() == b"*" or self._etag in (
             tag.strip().removeprefix(b"W/") for tag in tags.split(b",")
         )
+
+
+class Redirect(StaticPage):
+    """A path that leads to another one, which must be relative: a proxy may have removed a prefix."""
+
+    def __init__(self, place: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(b"", "text/plain; charset=utf-8", {"Location": place, **(headers or {})})
+
+    def answer(self, scope: Scope) -> HttpAnswer:
+        """Return the redirect.
+
+        Raises:
+            ProblemError: 405 for methods other than GET and HEAD.
+        """
+        found = super().answer(scope)
+        return HttpAnswer(302, found.headers, b"")

@@ -1,4 +1,4 @@
-"""The volume routes: show the throttle factor, push observations, begin and end drills."""
+"""The volume routes: show the throttle factor, push observations, forget brokers, begin and end drills."""
 
 from __future__ import annotations
 
@@ -20,24 +20,32 @@ from app.admission.throttling import Throttling, ThrottlingStatus
 from app.catalog.catalog import Catalog
 from app.catalog.errors import CatalogUnavailableError
 from app.catalog.sql import Origin
+from app.domain.errors import UnknownBrokerError, VolumeCountError
 from app.domain.quota import MAX_EXACT
-from app.domain.volumes import Drill, after_missed_pushes
+from app.domain.volumes import Drill, VolumeRules, after_missed_pushes
 from app.http import volumes_schema as schema
 from app.http.access import Access
 from app.http.admin import admin_router, needing_store
-from app.http.problems import ProblemError, away
+from app.http.problems import FieldError, ProblemError, away, unprocessable
 from app.http.query import Parameters
 from app.http.quotas_lists_schema import THROTTLE_FACTOR
 from app.http.quotas_wire import origin_of
 from app.http.strict import JSON, answer, read_json
 from app.http.volumes_schema import DrillBody, VolumeBody, VolumesBody
 from app.http.volumes_wire import drill_of, observation_of
+from app.http.wire import wrong_name
 from app.store.port import StoreError
 
 PATH: Final = "/v1/volumes"
 DRILL: Final = "/v1/volumes:drill"
 DrillRecord = Mapping[str, Any] | None
 """A drill as the history records it; None is no drill."""
+
+UNSAID: Final = (
+    "a push without complete was taken as a part of the cluster: an agent that sees the whole cluster must "
+    'send "complete": true, and any other "complete": false'
+)
+"""The warning about a push that the version before took as the whole cluster."""
 
 log = structlog.get_logger("quotagate.volumes")
 
@@ -51,6 +59,7 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
     """
     routes = admin_router("Volumes", access)
     timed = callers is not None
+    warned = False
 
     async def change(
         make: Callable[[], Awaitable[None]],
@@ -80,18 +89,42 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
 
     @routes.post(PATH, **schema.push(timed=timed))
     async def push_volumes(request: Request) -> Response:
-        seen = await read_json(request, JSON, of=observation_of)
+        nonlocal warned
+        seen, says_complete = await read_json(request, JSON, of=observation_of)
         at_ms = _at_ms(request, timed=timed)
-        source = throttling.rules.source
-        if source is None:
-            raise ProblemError(409, schema.NO_SOURCE)
-        if source != "push":
-            raise ProblemError(409, schema.OTHER_SOURCE.format(source=source))
-        with needing_store(schema.AWAY):
-            await throttling.push(seen, at_ms)
+        _require_pushes(throttling.rules)
+        try:
+            with needing_store(schema.AWAY):
+                await throttling.push(seen, at_ms)
+        except VolumeCountError as error:
+            why = schema.TOO_MANY.format(count=error.count)
+            raise unprocessable(FieldError("/volumes", why)) from error
+        if not says_complete and not warned:
+            warned = True
+            log.warning(UNSAID, who=access.who(request.scope))
         if callers is not None and at_ms is not None:
             callers.note(at_ms)
         return await asyncio.to_thread(_answer, throttling.status(at_ms))
+
+    @routes.delete(PATH, **schema.forget(timed=timed))
+    async def forget_volumes(request: Request) -> Response:
+        query = Parameters(request.scope, "broker", *(["at_ms"] if timed else []))
+        at_ms = _read_at_ms(query, timed=timed)
+        broker = query.one("broker", _broker_of)
+        if not query.texts("broker"):
+            query.wrong("broker", "is required: the broker whose volumes are forgotten")
+        query.check()
+        assert broker is not None
+        _require_pushes(throttling.rules)
+        try:
+            with needing_store(schema.AWAY):
+                await throttling.forget(broker, at_ms)
+        except UnknownBrokerError as error:
+            raise ProblemError(404, schema.NO_BROKER.format(broker=broker)) from error
+        if callers is not None and at_ms is not None:
+            callers.note(at_ms)
+        log.info("the volumes of a broker were forgotten", broker=broker, who=access.who(request.scope))
+        return Response(status_code=204)
 
     @routes.post(DRILL, **schema.BEGIN)
     async def begin_drill(request: Request) -> Response:
@@ -130,9 +163,31 @@ def _at_ms(request: Request, *, timed: bool) -> int | None:
         ProblemError: 422 for an invalid one, and for any under the store's clock.
     """
     query = Parameters(request.scope, *(["at_ms"] if timed else []))
-    at_ms = query.integer("at_ms", 0, MAX_EXACT) if timed else None
+    at_ms = _read_at_ms(query, timed=timed)
     query.check()
     return at_ms
+
+
+def _read_at_ms(query: Parameters, *, timed: bool) -> int | None:
+    return query.integer("at_ms", 0, MAX_EXACT) if timed else None
+
+
+def _broker_of(text: str) -> str:
+    if why := wrong_name(text):
+        raise ValueError(why)
+    return text
+
+
+def _require_pushes(rules: VolumeRules) -> None:
+    """Require that volumes come by pushes.
+
+    Raises:
+        ProblemError: 409 for another source, and for none.
+    """
+    if rules.source is None:
+        raise ProblemError(409, schema.NO_SOURCE)
+    if rules.source != "push":
+        raise ProblemError(409, schema.OTHER_SOURCE.format(source=rules.source))
 
 
 async def _take_back(

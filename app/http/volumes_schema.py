@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from app.http.bodies import Name
+from app.http.bodies import NAME_SCHEMA, Name
 from app.http.problems import FieldError, ProblemError, away, unprocessable
 from app.http.quotas_lists_schema import THROTTLE_FACTOR
 from app.http.quotas_schema import REASON
@@ -26,6 +26,13 @@ from app.http.volumes_wire import MAX_DRILL_MS, MAX_SIZE, MAX_VOLUMES
 AWAY: Final = "The store does not answer ({reason}): the change may or may not be done. See GET /v1/volumes."
 UNTOLD: Final = "The catalog is unreachable, and its history must record a drill: nothing was done."
 NO_DRILL: Final = "No drill is running."
+NO_BROKER: Final = "No volume of the broker {broker} is known."
+TOO_MANY: Final = (
+    "would make {count} volumes known, and at most "
+    + str(MAX_VOLUMES)
+    + " are kept: forget each broker that "
+    "is gone by DELETE /v1/volumes?broker=BROKER, or push all volumes with complete: true"
+)
 NO_SOURCE: Final = (
     "This deployment observes no volumes: QUOTAGATE_VOLUME_SOURCE is not set to push, or "
     "QUOTAGATE_VOLUME_CHECK_INTERVAL turns the checks off."
@@ -44,15 +51,15 @@ Instant = Annotated[int, Meta(ge=0)]
 class VolumeBody(Struct):
     """What is known of a volume."""
 
-    broker: str
-    dir: str
+    broker: Annotated[str, Meta(description="The broker that the volume belongs to.")]
+    dir: Annotated[str, Meta(description="The log directory, as the broker names it.")]
     total_bytes: TotalBytes
     available_bytes: AvailableBytes
     state: Annotated[
         Literal["ok", "violating", "unknown"],
         Meta(
-            description="unknown: the last observation had no sizes for it, and the sizes before that do not "
-            "violate the limit. violating lasts until the validity of its sizes ends.",
+            description="unknown: its last observation had no sizes, or no push has renewed them within "
+            "their validity. violating lasts until the validity of its sizes ends.",
             extra_json_schema={"type": "string"},
         ),
     ]
@@ -62,10 +69,10 @@ class VolumeBody(Struct):
 class DrillBody(Struct):
     """A drill: a throttle factor that somebody set for a while."""
 
-    factor: Factor
-    since_ms: Instant
-    until_ms: Instant
-    who: str
+    factor: Annotated[Factor, Meta(description="The factor while it lasts.")]
+    since_ms: Annotated[Instant, Meta(description="When it began.")]
+    until_ms: Annotated[Instant, Meta(description="When it ends by itself.")]
+    who: Annotated[str, Meta(description="The name of the API key that began it.")]
 
 
 class VolumesBody(Struct):
@@ -94,15 +101,15 @@ class VolumesBody(Struct):
     next_check_ms: Annotated[
         Instant | None, Meta(description="When the next observation is due; null if none is.")
     ]
-    volumes: list[VolumeBody]
+    volumes: Annotated[list[VolumeBody], Meta(description="All known volumes, by broker and directory.")]
     drill: Annotated[DrillBody | None, Meta(description="null: no drill is running.")]
 
 
 class PushedVolume(Struct, forbid_unknown_fields=True):
     """A volume as it is pushed."""
 
-    broker: Name
-    dir: Name
+    broker: Annotated[Name, Meta(description="The broker that the volume belongs to.")]
+    dir: Annotated[Name, Meta(description="The log directory; it names the volume of its broker.")]
     total_bytes: TotalBytes
     available_bytes: AvailableBytes
 
@@ -118,16 +125,16 @@ class PushedVolumesBody(Struct, forbid_unknown_fields=True):
         bool,
         Meta(
             description="true: these are all volumes of the cluster, and any other is forgotten at once. "
-            "false: the others stay until their validity ends."
+            "false: these are some of them, such as those of one broker, and the others stay known."
         ),
-    ] = True
+    ] = False
 
 
 class DrillWantedBody(Struct, forbid_unknown_fields=True):
     """A drill to begin now."""
 
-    factor: Factor
-    for_ms: Annotated[int, Meta(ge=1, le=MAX_DRILL_MS)]
+    factor: Annotated[Factor, Meta(description="The factor for produce limits; 0 stops all producers.")]
+    for_ms: Annotated[int, Meta(ge=1, le=MAX_DRILL_MS, description="How long, in milliseconds.")]
 
 
 COMPONENTS: Final[Mapping[str, Schema]] = components(VolumesBody, PushedVolumesBody, DrillWantedBody)
@@ -195,10 +202,40 @@ def push(*, timed: bool) -> Schema:
         ),
         description="One observation, for the source `push`. A volume at or below the limit sets the "
         "factor to 0 at once. An observation without such a volume, in which every volume has sizes, sets "
-        "it to 1. A complete observation may be empty: then the cluster has no volumes. If no observation "
-        "arrives within an interval, that counts as a failed one.",
+        "it to 1. If no observation arrives within an interval, that counts as a failed one. Only a complete "
+        "observation may be empty: then the cluster has no volumes.\n\nWith one agent for each broker, each "
+        "pushes its own volumes, and `complete` is false. A known volume that no push has renewed within its "
+        "validity makes observations fail, so that the fallback applies, until a complete observation or "
+        "`DELETE /v1/volumes` forgets it. One agent that sees the whole cluster sends `complete: true`.",
         parameters=at_ms_parameter(timed=timed),
         body=body_of("PushedVolumes", {"volumes": [_FULL], "complete": False}),
+    )
+
+
+def forget(*, timed: bool) -> Schema:
+    """Return the keyword arguments of the route that forgets a broker; ``timed``: it takes ``at_ms``."""
+    broker = {
+        "name": "broker",
+        "in": "query",
+        "required": True,
+        "description": "The broker, as pushes name it.",
+        "schema": NAME_SCHEMA,
+        "example": "2",
+    }
+    return route(
+        "Forget the volumes of a broker",
+        {204: answer_of("Forgotten.")},
+        (
+            *access_problems("write"),
+            ProblemError(404, NO_BROKER.format(broker="2")),
+            ProblemError(409, NO_SOURCE),
+            unprocessable(FieldError("/broker", "is required: the broker whose volumes are forgotten")),
+            away(AWAY.format(reason="connection")),
+        ),
+        description="For a broker that left the cluster or has another name now, with the source `push`. The "
+        "last observation is judged again without its volumes, on every node within a second. A broker whose "
+        "agent still pushes is known again with its next push.",
+        parameters=[broker, *at_ms_parameter(timed=timed)],
     )
 
 

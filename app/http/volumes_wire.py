@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from app.domain.quota_value import pointer
-from app.domain.volumes import Observation, Volume
+from app.domain.volumes import KNOWN_AT_MOST, Observation, Volume
 from app.http.problems import FLAG, FieldError, Rule, faults, is_whole, must, unprocessable
 from app.http.wire import wrong_name
 
-MAX_VOLUMES: Final = 10_000
+MAX_VOLUMES: Final = KNOWN_AT_MOST
 MAX_SIZE: Final = 2**63 - 1
 MAX_DRILL_MS: Final = 366 * 86_400_000
 
@@ -46,8 +47,8 @@ _DRILL: Final = {
 }
 
 
-def observation_of(body: Any) -> Observation:
-    """Return the observation in a body.
+def observation_of(body: Any) -> tuple[Observation, bool]:
+    """Return the observation in a body, and whether the body says if it is complete.
 
     Raises:
         ProblemError: 422 that names every error.
@@ -59,14 +60,26 @@ def observation_of(body: Any) -> Observation:
             wrong = faults(sent, f"must be an object of {', '.join(_VOLUME)}", _VOLUME, "volumes", at)
             if not wrong:
                 volume = Volume(**sent)
-                if found.setdefault(volume[:2], volume) is not volume:
-                    why = "is duplicated: name each directory of a broker once"
-                    wrong = [FieldError(pointer("volumes", at), why)]
+                wrong = [*_excess(volume, at)]
+            if not wrong and found.setdefault(volume[:2], volume) is not volume:
+                why = "is duplicated: name each directory of a broker once"
+                wrong = [FieldError(pointer("volumes", at), why)]
             errors += wrong
+        if not errors and not body["volumes"] and body.get("complete", False) is False:
+            why = "must not be empty unless complete is true: then the cluster has no volumes"
+            errors.append(FieldError("/volumes", why))
     if errors:
         raise unprocessable(*errors)
     volumes = tuple(found.values())
-    return Observation(volumes) if body.get("complete", True) else Observation(volumes, frozenset())
+    answered = None if body.get("complete", False) else frozenset[str]()
+    return Observation(volumes, answered), "complete" in body
+
+
+def _excess(volume: Volume, at: int) -> Iterator[FieldError]:
+    """The error of a volume that has more bytes available than it has."""
+    total, available = volume.total_bytes, volume.available_bytes
+    if total is not None and available is not None and available > total:
+        yield FieldError(pointer("volumes", at, "available_bytes"), "must be at most total_bytes")
 
 
 def drill_of(body: Any) -> tuple[float, int]:

@@ -101,16 +101,13 @@ def require_few_values(body: bytes, most: int = MAX_VALUES, marks: bytes = b",[{
         raise unprocessable(FieldError("", f"has more than {most:,} of the characters {named}: split it"))
 
 
-def decode_ask(body: bytes, clock: Clock) -> Ask:
-    """Read one ask.
+def decode_ask(body: bytes, clock: Clock) -> Generator[None, None, Ask]:
+    """Read one ask, in up to four steps.
 
     Raises:
         ProblemError: 400 if it is not JSON, 422 for invalid content.
     """
-    try:
-        sent = _ASK.decode(body)
-    except (ValueError, RecursionError) as error:
-        sent = _read_slowly(body, bodies.AskBody, error)
+    sent = yield from _decoded(body, bodies.AskBody)
     errors: list[FieldError] = []
     ask = _ask(sent, clock, (), errors)
     if errors:
@@ -232,7 +229,7 @@ def lease_body(
 
 
 def _decoded(body: bytes, type_: type[Body]) -> Generator[None, None, Body]:
-    """Read a body of a type, in a second step if there is something wrong.
+    """Read a body of a type, in up to four steps if there is something wrong.
 
     Raises:
         ProblemError: 400 if it is not JSON, 422 for invalid content.
@@ -241,7 +238,7 @@ def _decoded(body: bytes, type_: type[Body]) -> Generator[None, None, Body]:
         return msgspec.json.decode(body, type=type_)
     except (ValueError, RecursionError) as error:
         yield
-        return _read_slowly(body, type_, error)
+        return (yield from _read_slowly(body, type_, error))
 
 
 def _ask(sent: bodies.AskBody, clock: Clock, at: tuple[str | int, ...], errors: list[FieldError]) -> Ask:
@@ -345,21 +342,21 @@ def _known(value: float | None) -> float | None:
     return None if value is None else _number(value)
 
 
-def _read_slowly(body: bytes, type_: type[Body], error: Exception) -> Body:
+def _read_slowly(body: bytes, type_: type[Body], error: Exception) -> Generator[None, None, Body]:
     """Read a body that the fast decoder refused, to find out why: first whether it is JSON at all.
 
     It may be valid: the fast decoder also refuses an invalid value that a later duplicate key replaces.
     """
     if not isinstance(error, msgspec.ValidationError | RecursionError):
         raise _not_json(error)
-    sent = _json(body) if len(body) <= READ_IN_FULL else _large_json(body, error)
+    sent = _json(body) if len(body) <= READ_IN_FULL else (yield from _large_json(body, error))
     try:
         return msgspec.convert(sent, type_)
     except msgspec.ValidationError as fault:
         raise unprocessable(_field_error(str(fault))) from None
 
 
-def _large_json(body: bytes, refused: Exception) -> object:
+def _large_json(body: bytes, refused: Exception) -> Generator[None, None, object]:
     """Return the JSON value of a large body, ten times as fast as ``_json``.
 
     Args:
@@ -368,7 +365,10 @@ def _large_json(body: bytes, refused: Exception) -> object:
     """
     try:
         if MANY_DIGITS not in body.translate(_DIGITS_AS_0):
-            return msgspec.json.decode(body)
+            yield
+            sent: object = msgspec.json.decode(body)
+            yield
+            return sent
     except msgspec.ValidationError:  # such as 1e999
         pass
     except (ValueError, RecursionError) as error:

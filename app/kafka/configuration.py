@@ -49,7 +49,7 @@ def configuration(properties: Mapping[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in {**login, **given}.items():
         if name not in _KINDS:
-            known = ", ".join(one.upper() for one in (*_KINDS, "sasl_jaas_config"))
+            known = ", ".join(one.upper() for one in PROPERTIES)
             hint = f"{PREFIX}{JAVA_NAMES[name]}" if name in JAVA_NAMES else f"known are {known}"
             raise ValueError(f"{PREFIX}{name.upper()}: is not a property of the Kafka client here; {hint}")
         try:
@@ -68,7 +68,7 @@ def servers(bootstrap: str) -> list[str]:
     """
     found = []
     for part in filter(None, (piece.strip() for piece in bootstrap.split(","))):
-        place = re.fullmatch(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+)(?::(?P<port>\d{1,5}))?", part)
+        place = re.fullmatch(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?", part)
         port = int(place["port"] or DEFAULT_PORT) if place else 0
         if place is None or not 1 <= port <= 65_535:
             raise ValueError(f"{BOOTSTRAP}: must be host:port, or several separated by commas")
@@ -185,3 +185,8 @@ _KINDS: Final[Mapping[str, Callable[[str], object]]] = {
     "client_id": str,
     "request_timeout_ms": _milliseconds,
 }
+
+PROPERTIES: Final = (*_KINDS, "sasl_jaas_config")
+"""The names of the properties that are read."""
+NAMES: Final = frozenset({*PROPERTIES, *JAVA_NAMES})
+"""The properties that are read, and those that are refused with a hint."""

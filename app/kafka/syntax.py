@@ -1,13 +1,16 @@
 """The options and output of `kafka-configs.sh`, translated to and from entities and quotas.
 
-Nothing here makes a request. A ``ValueError`` says what is wrong with the options.
+Nothing here makes a request. A ``ValueError`` says what is wrong with the options, and quotes no value, as
+in Kafka passwords are set by the same options.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from difflib import get_close_matches
+from typing import Any, Final, NamedTuple
 
 from app.domain.entity import Entity, spell
 from app.domain.errors import QuotaValueError
@@ -24,13 +27,34 @@ TYPES: Final[Mapping[str, str]] = {
 _ALL_BROKERS: Final = "Default configs for brokers in the cluster are:"
 _TITLES: Final = {"user": "user-principal", "client-id": "client-id", "ip": "ip"}
 
+_COMMA: Final = re.compile(r",(?=[^\]]*(?:\[|$))")
+"""A comma that separates configurations: as in Kafka, none inside brackets."""
+_CREDENTIALS: Final = re.compile(r"scram|sasl|jaas|password|passwd|secret|keystore|truststore", re.IGNORECASE)
+_LISTENER: Final = re.compile(rf"listener\.name\.[\w-]+\.(?={re.escape(BROKER_RATE)}\b)", re.IGNORECASE)
+"""The name of a listener, such as SASL_SSL, which is no credential."""
+_CONTINUED: Final = re.compile(r"(?<!\\)(?:\\\\)*\\$")
+_PROPERTY: Final = re.compile(r"((?:\\.|[^\\=:\s])+)\s*[=:]?\s*(.*)", re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
+
 EntityNames = list[tuple[str, str | None]]
 """Our entity types, each with a name as it is spelled in a path; None is any name."""
 
 
+class _Setting(NamedTuple):
+    """One configuration key; ``place`` says where it was found, and ``text`` is its value."""
+
+    place: str
+    key: str
+    text: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """The options of one command. The short forms are Kafka's; ``--broker`` is our addition."""
+    """The options of one command. The short forms are Kafka's; ``--broker`` is our addition.
+
+    Attributes:
+        add_config_file: the name and the text of a file of Java properties.
+    """
 
     entity_type: Sequence[str] = ()
     entity_name: Sequence[str] = ()
@@ -39,6 +63,23 @@ class KafkaOptions:
     short_defaults: Sequence[str] = ()
     add_config: Sequence[str] = ()
     delete_config: Sequence[str] = ()
+    add_config_file: tuple[str, str] | None = None
+
+    @property
+    def configs(self) -> list[str]:
+        """All texts that hold configurations."""
+        return [*self.add_config, *self.delete_config, *(self.add_config_file or ())[1:]]
+
+
+def refuse_credentials(*configs: str) -> None:
+    """Refuse configurations that Kafka keeps as credentials, such as ``SCRAM-SHA-256=[password=...]``.
+
+    >>> refuse_credentials("request_rate=5", "scram-sha-512")
+    Traceback (most recent call last):
+    ValueError: credentials are not quotas: set them in Kafka, with kafka-configs.sh
+    """
+    if any(_CREDENTIALS.search(_LISTENER.sub("", config)) for config in configs):
+        raise ValueError("credentials are not quotas: set them in Kafka, with kafka-configs.sh")
 
 
 def entity_names(options: KafkaOptions, order: Sequence[str]) -> EntityNames:
@@ -82,11 +123,21 @@ def changes(
     """
     if missing := [type_ for type_, name in names if name is None]:
         raise ValueError(f"--alter needs a name for {missing[0]}: --entity-name NAME or --entity-default")
+    refuse_credentials(*options.configs)
+    if options.add_config and options.add_config_file:
+        raise ValueError("use --add-config or --add-config-file, not both")
     changes: dict[str, dict[str, Any]] = {}
-    for key, new in [*_added(options.add_config, read_value), *_deleted(options.delete_config)]:
-        entity, quota = _entity_and_quota(names, key)
+    for setting in [
+        *_added(options.add_config),
+        *_properties(*(options.add_config_file or ("", ""))),
+        *_deleted(options.delete_config),
+    ]:
+        entity, quota = _entity_and_quota(names, setting)
         if quota in changes.setdefault(str(entity), {}):
-            raise ValueError(f"{key} is given twice")
+            raise ValueError(f"{setting.key} is given twice")
+        new = None if setting.text is None else read_value(setting.key, setting.text)
+        if new is None and setting.text is not None:
+            raise ValueError(f"{setting.key}: to remove a quota, write --delete-config {setting.key}")
         changes[str(entity)][quota] = new
     if not changes:
         raise ValueError("--alter needs --add-config or --delete-config")
@@ -160,7 +211,7 @@ def _long(options: KafkaOptions, order: Sequence[str]) -> Iterator[tuple[str, st
     names += [None] * (len(options.entity_type) - len(names))
     for type_, name in zip(options.entity_type, names, strict=True):
         if type_ not in TYPES:
-            raise ValueError(f"--entity-type {type_} has no quotas: use {', '.join(TYPES)}")
+            raise ValueError(f"--entity-type: only {', '.join(TYPES)} have quotas")
         yield TYPES[type_], name
 
 
@@ -168,52 +219,79 @@ def _spell(name: str) -> str:
     try:
         return spell(name) if name else ""
     except UnicodeEncodeError:
-        raise ValueError(f"{name!r} must be UTF-8") from None
+        raise ValueError("a name must be UTF-8") from None
 
 
-def _added(configs: Sequence[str], read_value: Callable[[str, str], Any]) -> Iterator[tuple[str, Any]]:
-    for part in _parts(configs):
+def _added(configs: Sequence[str]) -> Iterator[_Setting]:
+    for place, part in _parts("--add-config", configs):
         key, equals, text = part.partition("=")
-        if not equals or not text:
-            raise ValueError(f"{part!r}: write --add-config 'KEY=NUMBER,KEY=NUMBER'")
-        new = read_value(key, text)
-        if new is None:
-            raise ValueError(f"{key}: to remove a quota, write --delete-config {key}")
-        yield key, new
+        yield _setting(place, key, text if equals else "")
 
 
-def _deleted(configs: Sequence[str]) -> Iterator[tuple[str, None]]:
-    for part in _parts(configs):
+def _deleted(configs: Sequence[str]) -> Iterator[_Setting]:
+    for place, part in _parts("--delete-config", configs):
         if "=" in part:
-            raise ValueError(f"{part!r}: --delete-config takes keys without values, 'KEY,KEY'")
-        yield part, None
+            raise ValueError(f"{place}: --delete-config takes keys without values, 'KEY,KEY'")
+        yield _Setting(place, part, None)
 
 
-def _parts(configs: Sequence[str]) -> Iterator[str]:
-    for config in configs:
-        yield from (part.strip() for part in config.split(",") if part.strip())
+def _properties(name: str, text: str) -> Iterator[_Setting]:
+    """The configurations of a file, in the format of Java's properties."""
+    line, begun = "", 0
+    for number, physical in enumerate([*text.splitlines(), ""], 1):
+        begun = begun if line else number
+        line += physical.lstrip()
+        if line.startswith(("#", "!")):
+            line = ""
+        elif _CONTINUED.search(line):
+            line = line[:-1]
+        elif line:
+            found = _PROPERTY.fullmatch(line)
+            key, value = found.groups() if found else ("", "")
+            yield _setting(f"{name}:{begun}", _unescape(key), _unescape(value))
+            line = ""
 
 
-def _entity_and_quota(names: EntityNames, key: str) -> tuple[Entity, str]:
-    """The entity and quota that Kafka's ``key`` means for these names."""
-    parts, quota = list(names), key
+def _unescape(text: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], text)
+
+
+def _setting(place: str, key: str, text: str) -> _Setting:
+    """A key with its value, without the blanks and brackets that Kafka takes away too."""
+    key, text = key.strip(), re.sub(r"[\[\]]", "", text).strip()
+    if not key or not text:
+        raise ValueError(f"{place}: write --add-config 'KEY=NUMBER,KEY=NUMBER'")
+    return _Setting(place, key, text)
+
+
+def _parts(option: str, configs: Sequence[str]) -> Iterator[tuple[str, str]]:
+    parts = [part.strip() for config in configs for part in _COMMA.split(config) if part.strip()]
+    for number, part in enumerate(parts, 1):
+        yield option if len(parts) == 1 else f"{option}, part {number}", part
+
+
+def _entity_and_quota(names: EntityNames, setting: _Setting) -> tuple[Entity, str]:
+    """The entity and quota that Kafka's key means for these names."""
+    parts, key = list(names), setting.key
     listener = LISTENER_RATE.fullmatch(key)
     is_rate = listener is not None or key == BROKER_RATE
     on_brokers = names[0][0] == "broker"
-    if is_rate:
-        if not on_brokers:
-            raise ValueError(f"{key} goes with --entity-type brokers")
-        quota = MAX_CONNECTION_CREATION_RATE
-    elif on_brokers and key != MAX_CONNECTION_CREATION_RATE:
+    if not is_rate and key not in KEYS:
+        near = get_close_matches(key, [*KEYS, BROKER_RATE], 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        known = f"{BROKER_RATE} and listener.name.NAME.{BROKER_RATE}" if on_brokers else ", ".join(KEYS)
+        raise ValueError(f"{setting.place}: Invalid configuration key: {hint}use one of {known}")
+    quota = MAX_CONNECTION_CREATION_RATE if is_rate else key
+    if is_rate and not on_brokers:
+        raise ValueError(f"{BROKER_RATE} goes with --entity-type brokers")
+    if on_brokers and quota != MAX_CONNECTION_CREATION_RATE:
         raise ValueError(f"{key}: brokers have {BROKER_RATE} and listener.name.NAME.{BROKER_RATE}")
     if listener:
         name = "*" if listener[1] == "*" else _spell(listener[1])
         parts = [("listener", name)] if names[0][1] == "*" else [*names, ("listener", name)]
     try:
         entity = Entity.parse(",".join(f"{type_}={name}" for type_, name in parts))
-        if quota not in KEYS:
-            raise ValueError(f"Invalid configuration key {key}: use one of {', '.join(KEYS)}")
         check_key(quota, entity)
     except QuotaValueError as wrong:
-        raise ValueError(f"{key} {wrong}") from None
+        raise ValueError(f"{quota} {wrong}") from None
     return entity, quota

@@ -134,13 +134,17 @@ def migrate(
     given = _settings(env_file, warn=False)
 
     from app.catalog import deployment, schema  # not the whole API: `up` waits for this command
+    from app.catalog.errors import CatalogUnavailableError
     from app.node import home
 
     if given.database_url is None:
         home.restrict_access(home.make(given.home))
-    schema.upgrade(given.catalog_url)
-    if max_debt:
-        deployment.adopt_debt(given.catalog_url, given.max_debt_ms)
+    try:
+        schema.upgrade(given.catalog_url)
+        if max_debt:
+            deployment.adopt_debt(given.catalog_url, given.max_debt_ms)
+    except CatalogUnavailableError as away:
+        raise CommandError(str(away)) from None
 
 
 cli.command()(decide)
@@ -168,8 +172,10 @@ def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:
     home.keep_private()
     given = settings.load(env_file)
     # Only the outermost process warns; a child reads the same variables.
-    for name in settings.unknown_variables(env_file) if warn else ():
-        structlog.get_logger("quotagate.settings").warning("nothing reads this variable", variable=name)
+    for name in given.unknown_variables if warn else ():
+        structlog.get_logger("quotagate.settings").warning(
+            "nothing reads this variable", variable=name, why=settings.explained(name, env_file) or "unknown"
+        )
     return given
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from app.node.settings import PREFIX, Settings
+from app.store import rights
 
 SPELLINGS: Final[tuple[tuple[str, str, str], ...]] = (
     (
@@ -68,8 +69,15 @@ Generated from `app/node/settings.py` by `make settings`; a test checks that it 
 
 Settings are read once, at start, from the environment or from a `.env` file in the working directory
 (`--env-file` names another file). The environment overrides the file. With an invalid value, Quotagate does
-not start and names the setting. A `QUOTAGATE_*` variable that nothing reads gets a warning in the log.
-Durations are ISO 8601: `PT60S`.
+not start and names the setting. Durations are ISO 8601: `PT60S`. Values have no quotation marks around them,
+unlike in a `.env` file.
+
+A `QUOTAGATE_*` variable that nothing reads gets a warning in the log, with the closest setting, and
+`/health/ready` says `"settings": "unknown"`; callers with the scope `read` see its name there.
+
+In URLs, percent-encode special characters of user names, passwords and paths, such as `/` by `%2F`, `#` by
+`%23`, `@` by `%40` and `%` by `%25`: with the password `57#W/c`, `redis://:57%23W%2Fc@host:6379/0`. A URL
+that cannot be meant is refused.
 
 | name | default | meaning |
 |---|---|---|
@@ -85,6 +93,36 @@ Strimzi's settings begin with `client.quota.callback.static.`
 """
 
 
+_RIGHTS = f"""
+## The least rights in the store
+
+A user of the store, on one server and behind sentinels, needs this rule of `ACL SETUSER` and a password:
+
+```text
+{rights.rule(clustered=False)}
+```
+
+On every node of a cluster:
+
+```text
+{rights.rule(clustered=True)}
+```
+
+On the sentinels, if they have users (`sentinel_username` and `sentinel_password` in the URL):
+
+```text
+{rights.rule_of_sentinels()}
+```
+
+The pattern covers all keys. With another database than 0, add `+select`; with
+`health_check_interval`, add `+ping`. `CLIENT` is not needed: without it,
+connections have no name. On a cluster, `+config|get` lets a node warn of `cluster-require-full-coverage`.
+
+A node examines its rights at start and every few seconds. If one is missing, the log names it, such as
+`the store's user may not run TIME`, and `/health/ready` says `missing_right` in `store`.
+"""
+
+
 def page() -> str:
     """Return the whole page."""
     rows = [
@@ -92,7 +130,7 @@ def page() -> str:
         for field, about in Settings.model_fields.items()
     ]
     spellings = [f"| {proposal} | {theirs} | {ours} |\n" for proposal, theirs, ours in SPELLINGS]
-    return _HEAD + "".join(rows) + _SPELLINGS_HEAD + "".join(spellings)
+    return _HEAD + "".join(rows) + _RIGHTS + _SPELLINGS_HEAD + "".join(spellings)
 
 
 def _name(field: str) -> str:

@@ -104,6 +104,8 @@ def _welcome(settings: Settings, directory: Path) -> str:
     envoy_line = (
         f"\nEnvoy's rate-limit service listens on port {settings.envoy_port}." if settings.envoy_port else ""
     )
+    unknown = ", ".join(settings.unknown_variables)
+    unknown_line = f"\nNothing reads {unknown}; the log says why." if unknown else ""
     return f"""quotagate is ready on {url}
 
 Try this:
@@ -115,4 +117,4 @@ Try this:
   # read the API reference
   {url}/docs
 
-Ctrl-C stops it; its state stays in {directory}.{envoy_line}"""
+Ctrl-C stops it; its state stays in {directory}.{envoy_line}{unknown_line}"""

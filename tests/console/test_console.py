@@ -249,5 +249,5 @@ def test_volumes_show_the_factor_and_how_full_each_disk_is(console: Console):
     expect(said).to_contain_text(re.compile(r"0\.25 for \d+ min"))
     console.node.http.delete("/v1/volumes:drill")
     expect(page.locator("#drill")).to_be_empty()
-    console.node.http.post("/v1/volumes", json={"volumes": []})
+    console.node.http.post("/v1/volumes", json={"volumes": [], "complete": True})
     expect(page.locator("#volume-rows")).to_have_text("No volume is known.")

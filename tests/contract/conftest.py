@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from app.catalog import schema
 from app.store import redis as redis_module
 from app.store.client import client_of
+from tests.pgbouncer import PgBouncer
 from tests.postgres import Postgres, started
 
 PATIENCE_S = 60.0
@@ -34,13 +35,24 @@ def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_module, "client_of", patient_client_of)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(scope="session")
+def pgbouncer(postgres: Postgres) -> Iterator[PgBouncer]:
+    """One PgBouncer for the whole run; all clients of a database share two sessions of the server."""
+    with PgBouncer(postgres, default_pool_size=2) as pooler:
+        yield pooler
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "pgbouncer"])
 def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'catalog.db'}"
     server: Postgres = request.getfixturevalue("postgres")
-    return server.database()
+    url = server.database()
+    if request.param == "postgresql":
+        return url
+    pooler: PgBouncer = request.getfixturevalue("pgbouncer")
+    return pooler.before(url)
 
 
 @pytest.fixture

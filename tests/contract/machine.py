@@ -802,6 +802,8 @@ class Machine(RuleBasedStateMachine):
                 if result.layers != len(live):
                     raise Difference(f"{ask}\nstore has {result.layers} live layers, oracle {live}")
                 self._compare_open(ask, charge, result, bucket.state, at)
+                if not charge.applied.quota.shadow:
+                    self._compare_unseen(ask, charge, result, bucket.state, at)
                 if result.fill != bucket.state.fill():
                     raise Difference(f"{ask}\nstore is filled {result.fill}, oracle {bucket.state.fill()}")
 
@@ -816,6 +818,19 @@ class Machine(RuleBasedStateMachine):
         # an id that another one of the ask made seen by chance is not reported
         if result.open_ms not in ({0, expected} if result.outcome != "reject" else {0}):
             raise Difference(f"{ask}\nstore says open for {result.open_ms}, oracle {expected}")
+
+    def _compare_unseen(
+        self, ask: Ask, charge: Charge, result: ChargeResult, state: ProducerIds, at: int
+    ) -> None:
+        """The answer to a throttled ask says how many of its ids are new."""
+        spreads = [charge.spreads[i : i + 32] for i in range(0, len(charge.spreads), 32)]
+        layers = charge.applied.quota.layers
+        expected = sum(state.find(spread, at, layers) is None for spread in spreads)
+        is_throttled = result.outcome == "throttle"
+        self.met["unseen ids reported"] += result.unseen > 1
+        # an id that a refreshed one made seen by chance was unseen before
+        if not (max(expected, 1) <= result.unseen <= len(spreads) if is_throttled else result.unseen == 0):
+            raise Difference(f"{ask}\nstore says {result.unseen} are unseen, oracle {expected}")
 
     def _count_forgiven(self, ask: Ask, decision: Decision, result: ChargeResult) -> None:
         refused = decision.decision in ("throttle", "reject")

@@ -91,7 +91,7 @@ def test_workers_refuse_the_url_without_its_secrets():
         check=False,
     )
     assert ended.returncode == 1
-    assert "quotagate: QUOTAGATE_LOG_URL: Cannot parse URI: 's3://...'" in ended.stderr
+    assert "quotagate: QUOTAGATE_LOG_URL: has an @ after the host; percent-encode" in ended.stderr
     assert is_redacted(ended.stdout + ended.stderr)
 
 

@@ -90,7 +90,13 @@ def test_limit_holds_exactly_over_both_replicas(both):
 
 def test_readiness_finds_no_fault_in_the_servers_of_compose(both):
     ready = both.http.get("/health/ready")
-    assert ready.json() == {"status": "ready", "store": "ok", "catalog": "ok", "throttle_factor": 1.0}
+    assert ready.json() == {
+        "status": "ready",
+        "store": "ok",
+        "catalog": "ok",
+        "throttle_factor": 1.0,
+        "settings": "ok",
+    }
 
 
 def test_names_in_paths_arrive_unchanged(both):

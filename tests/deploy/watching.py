@@ -137,7 +137,7 @@ def watched() -> Iterator[Watched]:
         found.load()
         found.lease()
         with connected(envoy_port) as envoy:
-            assert envoy.code({"path": "/"}) == "OK"
+            assert envoy.code({"path": "/"}, {"remote_address": "none"}) == "OK"
         found.crowd()
         found.run_short()
         found.load_without_the_store()

@@ -143,12 +143,12 @@ class Gateway:
         """One request of a visitor (None: without a name) on its own connection, from an address."""
         host = f"[{source}]" if ":" in source else "127.0.0.1"
         scheme = "https" if self.kind.by_certificate else "http"
-        transport = httpx.HTTPTransport(local_address=source, verify=self._tls(person))
+        transport = httpx.HTTPTransport(local_address=source, verify=self.tls(person))
         with httpx.Client(transport=transport, timeout=within_s, trust_env=False) as client:
             return client.request(
                 method,
                 f"{scheme}://{host}:{self.port}{path}",
-                headers=[*self._credentials(person), *headers],
+                headers=[*self.credentials(person), *headers],
                 content=content,
             )
 
@@ -157,21 +157,31 @@ class Gateway:
         """A visitor who keeps the connection open: the function requests the site, and returns the status."""
         scheme = "https" if self.kind.by_certificate else "http"
         url = f"{scheme}://127.0.0.1:{self.port}/"
-        headers = self._credentials(person)
-        with httpx.Client(verify=self._tls(person), timeout=60, trust_env=False) as client:
+        headers = self.credentials(person)
+        with httpx.Client(verify=self.tls(person), timeout=60, trust_env=False) as client:
             yield lambda: client.get(url, headers=headers).status_code
+
+    def dial(self, person: str) -> socket.socket:
+        """A connection of a visitor, with TLS if the gateway has it."""
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        context = self.tls(person)
+        if isinstance(context, bool):
+            return plain
+        return context.wrap_socket(plain, server_hostname="127.0.0.1")
 
     def logged(self) -> str:
         """Everything that the gateway has logged."""
         return (self.folder / "log").read_text(encoding="utf-8")
 
-    def _credentials(self, person: str | None) -> list[tuple[str, str]]:
+    def credentials(self, person: str | None) -> list[tuple[str, str]]:
+        """The headers by which the gateway knows a visitor; none if it has them by certificate."""
         if person is None or self.kind.by_certificate:
             return []
         token = b64encode(f"{person}:{PASSWORDS.get(person, 'guessed')}".encode()).decode()
         return [("Authorization", f"Basic {token}")]
 
-    def _tls(self, person: str | None) -> ssl.SSLContext | bool:
+    def tls(self, person: str | None) -> ssl.SSLContext | bool:
+        """Return the certificates of a visitor; False for a gateway without TLS."""
         if not self.kind.by_certificate:
             return False
         certificates = self.folder / "certs"

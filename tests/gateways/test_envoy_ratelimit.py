@@ -211,12 +211,14 @@ def test_while_the_store_is_held_each_quota_follows_its_policy(quotas: Cluster, 
     eventually(lambda: site_behind_envoy.get("alice").status_code == 429)
 
 
-def test_a_bad_descriptor_is_an_error_of_envoys_call(quotas: Cluster, site: int):
+def test_a_descriptor_that_cannot_be_used_leaves_the_others(quotas: Cluster, site: int):
     wrong = {"descriptor_key: principal": "descriptor_key: usage"}
-    with behind_envoy(quotas.ports, site, PATIENT, CLOSED, wrong) as closed:
-        assert closed.get().status_code == 500
+    quotas.put("ip=*", request_rate=a_minute(2))
+    with behind_envoy(quotas.ports, site, PATIENT, wrong) as found:
+        assert [found.get().status_code for _ in range(4)] == [200, 200, 429, 429]
     pages = "".join(node.http.get("/metrics").text for node in quotas.nodes)
-    assert 'quotagate_envoy_requests_total{outcome="invalid_argument"}' in pages
+    assert 'quotagate_envoy_unusable_descriptors_total{reason="usage"}' in pages
+    assert 'outcome="invalid_argument"' not in pages
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])

@@ -301,7 +301,7 @@ async def test_fastapis_own_refusals_are_problems(node: Node, capsys: pytest.Cap
 
 async def test_health_reports_unreachable_dependencies(node: Node):
     node.readiness = Readiness(snapshot=True, store="timeout", catalog="away")
-    expected = {"store": "timeout", "catalog": "away", "throttle_factor": 1.0}
+    expected = {"store": "timeout", "catalog": "away", "throttle_factor": 1.0, "settings": "ok"}
     ready = await node.http.get("/health/ready")
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"} | expected)
     for state, status in (
@@ -313,6 +313,20 @@ async def test_health_reports_unreachable_dependencies(node: Node):
         assert (ready.status_code, ready.json()["status"]) == (503, status)
         live = await node.http.get("/health/live")
         assert (live.status_code, live.json()["status"]) == (200, "live")
+
+
+async def test_names_of_unknown_variables_are_for_readers(node: Node):
+    node.readiness = Readiness(snapshot=True, unknown_settings=["QUOTAGATE_PROT"])
+    for path in ("/health/ready", "/health/live"):
+        seen = await node.http.get(path)
+        assert (seen.status_code, seen.json()["settings"]) == (200, "unknown")
+        assert "PROT" not in seen.text
+        seen = await node.http.get(path, headers={"Authorization": KEY})
+        assert seen.json()["unknown_settings"] == ["QUOTAGATE_PROT"]
+    seen = await node.http.get("/health/ready", headers={"Authorization": "Bearer wrong"})
+    assert seen.status_code == 401
+    node.readiness = Readiness(snapshot=True)
+    assert "unknown" not in (await node.http.get("/health/ready", headers={"Authorization": KEY})).text
 
 
 # Browsers of other sites

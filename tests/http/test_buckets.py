@@ -217,7 +217,7 @@ async def test_unreadable_bucket_is_503(client: Client):
 def test_every_operation_and_refusal_has_an_example():
     paths = json.loads(FILE.read_text(encoding="utf-8"))["paths"]
     show, reset = paths["/v1/buckets"]["get"], paths["/v1/buckets:reset"]["post"]
-    assert set(show["responses"]) == {"200", "401", "403", "422", "503"}
+    assert set(show["responses"]) == {"200", "401", "403", "414", "422", "503"}
     assert set(reset["responses"]) == {"204", "400", "401", "403", "413", "415", "422", "503"}
     for operation in (show, reset):
         assert operation["tags"] == ["Buckets"]

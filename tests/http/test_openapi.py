@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from app.domain.grant import PERMISSIONS
 from app.http.check_schema import METHODS
-from app.http.wire import decode_ask, decode_batch
+from app.http.wire import decode_batch
 from app.run.document import text, wired
 from tests.http.conftest import serving
+from tests.steps import decode_ask, done
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
 
@@ -46,7 +48,9 @@ async def test_app_serves_the_document(document: dict[str, Any]):
         assert served["components"]["schemas"][name] == document["components"]["schemas"][name]
 
 
-@pytest.mark.parametrize(("path", "decode"), [("", decode_ask), (":batch", decode_batch)])
+@pytest.mark.parametrize(
+    ("path", "decode"), [("", decode_ask), (":batch", lambda *body: done(decode_batch(*body)))]
+)
 def test_hot_routes_have_their_refusals_and_an_example_of_each(
     document: dict[str, Any], path: str, decode: Any
 ):
@@ -87,6 +91,7 @@ NEEDED = {
         "post /v1/quotas:apply",
         "post /v1/buckets:reset",
         "post /v1/volumes",
+        "delete /v1/volumes",
     },
     "admin": {
         "get /v1/keys",
@@ -122,6 +127,55 @@ def test_every_route_of_administration_documents_422(document: dict[str, Any], r
     assert "422" in document["paths"][path][method]["responses"], (
         "an unknown query parameter is refused with it"
     )
+
+
+def undescribed(schema: Any, path: str = "") -> Iterator[str]:
+    """The properties in a schema that have no description; what it excludes describes nothing."""
+    inner = (
+        schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    )
+    for name, each in inner:
+        if name == "properties":
+            for property_, its in each.items():
+                text = its.get("description", "")
+                if not (text.endswith(".") and len(text) > 1):
+                    yield f"{path}.{property_}"
+                yield from undescribed(its, f"{path}.{property_}")
+        elif name != "not":
+            yield from undescribed(each, path)
+
+
+async def test_every_component_and_property_has_a_description(document: dict[str, Any]):
+    async with serving(clock="caller") as node:
+        by_callers_clock = (await node.http.get("/openapi.json")).json()
+    for each in (document, by_callers_clock):
+        schemas = each["components"]["schemas"]
+        assert [name for name, schema in schemas.items() if not schema.get("description")] == []
+        assert [at for name, schema in schemas.items() for at in undescribed(schema, name)] == []
+
+
+def test_undescribed_properties_are_found():
+    inner = {"type": "object", "properties": {"known": {"description": "It is."}, "new": {"type": "string"}}}
+    outer = {
+        "properties": {
+            "list": {"description": "Some.", "items": {"anyOf": [inner]}},
+            "blank": {"description": "."},
+        }
+    }
+    assert list(undescribed(outer, "A")) == ["A.list.new", "A.blank"]
+
+
+def test_document_explains_a_recheck_and_a_cluster_action(document: dict[str, Any]):
+    ask = document["components"]["schemas"]["Ask"]["properties"]
+    assert "asks again with `recheck`" in ask["recheck"]["description"]
+    for request in (
+        "StopReplica",
+        "ControlledShutdown",
+        "LeaderAndIsr",
+        "UpdateMetadata",
+        "fetch of a replica",
+    ):
+        assert request in ask["cluster_action"]["description"]
 
 
 async def test_at_ms_is_documented_only_under_the_callers_clock(document: dict[str, Any]):

@@ -75,7 +75,8 @@ async def quotas(catalog: Catalog) -> AsyncIterator[Quotas]:
 async def test_put_creates_then_replaces_and_answers_like_get(quotas: Quotas):
     made = await quotas.put("user=alice", {"request_rate": {"limit": 100}, "producer_ids_rate": 5})
     assert made.status_code == 201
-    assert made.headers["location"] == "/v1/quotas/user=alice"
+    assert made.headers["location"] == "user=alice"
+    assert made.url.join(made.headers["location"]) == made.url
     assert made.json() == {
         "entity": "user=alice",
         "quotas": {"producer_ids_rate": {"limit": 5}, "request_rate": {"limit": 100}},

@@ -21,8 +21,9 @@ from app.domain.ladder import MatchingRules
 from app.domain.oracle import Oracle
 from app.domain.quota import KEYS, Defaults
 from app.domain.quota_value import resolve
-from app.http.wire import decode_ask, encode_decision
+from app.http.wire import encode_decision
 from tests.http.application import KEY, app_of, fields
+from tests.steps import decode_ask
 
 Who = Mapping[str, str]
 Limits = Mapping[tuple[str, Entity], Mapping[str, object]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import urljoin
 
 import pytest
 
@@ -49,13 +50,14 @@ async def test_page_policy_allows_no_foreign_code(node: Node, path: str):
 
 async def test_root_redirects_browsers_to_the_console_and_lists_paths_for_others(node: Node):
     led = await node.http.get("/", headers=BROWSER)
-    assert (led.status_code, led.headers["location"]) == (302, "/console")
+    assert (led.status_code, led.headers["location"]) == (302, "console")
     assert led.headers["vary"] == "Accept"
     answer = await node.http.get("/", headers={"Accept": "*/*"})
     assert answer.status_code == 200
     places = answer.json()
     for path in (places["console"], places["openapi"], *places["docs"], places["ready"]):
-        assert (await node.http.get(path)).status_code == 200
+        assert not path.startswith("/"), "a proxy may have removed a prefix"
+        assert (await node.http.get(f"/{path}")).status_code == 200
     assert (await node.http.post("/", headers=BROWSER)).status_code == 405
     wrong = await node.http.get("/", headers={"Authorization": "Bearer x", **BROWSER})
     assert wrong.status_code == 401
@@ -65,3 +67,17 @@ async def test_the_document_is_made_once(node: Node):
     first, again = [(await node.http.get("/openapi.json")).content for _ in range(2)]
     assert first == again
     assert json.loads(first)["openapi"].startswith("3.1")
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/console"])
+async def test_slash_at_the_end_leads_to_the_page(node: Node, path: str):
+    led = await node.http.get(f"{path}/")
+    assert (led.status_code, led.headers["location"]) == (302, f"..{path}")
+    assert (await node.http.head(f"{path}/")).status_code == 302
+    assert (await node.http.post(f"{path}/")).status_code == 405
+
+
+async def test_document_names_its_own_place_as_the_server(node: Node):
+    [server] = (await node.http.get("/openapi.json")).json()["servers"]
+    at = "https://host.example/quotagate/openapi.json"
+    assert urljoin(at, server["url"]) == "https://host.example/quotagate/"

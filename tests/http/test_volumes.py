@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from app.admission import throttling
 from app.admission.caller_clock import CallerTime
@@ -102,6 +103,9 @@ class Client:
     async def push(self, *volumes: Any, query: str = "", **more: Any) -> httpx.Response:
         return await self.http.post(f"/v1/volumes{query}", json={"volumes": [*volumes], **more})
 
+    async def forget(self, broker: str, **query: int) -> httpx.Response:
+        return await self.http.delete("/v1/volumes", params={"broker": broker, **query})
+
     async def drill(self, factor: Any = 0.2, for_ms: Any = 10_000, reason: str = "") -> httpx.Response:
         headers = {"x-reason": reason} if reason else {}
         body = {"factor": factor, "for_ms": for_ms}
@@ -185,7 +189,7 @@ async def test_partial_observation_keeps_other_volumes_and_complete_one_forgets_
     assert part["factor"] == 1.0
     whole = (await client.push(WELL, complete=True)).json()
     assert [v["broker"] for v in whole["volumes"]] == ["2"]
-    assert (await client.push()).json()["volumes"] == []
+    assert (await client.push(complete=True)).json()["volumes"] == []
 
 
 async def test_without_observations_volumes_become_unknown_and_then_the_fallback_applies(client: Client):
@@ -200,6 +204,105 @@ async def test_without_observations_volumes_become_unknown_and_then_the_fallback
     over = await client.show()
     assert (over["factor"], over["since_ms"]) == (0.5, T0 + 5 * MINUTE + 1)
     assert over["reason"].startswith("fallback: ")
+
+
+async def test_push_that_does_not_say_complete_keeps_the_other_volumes(client: Client):
+    """One agent for each broker must not make the full disk of another broker forgotten."""
+    await client.push(FULL)
+    for _ in range(4):
+        client.record.now_ms += MINUTE
+        assert (await client.push(WELL)).json()["factor"] == 0.0
+    shown = await client.show()
+    assert [(v["broker"], v["state"]) for v in shown["volumes"]] == [("1", "violating"), ("2", "ok")]
+    assert (await client.push(WELL, complete=True)).json()["factor"] == 1.0
+    assert (await client.push(complete=True)).json()["volumes"] == [], "a cluster of no volumes"
+
+
+async def test_broker_whose_agent_is_silent_leads_to_the_fallback_until_it_is_forgotten(client: Client):
+    await client.push({**FULL, "available_bytes": 500}, WELL)
+    for passed_s in range(50, 651, 50):
+        client.record.now_ms = T0 + passed_s * 1_000
+        shown = (await client.push(WELL)).json()
+        assert shown["factor"] == (1.0 if passed_s <= 600 else 0.5), passed_s
+        assert shown["volumes"][0]["state"] == ("ok" if passed_s <= 300 else "unknown"), passed_s
+        held = shown["reason"].startswith("held: not renewed within the validity: /data of broker 1")
+        assert held == (300 < passed_s <= 600), passed_s
+    assert shown["reason"] == "fallback: not renewed within the validity: /data of broker 1"
+    forgotten = await client.forget("1")
+    assert (forgotten.status_code, forgotten.content) == (204, b"")
+    after = await client.show()
+    assert (after["factor"], after["since_ms"]) == (1.0, client.record.now_ms)
+    assert after["reason"] == "observed: 1 volumes, all within the limit"
+    assert [v["broker"] for v in after["volumes"]] == ["2"]
+
+
+async def test_agent_that_pushes_again_ends_the_fallback(client: Client):
+    await client.push({**FULL, "available_bytes": 500}, WELL)
+    client.record.now_ms += 6 * MINUTE
+    assert (await client.push(WELL)).json()["factor"] == 0.5, "and nothing at all was pushed before"
+    assert (await client.push({**FULL, "available_bytes": 500})).json()["factor"] == 1.0
+
+
+async def test_full_broker_that_leaves_is_forgotten_at_once_and_no_validity_is_renewed(client: Client):
+    await client.push(FULL, WELL)
+    client.record.now_ms += 2 * MINUTE
+    assert (await client.show())["valid_until_ms"] == T0 + 7 * MINUTE, "a known violation renews it"
+    assert (await client.forget("1")).status_code == 204
+    after = await client.show()
+    assert (after["factor"], after["since_ms"]) == (1.0, client.record.now_ms)
+    assert after["valid_until_ms"] == T0 + 5 * MINUTE, "of the last observation"
+    assert after["reason"].startswith("held: nothing was pushed within an interval")
+    assert (await client.forget("2")).status_code == 204
+    assert (await client.show())["volumes"] == []
+    assert fields(await client.forget("2"), 404) == []
+
+
+async def test_forgetting_names_one_known_broker(client: Client):
+    await client.push(FULL, {**FULL, "dir": "/other"}, {**WELL, "broker": "11"})
+    for query in ("", "?broker=", "?broker=1&broker=2", "?broker=%00", "?broker=" + "x" * 513):
+        assert fields(await client.http.delete(f"/v1/volumes{query}")) == ["/broker"], query
+    assert fields(await client.http.delete("/v1/volumes?broker=1&dir=/data")) == ["/dir"]
+    for absent in ("2", "/data", "1 ", "*"):
+        missing = await client.forget(absent)
+        assert fields(missing, 404) == []
+        assert absent in missing.json()["detail"]
+    assert len((await client.show())["volumes"]) == 3
+    assert (await client.forget("1")).status_code == 204
+    assert [v["broker"] for v in (await client.show())["volumes"]] == ["11"]
+
+
+@pytest.mark.parametrize("away", ["read", "replace"])
+async def test_forgetting_without_the_store_is_503(client: Client, away: str):
+    await client.push(FULL)
+    client.record.away = {away}
+    assert fields(await client.forget("1"), 503) == []
+    client.record.away = set()
+    assert (await client.show())["factor"] == 0.0
+
+
+async def test_forgetting_by_the_callers_clock(one_catalog: Catalog):
+    async with asking(one_catalog, callers=True) as client:
+        await client.push(FULL, query="?at_ms=5000")
+        await client.push(WELL, query="?at_ms=6000")
+        assert (await client.forget("1", at_ms=7000)).status_code == 204
+        assert client.time is not None
+        assert client.time.newest_ms == 7000
+        after = await client.show()
+        assert (after["factor"], after["since_ms"], after["valid_until_ms"]) == (1.0, 7000, 6000 + 5 * MINUTE)
+        assert fields(await client.forget("2", at_ms=-1)) == ["/at_ms"]
+
+
+async def test_only_a_push_that_does_not_say_complete_is_warned_about_and_once(client: Client):
+    with capture_logs() as logged:
+        await client.push(WELL, complete=False)
+        await client.push(WELL, complete=True)
+        assert fields(await client.push()) == ["/volumes"]
+        assert [each for each in logged if each["log_level"] == "warning"] == []
+        for _ in range(3):
+            await client.push(WELL)
+    (warning,) = (each for each in logged if each["log_level"] == "warning")
+    assert '"complete": true' in warning["event"]
+    assert warning["who"] == "admin"
 
 
 async def test_volumes_without_the_store_are_those_the_node_decides_by(client: Client):
@@ -225,6 +328,8 @@ async def test_write_without_the_store_is_503(client: Client):
         ({}, ["/volumes"]),
         ({"volumes": None}, ["/volumes"]),
         ({"volumes": {}}, ["/volumes"]),
+        ({"volumes": []}, ["/volumes"]),
+        ({"volumes": [], "complete": False}, ["/volumes"]),
         ({"volumes": [], "complete": 1}, ["/complete"]),
         ({"volumes": [], "complete": None}, ["/complete"]),
         ({"volumes": [], "all": True}, ["/all"]),
@@ -243,6 +348,9 @@ async def test_write_without_the_store_is_503(client: Client):
         ({"volumes": [{**WELL, "available_bytes": True}]}, ["/volumes/0/available_bytes"]),
         ({"volumes": [{**WELL, "available_bytes": "5"}]}, ["/volumes/0/available_bytes"]),
         ({"volumes": [{**WELL, "free/bytes": 5}]}, ["/volumes/0/free~1bytes"]),
+        ({"volumes": [{**WELL, "available_bytes": 1001}]}, ["/volumes/0/available_bytes"]),
+        ({"volumes": [FULL, {**WELL, "total_bytes": 499}]}, ["/volumes/1/available_bytes"]),
+        ({"volumes": [{**WELL, "total_bytes": 0, "available_bytes": 1}]}, ["/volumes/0/available_bytes"]),
     ],
 )
 async def test_every_fault_of_an_observation_is_named_and_none_of_it_taken(
@@ -258,9 +366,16 @@ async def test_names_and_sizes_up_to_their_ends_are_taken(client: Client):
         {**large, "state": "violating", "observed_ms": T0}
     ]
     many = [{**WELL, "dir": f"/{n}"} for n in range(10_000)]
-    assert len((await client.push(*many)).json()["volumes"]) == 10_000
+    assert len((await client.push(*many, complete=True)).json()["volumes"]) == 10_000
     one_more = {"broker": "9", "dir": "/", "total_bytes": 1, "available_bytes": 1}
     assert fields(await client.push(*many, one_more)) == ["/volumes"]
+    assert len((await client.push(*many)).json()["volumes"]) == 10_000
+    refused = await client.push(one_more)
+    assert fields(refused) == ["/volumes"], "incomplete pushes make no more volumes known than complete ones"
+    assert "10001" in refused.json()["errors"][0]["message"]
+    assert len((await client.show())["volumes"]) == 10_000
+    assert (await client.forget("2")).status_code == 204
+    assert len((await client.push(one_more)).json()["volumes"]) == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/volumes", "/v1/volumes:drill"])
@@ -286,12 +401,16 @@ async def test_observation_is_409_unless_the_source_is_push(one_catalog: Catalog
         assert fields(answer, 409) == []
         assert said in answer.json()["detail"]
         assert fields(await client.push(5)) == ["/volumes/0"], "errors come first"
+        forgotten = await client.forget("1")
+        assert fields(forgotten, 409) == []
+        assert said in forgotten.json()["detail"]
         assert client.record.state is None
 
 
 async def test_volumes_take_at_ms_only_under_the_callers_clock(client: Client):
     assert fields(await client.http.get("/v1/volumes?at_ms=5")) == ["/at_ms"]
     assert fields(await client.push(FULL, query="?at_ms=5")) == ["/at_ms"]
+    assert fields(await client.forget("1", at_ms=5)) == ["/at_ms"]
     for method, path in (("GET", "/v1/volumes"), ("DELETE", "/v1/volumes:drill")):
         assert fields(await client.http.request(method, f"{path}?when=5")) == ["/when"]
     drill = {"factor": 0, "for_ms": 1}
@@ -445,6 +564,7 @@ async def test_the_document_has_an_example_of_every_status(client: Client):
     common = {"400", "401", "403", "413", "415", "422", "503"}
     assert set(path["get"]["responses"]) == {"200", "401", "403", "422"}
     assert set(path["post"]["responses"]) == {"200", "409"} | common
+    assert set(path["delete"]["responses"]) == {"204", "401", "403", "404", "409", "414", "422", "503"}
     assert set(drill["post"]["responses"]) == {"200"} | common
     assert set(drill["delete"]["responses"]) == {"204", "401", "403", "404", "422", "503"}
     for operation in (path["get"], path["post"], drill["post"]):
@@ -457,6 +577,6 @@ async def test_the_document_has_an_example_of_every_status(client: Client):
 
 
 async def test_a_method_that_a_path_does_not_take_is_405_with_all_that_it_takes(client: Client):
-    for path, allowed in (("/v1/volumes", "GET, POST"), ("/v1/volumes:drill", "DELETE, POST")):
+    for path, allowed in (("/v1/volumes", "DELETE, GET, POST"), ("/v1/volumes:drill", "DELETE, POST")):
         answer = await client.http.put(path, json={})
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)

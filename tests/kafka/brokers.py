@@ -31,7 +31,9 @@ HOST: Final = "127.0.0.1"
 DISK_BYTES: Final = 64 * 1024 * 1024
 START_WITHIN_S: Final = 120.0
 PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
-PASSWORDS: Final = {name: f"{name}-secret" for name in ("alice", "bob", "carol", "admin")}
+GUESTS: Final = tuple(f"guest-{number}" for number in range(16))
+"""Users for tests that need many, each with counts of its own."""
+PASSWORDS: Final = {name: f"{name}-secret" for name in ("alice", "bob", "carol", "admin", *GUESTS)}
 """The users of SASL/PLAIN, with their passwords."""
 SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _STORE_PASSWORD: Final = "changeit"
@@ -47,8 +49,10 @@ class Broker(Program):
         log_dir: Path,
         ports: Mapping[str, int],
         plugins: Sequence[Path],
+        version: str | None,
     ) -> None:
         self.number = number
+        self.version = version
         self.log_dir = log_dir
         self.ports = ports
         self.plugins = plugins
@@ -71,7 +75,9 @@ class Broker(Program):
             self._running = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())),
-                    *tool.command("kafka.Kafka", str(self.properties), plugins=self.plugins),
+                    *tool.command(
+                        "kafka.Kafka", str(self.properties), plugins=self.plugins, version=self.version
+                    ),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -138,8 +144,12 @@ def running(
     properties: Mapping[str, object] | None = None,
     disk_bytes: int = DISK_BYTES,
     plugins: Sequence[Path] = (),
+    version: str | None = None,
 ) -> Iterator[Cluster]:
-    """Run a cluster with this many brokers, perhaps with further properties and jars of plugins."""
+    """Run a cluster with this many brokers, perhaps with further properties and jars of plugins.
+
+    `version` is one of Kafka's, if it is to be another than that of `pom.xml`.
+    """
     disks.clear()
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-kafka-")))
@@ -153,7 +163,7 @@ def running(
             folder.mkdir()
             disk = stack.enter_context(disks.mounted(folder / "disk", disk_bytes))
             own_ports = {protocol: next(ports) for protocol in PROTOCOLS}
-            broker = Broker(number, folder, disk / "log", own_ports, plugins)
+            broker = Broker(number, folder, disk / "log", own_ports, plugins, version)
             stack.callback(broker.kill)  # before its disk goes
             written = {**_properties(broker, folder, controller), **secured, **(properties or {})}
             lines = [f"{name}={value}\n" for name, value in written.items()]
@@ -237,7 +247,10 @@ def _format(brokers: Mapping[int, Broker]) -> None:
         how = "--standalone" if broker.number == 1 else "--no-initial-controllers"
         # With "=", for one id in 64 begins with a dash, and would be taken for an option.
         arguments = ("format", how, f"--cluster-id={cluster_id}", "-c", str(broker.properties))
-        commands.append(tool.command("kafka.tools.StorageTool", *arguments, plugins=broker.plugins))
+        storage = tool.command(
+            "kafka.tools.StorageTool", *arguments, plugins=broker.plugins, version=broker.version
+        )
+        commands.append(storage)
 
     def run(command: Sequence[str]) -> None:
         ended = subprocess.run(

@@ -38,40 +38,45 @@ def run(program: str, *arguments: str, given: str = "") -> str:
 
 
 def command(
-    program: str, *arguments: str, log_level: str = "info", plugins: Sequence[Path] = ()
+    program: str,
+    *arguments: str,
+    log_level: str = "info",
+    plugins: Sequence[Path] = (),
+    version: str | None = None,
 ) -> Sequence[str]:
-    """The command line of a class of Kafka, perhaps with jars of plugins."""
+    """The command line of a class of Kafka, perhaps with jars of plugins, perhaps of another version."""
     logging = (
         f"-Dorg.slf4j.simpleLogger.defaultLogLevel={log_level}",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",
         "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
         "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",  # hundreds of lines each
     )
-    class_path = os.pathsep.join([f"{jars()}/*", *map(str, plugins)])
+    class_path = os.pathsep.join([f"{jars(version)}/*", *map(str, plugins)])
     return [str(maven.JAVA), *JVM, *logging, "-cp", class_path, program, *arguments]
 
 
 @cache
-def jars() -> Path:
-    """The folder with the jars that `pom.xml` names, and those they need."""
+def jars(version: str | None = None) -> Path:
+    """The folder with the jars that `pom.xml` names, perhaps of another version, and those they need."""
     wanted = (HERE / "pom.xml").read_bytes()
-    folder = KEPT / "jars"
+    folder = KEPT / ("jars" if version is None else f"jars-{version}")
     KEPT.mkdir(parents=True, exist_ok=True)
     with (KEPT / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests of another run may be fetching them
         fetched = folder / "pom.xml"
         if not fetched.is_file() or fetched.read_bytes() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
-            _fetch(folder)
+            _fetch(folder, version)
             fetched.write_bytes(wanted)  # last, so that half a folder is fetched again
     return folder
 
 
-def _fetch(folder: Path) -> None:
+def _fetch(folder: Path, version: str | None) -> None:
+    other = () if version is None else (f"-Dkafka.version={version}",)
     goal = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}")
     with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
-            [*maven.command(Path(scratch)), "-q", "-B", "-f", HERE / "pom.xml", *goal],
+            [*maven.command(Path(scratch)), "-q", "-B", "-f", HERE / "pom.xml", *goal, *other],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

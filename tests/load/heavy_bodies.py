@@ -78,7 +78,7 @@ def _alterations(each: Callable[[int], dict[str, Any]], most: int, *, only: bool
 
 
 def _volume(n: int, available: int | None) -> str:
-    return f'{{"broker":"{n}","dir":"/d","total_bytes":100,"available_bytes":{json.dumps(available)}}}'
+    return f'{{"broker":"{n}","dir":"/d","total_bytes":1000000,"available_bytes":{json.dumps(available)}}}'
 
 
 ONE: Final[Mapping[str, Make]] = {
@@ -137,8 +137,12 @@ ALTERATIONS: Final[Mapping[str, Make]] = {
     ),
 }
 VOLUMES: Final[Mapping[str, Make]] = {
-    "ten thousand volumes": lambda k: listed(lambda n: _volume(n, k + 50), 10_000, '{"volumes":[', "]}"),
-    "ten thousand unknown sizes": lambda _: listed(lambda n: _volume(n, None), 10_000, '{"volumes":[', "]}"),
+    "ten thousand volumes": lambda k: listed(
+        lambda n: _volume(n, k + 50), 10_000, '{"volumes":[', '],"complete":true}'
+    ),
+    "ten thousand unknown sizes": lambda _: listed(
+        lambda n: _volume(n, None), 10_000, '{"volumes":[', '],"complete":true}'
+    ),
 }
 OF_PATHS: Final[Mapping[str, Mapping[str, Make]]] = {
     "/v1/decisions": ONE,

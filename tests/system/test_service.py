@@ -351,3 +351,40 @@ def test_batch_with_one_invalid_ask_in_a_thousand_charges_nothing():
         assert [error["field"] for error in answer.json()["errors"]] == ["/asks/777/usage/requests"]
         assert list(store.scan_iter("qg1:{*")) == []
         assert observed(node, "b") == observed(node, "b", "requests") == 0
+
+
+def test_remaining_producer_ids_are_below_0_when_throttled():
+    def remaining() -> dict[str, float]:
+        lines = node.http.get("/metrics").text.splitlines()
+        found = (
+            line.rpartition(" ") for line in lines if line.startswith("quotagate_producer_ids_remaining")
+        )
+        return {name.partition("entity=")[2].strip('"}'): float(value) for name, _, value in found}
+
+    def ids(*asked: int, **more: Any) -> str:
+        decision = node.ask(principal="alice", usage={"producer_ids": asked}, detail=True, **more)
+        return str(decision["decision"])
+
+    def is_repeated() -> bool:
+        assert (ids(-1), remaining()) == ("admit", {"user=alice": 0})
+        return bool(node.ask(principal="alice", usage={"producer_ids": [6]})["source"] == "local")
+
+    with running() as node:
+        node.put("user=alice", producer_ids_rate=5)
+        node.put("user=shadowed", producer_ids_rate={"limit": 1, "shadow": True})
+        assert remaining() == {}
+        assert (ids(1, 2), remaining()) == ("admit", {"user=alice": 3})
+        assert (ids(2, 3), remaining()) == ("admit", {"user=alice": 2})
+        assert (ids(3, 4, 5, 6, 7), remaining()) == ("throttle", {"user=alice": -2}), "of 4 new ids 2 fit"
+        assert (ids(1), remaining()) == ("admit", {"user=alice": 2}), "nothing was charged"
+        assert (ids(4, 5, 6, mode="peek"), remaining()) == ("throttle", {"user=alice": 2})
+        assert (ids(4, 5), remaining()) == ("admit", {"user=alice": 0})
+        assert (ids(6), remaining()) == ("throttle", {"user=alice": -1})
+        assert (ids(*range(10, 20)), remaining()) == ("reject", {"user=alice": -10})
+        twice_and_none = (*range(10, 20), 10, -1)
+        assert (ids(*twice_and_none), remaining()) == ("reject", {"user=alice": -10})
+        # A node repeats a refusal without the store, unless detail is asked for; the gauge shows it, too.
+        eventually(is_repeated)
+        assert remaining() == {"user=alice": -1}
+        node.ask(principal="shadowed", usage={"producer_ids": [1, 2, 3]})
+        assert remaining()["user=shadowed"] == -2, "a shadow quota charges what it would refuse"

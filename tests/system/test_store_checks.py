@@ -99,7 +99,7 @@ def test_store_that_forbids_scripts_or_writes_is_away(taken):
     with stores.server("valkey") as server, redis.Redis.from_url(server.url) as store:
         store.execute_command("ACL", "SETUSER", "node", "on", ">secret", "~*", "+@all", *taken.split())
         with running(store_url=f"unix://node:secret@{server.socket}") as node:
-            assert store_of(node) == "permission"
+            assert store_of(node) == "missing_right"
             assert exposed(node, "quotagate_store_circuit_open") == " 1.0"
             node.put("user=a", request_rate=10)
             assert node.ask(principal="a", usage={"requests": 1})["source"] == "fallback"

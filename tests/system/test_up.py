@@ -421,3 +421,19 @@ def test_port_in_use_is_reported(start, port):
 
 def test_home_with_a_path_too_long_for_a_socket_works_and_sigint_stops_everything(start):
     stops_everything(start(home="x" * 120).ready(), signal.SIGINT)
+
+
+def test_variable_that_nothing_reads_is_named_and_explained(start):
+    running = start(QUOTAGATE_PROT="9000", QUOTAGATE_SERVICE_HOST="10.0.0.1").ready()
+    unknown = ["QUOTAGATE_PROT", "QUOTAGATE_SERVICE_HOST"]
+    logged = running.events("nothing reads this variable")
+    assert [line["variable"] for line in logged] == unknown, "each once, by the outermost process"
+    assert logged[0]["why"] == "did you mean QUOTAGATE_PORT?"
+    assert "enableServiceLinks: false" in logged[1]["why"]
+    assert f"Nothing reads {', '.join(unknown)}" in running.logged()
+    ready = running.http.get("/health/ready")
+    assert (ready.status_code, ready.json()["settings"]) == (200, "unknown")
+    assert "PROT" not in ready.text
+    named = running.http.get("/health/ready", headers=running.key()).json()
+    assert named["unknown_settings"] == unknown
+    assert running.end() == 0

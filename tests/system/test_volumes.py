@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -333,6 +336,81 @@ def test_two_nodes_follow_a_push_and_a_drill_and_fall_back_by_themselves():
         assert [bool(change["after"]) for change in who] == [False, True]
 
 
+@contextmanager
+def agent(node: Service, seen: dict[str, Any]) -> Iterator[None]:
+    """An agent that pushes its broker's volume to a node every half second, until the end of the block."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            push(node, seen, complete=None)
+            stop.wait(0.5)
+
+    with ThreadPoolExecutor(1) as pool:
+        runs = pool.submit(run)
+        try:
+            yield
+        finally:
+            stop.set()
+    runs.result()
+
+
+def test_two_agents_at_two_nodes_of_which_one_falls_silent_and_one_node_restarts():
+    """A disk that is full stays known while the other agent pushes, and its silence leads to the fallback."""
+    short = {
+        "QUOTAGATE_VOLUME_CHECK_INTERVAL": "PT2S",
+        "QUOTAGATE_VOLUME_VALIDITY": "PT4S",
+        "QUOTAGATE_VOLUME_FALLBACK_FACTOR": "0.75",
+    }
+    with (
+        stores.running("valkey") as url,
+        pushed(callers=False, environment=short, store_url=url) as one,
+        pushed(callers=False, environment=short, store_url=url, database_url=one.database_url) as other,
+        agent(one, WELL),
+    ):
+        with agent(other, volume("2", 5)):
+            first = eventually(lambda: _observed(one, "2"))
+            eventually(lambda: _observed(one, "2") > first + 4_000)
+            assert eventually(lambda: _throttled(one.ask(usage={"produce_bytes": 1})))["limited_by"] == FACTOR
+        for node in (one, other):
+            eventually(partial(_fell_back, node))
+            assert "not renewed within the validity: /data of broker 2" in volumes_of(node)["reason"]
+        other.stop()
+        again = {"store_url": url, "database_url": one.database_url}
+        with pushed(callers=False, environment=short, **again) as restarted:
+            eventually(partial(_fell_back, restarted))
+            assert [found["broker"] for found in volumes_of(restarted)["volumes"]] == ["1", "2"]
+            assert restarted.http.delete("/v1/volumes", params={"broker": "2"}).status_code == 204
+            for node in (one, restarted):
+                eventually(partial(_admits, node))
+                assert factor(node) == 1.0
+                assert [found["broker"] for found in volumes_of(node)["volumes"]] == ["1"]
+            assert restarted.http.delete("/v1/volumes", params={"broker": "2"}).status_code == 404
+
+
+def test_push_that_does_not_say_complete_is_warned_about_once():
+    with pushed() as node:
+        push(node, WELL, at_ms=1_000, complete=False)
+        push(node, WELL, at_ms=1_001, complete=True)
+        assert "was taken as a part" not in node.logged()
+        for at_ms in range(2_000, 2_005):
+            push(node, WELL, at_ms=at_ms, complete=None)
+        assert node.logged().count("was taken as a part") == 1
+
+
+def test_broker_that_got_another_name_is_forgotten_by_the_callers_clock(node: Service, now: int):
+    push(node, volume("old", 500), WELL, at_ms=now)
+    for minute in range(1, 11):
+        push(node, volume("new", 500), WELL, at_ms=now + minute * MINUTE, complete=None)
+    at_ms = now + 10 * MINUTE + 1
+    assert push(node, volume("new", 500), WELL, at_ms=at_ms, complete=None)["factor"] == 0.5
+    forgotten = node.http.delete("/v1/volumes", params={"broker": "old", "at_ms": at_ms})
+    assert forgotten.status_code == 204, forgotten.text
+    shown = volumes_of(node, at_ms)
+    assert (shown["factor"], [found["broker"] for found in shown["volumes"]]) == (1.0, ["1", "new"])
+    assert produced(node, at_ms)["decision"] == "admit"
+
+
 def test_killed_store_leaves_factor_0_in_force():
     with stores.server("valkey") as store, pushed(callers=False, store_url=store.url) as node:
         node.put("user=alice", producer_byte_rate=1_000_000)
@@ -362,8 +440,17 @@ def _throttled(decision: dict[str, Any]) -> dict[str, Any]:
     return decision if decision["decision"] == "throttle" else {}
 
 
+def _admits(node: Service) -> bool:
+    return bool(node.ask(usage={"produce_bytes": 1})["decision"] == "admit")
+
+
 def _fell_back(node: Service) -> bool:
     return bool(node.http.get("/health/ready").json()["throttle_factor"] == 0.75)
+
+
+def _observed(node: Service, broker: str) -> int:
+    """When the volume of a broker was observed last; 0 if it is unknown."""
+    return next((v["observed_ms"] for v in volumes_of(node)["volumes"] if v["broker"] == broker), 0)
 
 
 def _recorded(url: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from app.domain.ask import AMOUNTS, COUNTS
 from app.domain.quota import KEYS
@@ -16,6 +16,11 @@ from quotagate_client.asks import Usage
 IDS = "producer_ids"
 FIELDS = {*COUNTS, *AMOUNTS, IDS}
 PAGE = Path(__file__).parents[2] / "docs" / "quota-keys.md"
+
+
+def bare(kind: Any) -> Any:
+    """The type of a field without its description."""
+    return Annotated[kind.__origin__, kind.__metadata__[0]]
 
 
 def missing_in(where: str, found: set[str]) -> str:
@@ -32,7 +37,7 @@ def test_usage_fields_of_a_body_have_the_right_kind():
     found = set(UsageBody.__struct_fields__)
     assert found == FIELDS, missing_in("UsageBody in app/http/bodies.py", found)
     hints: dict[str, Any] = get_type_hints(UsageBody, include_extras=True)
-    kinds = {name: hint.__args__[0] for name, hint in hints.items() if name != IDS}
+    kinds = {name: bare(hint.__args__[0]) for name, hint in hints.items() if name != IDS}
     right = dict.fromkeys(COUNTS, Count) | dict.fromkeys(AMOUNTS, Amount)
     assert kinds == right, "COUNTS are of the type Count in UsageBody, AMOUNTS of the type Amount"
 

@@ -11,7 +11,7 @@ from starlette.types import Scope
 from app.domain.quota import KEYS
 from app.http.documents import HTML, OPENAPI, REDOC, SWAGGER, hash_of
 from app.http.hot import HttpAnswer
-from app.http.static import StaticPage
+from app.http.static import Redirect, StaticPage
 
 ENTRANCE: Final = "/"
 PATH: Final = "/console"
@@ -38,16 +38,17 @@ def kept() -> StaticPage:
 
 
 class Entrance(StaticPage):
-    """Redirects browsers to the console, and lists the paths for other clients."""
+    """Redirects browsers to the console, and lists the paths for other clients; all of them are relative."""
 
     def __init__(self) -> None:
-        places = {"console": PATH, "openapi": OPENAPI, "docs": [SWAGGER, REDOC], "ready": "/health/ready"}
+        there, document, swagger, redoc = (path.lstrip("/") for path in (PATH, OPENAPI, SWAGGER, REDOC))
+        places = {"console": there, "openapi": document, "docs": [swagger, redoc], "ready": "health/ready"}
         super().__init__(json.dumps(places).encode(), "application/json", {"Vary": "Accept"})
+        self._redirect = Redirect(there, {"Vary": "Accept"})
 
     def answer(self, scope: Scope) -> HttpAnswer:
         """Return a redirect to clients that accept HTML, else the paths as JSON."""
         takes = b",".join(value for name, value in scope["headers"] if name == b"accept")
         if b"text/html" not in takes.lower() or scope["method"] not in ("GET", "HEAD"):
             return super().answer(scope)
-        there = [(b"location", PATH.encode()), (b"vary", b"Accept"), (b"cache-control", b"no-cache")]
-        return HttpAnswer(302, [*there, (b"content-length", b"0")], b"")
+        return self._redirect.answer(scope)

@@ -32,17 +32,35 @@ class Refused extends Error {}
 // Kept in this page only: storage is open to every page of this host, and one of them runs foreign scripts.
 let key = "";
 
+// The service's own place, which may be below a prefix; other applications of this host must not get the key.
+const HOME = location.origin + location.pathname.replace(/[^/]*$/, "");
+
+// A proxy decodes the path and resolves its dots before it chooses an application.
+function staysBelow(home, address) {
+  let path = address.split(/[?#]/)[0];
+  for (let before = null; before !== path;) {
+    before = path;
+    path = path.replace(/%([0-9a-f]{2})/gi, (_, byte) => String.fromCharCode(parseInt(byte, 16)));
+  }
+  return address.startsWith(home) && !path.split(/[/\\]/).some((part) => /^\.{1,2}(;.*)?$/.test(part));
+}
+
 async function ask(path, { method = "GET", body, headers = {} } = {}) {
+  const address = new URL(path, HOME).href;
+  if (!staysBelow(HOME, address)) throw new Refused("This name leads to another place than Quotagate.");
   if (key) headers.Authorization = `Bearer ${key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
   try {
-    answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    answer = await fetch(address, {
+      method, headers, body: body === undefined ? undefined : JSON.stringify(body),
+      redirect: "error", // a redirect would take the key along
+    });
   } catch {
     throw new Refused("Quotagate does not answer.");
   }
   const text = await answer.text();
-  if (!answer.ok && !path.startsWith("/health/")) throw new Refused(explained(answer, text));
+  if (!answer.ok && !path.startsWith("health/")) throw new Refused(explained(answer, text));
   return answer.headers.get("Content-Type")?.includes("json") ? JSON.parse(text) : text;
 }
 
@@ -126,9 +144,9 @@ byId("scheme").addEventListener("click", () => {
   const root = document.documentElement;
   const dark = root.dataset.scheme
     ? root.dataset.scheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.scheme = localStorage.scheme = dark ? "light" : "dark";
+  root.dataset.scheme = localStorage.quotagateScheme = dark ? "light" : "dark";
 });
-if (localStorage.scheme) document.documentElement.dataset.scheme = localStorage.scheme;
+if (localStorage.quotagateScheme) document.documentElement.dataset.scheme = localStorage.quotagateScheme;
 
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -152,7 +170,7 @@ async function find(more) {
   const query = new URLSearchParams(text && matches.every(isMatch) ? matches.map((match) => ["match", match]) : []);
   query.set("limit", "200");
   if (more && cursor) query.set("cursor", cursor);
-  const page = await ask(`/v1/quotas?${query}`);
+  const page = await ask(`v1/quotas?${query}`);
   found = more ? [...found, ...page.quotas] : page.quotas;
   cursor = page.next_cursor;
   showFound();
@@ -221,7 +239,7 @@ function editRow(key, text) {
 async function showHistory({ entity, version }) {
   byId("history").replaceChildren();
   if (version === null) return;
-  const page = await act(() => ask(`/v1/quotas:history?${new URLSearchParams({ entity })}`));
+  const page = await act(() => ask(`v1/quotas:history?${new URLSearchParams({ entity })}`));
   byId("history").replaceChildren(...(page?.changes ?? []).slice(0, 10).map((change) =>
     made("li", {}, `${new Date(change.at_ms).toLocaleString()} · ${change.who}: `,
       made("code", {}, change.after ? JSON.stringify(change.after) : "removed"),
@@ -249,7 +267,7 @@ async function written(method, body) {
   const reason = byId("edit-reason").value.trim();
   // A header holds bytes: one character for each byte of the UTF-8 text.
   if (reason) headers["X-Reason"] = String.fromCharCode(...new TextEncoder().encode(reason));
-  const answer = await ask(`/v1/quotas/${entity}`, { method, body, headers });
+  const answer = await ask(`v1/quotas/${entity}`, { method, body, headers });
   await find(false);
   return answer;
 }
@@ -282,7 +300,7 @@ byId("who").addEventListener("submit", (event) => {
   event.preventDefault();
   const said = [...new FormData(event.target)].filter(([, value]) => value);
   act(async () => {
-    const { quotas } = await ask(`/v1/quotas:effective?${new URLSearchParams(said)}`);
+    const { quotas } = await ask(`v1/quotas:effective?${new URLSearchParams(said)}`);
     byId("explained").replaceChildren(...(quotas.length ? quotas.map(explanation)
       : [made("p", {}, "No quota applies: everything is admitted.")]));
   });
@@ -314,7 +332,7 @@ byId("which").addEventListener("submit", (event) => {
 byId("reset").addEventListener("click", () => {
   const { bucket, quota } = watched;
   if (confirm(`Reset the bucket ${bucket}${quota ? ` of ${quota}` : ""}?`)) {
-    act(async () => { await ask("/v1/buckets:reset", { method: "POST", body: watched }); await lookAtBucket(); });
+    act(async () => { await ask("v1/buckets:reset", { method: "POST", body: watched }); await lookAtBucket(); });
   }
 });
 
@@ -328,7 +346,7 @@ function watch(bucket, quota) {
 async function lookAtBucket() {
   if (!watched) return;
   await act(async () => {
-    const { buckets } = await ask(`/v1/buckets?${new URLSearchParams(watched)}`);
+    const { buckets } = await ask(`v1/buckets?${new URLSearchParams(watched)}`);
     fill("bucket-rows", buckets.map((b) => made("tr", {}, ...cells(made("code", {}, b.quota), b.observed, b.remaining,
       b.tokens, b.layers, b.fill, b.remembered_ids, b.charged_ids))), "No quota charges this bucket.", 8);
     byId("reset").disabled = !buckets.length;
@@ -350,7 +368,7 @@ function samples(text) {
 
 async function lookAtThrottles() {
   await act(async () => {
-    const now = { at: performance.now(), all: samples(await ask("/metrics")) };
+    const now = { at: performance.now(), all: samples(await ask("metrics")) };
     const of = (name) => now.all.filter((sample) => sample.name === `quotagate_${name}`);
     const measured = new Map([...of("rate"), ...of("tokens")].map(({ labels, value }) =>
       [`${labels.quota} ${labels.entity}`, value]));
@@ -376,8 +394,8 @@ function perSecond(now, labels, value) {
 
 async function lookAtHealth() {
   await act(async () => {
-    const state = await ask("/health/ready");
-    const all = samples(await ask("/metrics"));
+    const state = await ask("health/ready");
+    const all = samples(await ask("metrics"));
     const sum = (name) => all.filter((sample) => sample.name === `quotagate_${name}`).reduce((total, { value }) => total + value, 0);
     const lines = {
       Status: state.status, Store: state.store, Catalog: state.catalog, "Throttle factor": shown(state.throttle_factor),
@@ -413,7 +431,7 @@ const within = (untilMs) => untilMs === null ? "does not end" : `${left(untilMs)
 
 async function lookAtVolumes() {
   await act(async () => {
-    const now = await ask("/v1/volumes");
+    const now = await ask("v1/volumes");
     const factor = made("dd", now.factor < 1 ? { class: "bad" } : {}, shown(now.factor));
     const lines = {
       Why: now.reason, Since: when(now.since_ms), Valid: within(now.valid_until_ms),
@@ -446,7 +464,7 @@ function volumeCells({ broker, dir, total_bytes: total, available_bytes: free, s
 async function lookAtState() {
   const pill = byId("state");
   try {
-    const { status, store, catalog } = await ask("/health/ready");
+    const { status, store, catalog } = await ask("health/ready");
     const well = status === "ready" && store === "ok" && catalog === "ok";
     pill.textContent = well ? "ready" : `${status} · store ${store} · catalog ${catalog}`;
     pill.className = `pill ${well ? "ok" : "bad"}`;

@@ -68,9 +68,10 @@ def load(
     from app.node.settings import load as settings_of
 
     logs.configure(logging.WARNING)  # without the catalog's info lines
+    settings = settings_of(env_file)
     assertions = AssertionFolder.open(folder)
     try:
-        counts = asyncio.run(_load(assertions, settings_of(env_file), rate))
+        counts = asyncio.run(_load(assertions, settings, rate))
     except KeyboardInterrupt:
         show.note("quotagate: stopped; run the same command again to continue")
         raise typer.Exit(130) from None

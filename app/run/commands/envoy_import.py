@@ -30,7 +30,10 @@ def import_envoy(
     file: Annotated[
         list[Path],
         typer.Argument(
-            exists=True, dir_okay=False, help="Configurations, one for each domain.", metavar="FILE..."
+            exists=True,
+            dir_okay=False,
+            help="Configurations, or ConfigMaps that hold them.",
+            metavar="FILE...",
         ),
     ],
     out: Annotated[
@@ -38,25 +41,34 @@ def import_envoy(
     ],
     *,
     force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier import.")] = False,
+    merge_domains: Annotated[
+        bool,
+        typer.Option("--merge-domains", help="Join a domain of several files, as MERGE_DOMAIN_CONFIG does."),
+    ] = False,
+    allow_looser: Annotated[
+        bool, typer.Option("--allow-looser", help="Exit with 0 although a limit is lost or looser.")
+    ] = False,
     output: Out = "table",
 ) -> None:
     """Turn a configuration of envoyproxy/ratelimit into quotas.yaml and mapping.yaml.
 
-    What cannot be taken is listed with the reason; the rest is written all the same. No node is asked: the
-    quotas are applied by `quotas apply`, and QUOTAGATE_ENVOY_MAPPING names the mapping.
+    What cannot be taken is listed with the reason, and whether the result is looser or stricter; the rest is
+    written all the same. The exit code is 1 if a limit is lost or looser. No node is asked: the quotas are
+    applied by `quotas apply`, and QUOTAGATE_ENVOY_MAPPING names the mapping.
 
     \b
     Examples:
       quotagate quotas import-envoy ratelimit/config.yaml --out envoy
+      quotagate quotas import-envoy configmaps.yaml --merge-domains --out envoy
       quotagate quotas apply -f envoy/quotas.yaml --only-named
     """
     from app.envoy.importing import EnvoyConfigurationError, EnvoyImport  # it loads PyYAML
 
-    found = EnvoyImport()
+    found = EnvoyImport(merge_domains=merge_domains)
     for each in file:
         try:
-            found.add(each.read_text(encoding="utf-8"))
-        except (EnvoyConfigurationError, OSError, UnicodeDecodeError) as error:
+            found.add(each.read_bytes())
+        except (EnvoyConfigurationError, OSError) as error:
             raise NodeRequestError(f"{each}: {error}") from None
     written = {QUOTAS: "".join(_quotas(found)), MAPPING: _mapping(found)}
     for name in written:
@@ -65,15 +77,21 @@ def import_envoy(
     out.mkdir(parents=True, exist_ok=True)
     for name, text in written.items():
         (out / name).write_text(text, encoding="utf-8")
-    if show.document(
-        {
-            "files": [str(out / name) for name in written],
-            "rows": [row._asdict() for row in found.rows],
-            "left_out": [each._asdict() for each in found.left_out],
-        },
-        output,
-    ):
-        return
+    shown = {
+        "files": [str(out / name) for name in written],
+        "rows": [row._asdict() for row in found.rows],
+        "left_out": [each._asdict() for each in found.left_out],
+    }
+    if not show.document(shown, output):
+        _show(found)
+        _say_next(found, out)
+    if found.is_looser and not allow_looser:
+        raise NodeRequestError(
+            "limits are lost or looser than the original; --allow-looser makes the exit code 0"
+        )
+
+
+def _show(found: EnvoyImport) -> None:
     show.table(
         ["DOMAIN", "DESCRIPTOR", "LIMIT", "SHADOW", "ENTITY"],
         [(row.domain, row.path, row.limit, "yes" if row.shadow else "", row.entity) for row in found.rows],
@@ -81,8 +99,10 @@ def import_envoy(
     )
     if found.left_out:
         show.line("Not taken:")
-        show.table(["DOMAIN", "DESCRIPTOR", "WHAT", "REASON"], [tuple(each) for each in found.left_out])
-    _say_next(found, out)
+        show.table(
+            ["DOMAIN", "DESCRIPTOR", "WHAT", "RESULT", "REASON"],
+            [(each.domain, each.path, each.what, each.effect, each.reason) for each in found.left_out],
+        )
 
 
 def _say_next(found: EnvoyImport, out: Path) -> None:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
 from app.domain.quota_value import merge
 from app.kafka import syntax
 from app.kafka.syntax import KafkaOptions
+from app.node.errors import NodeRequestError
 from app.run.commands import show, values
 from app.run.commands.node import Node, NodeRefusalError, connected
 from app.run.commands.options import Reason, option_order
@@ -19,7 +21,19 @@ from app.run.commands.quotas import written_headers
 from app.run.commands.show import Out
 from app.run.commands.target import ConfigFile, Key, Url
 
-PANEL = "Options of kafka-configs.sh, instead of a command"
+PANEL: Final = "Options of kafka-configs.sh, instead of a command"
+NOT_USED: Final = (
+    "bootstrap_server",
+    "bootstrap_controller",
+    "zookeeper",
+    "zk_tls_config_file",
+    "command_config",
+)
+"""Options that say how to reach Kafka. Copied commands have them; their values are not read."""
+
+Unused = Annotated[
+    str | None, typer.Option(rich_help_panel=PANEL, help="Accepted and not used: no Kafka is asked.")
+]
 
 
 def kafka(
@@ -72,10 +86,23 @@ def kafka(
             metavar="KEY=NUMBER,...", rich_help_panel=PANEL, help="Quotas to set; others stay unchanged."
         ),
     ] = None,
+    add_config_file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, rich_help_panel=PANEL, help="Properties instead of --add-config."
+        ),
+    ] = None,
     delete_config: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY,...", rich_help_panel=PANEL, help="Quotas to remove."),
     ] = None,
+    all_: Annotated[bool, typer.Option("--all", hidden=True)] = False,
+    force: Annotated[bool, typer.Option("--force", hidden=True)] = False,
+    bootstrap_server: Unused = None,
+    bootstrap_controller: Unused = None,
+    zookeeper: Unused = None,
+    zk_tls_config_file: Unused = None,
+    command_config: Unused = None,
     reason: Reason = None,
     url: Url = None,
     key: Key = None,
@@ -98,6 +125,8 @@ def kafka(
       quotagate quotas --alter --add-config max.connection.creation.rate=9 --broker 1
       quotagate quotas --describe --entity-type users
     """
+    # Their values may hold passwords.
+    del all_, force, bootstrap_server, bootstrap_controller, zookeeper, zk_tls_config_file, command_config
     short = {"user": user, "client-id": client, "ip": ip, "broker": broker}
     defaults = {
         "user": user_defaults,
@@ -113,34 +142,54 @@ def kafka(
         short_defaults=[type_ for type_, wanted in defaults.items() if wanted],
         add_config=add_config or (),
         delete_config=delete_config or (),
+        add_config_file=None if add_config_file is None else _text(add_config_file),
     )
+    order = option_order(ctx)
     if ctx.invoked_subcommand is not None:
-        if order := option_order(ctx):
+        if order:
             option = order[0].replace("_", "-")
             ctx.fail(f"--{option} comes before {ctx.invoked_subcommand}: options go after the command")
         return
     if alter == describe:
         ctx.fail("give --alter or --describe, or a command such as set or list")
-    if describe and (add_config or delete_config):
-        ctx.fail("--add-config and --delete-config go with --alter")
+    if describe and (add_config or add_config_file or delete_config):
+        ctx.fail("--add-config, --add-config-file and --delete-config go with --alter")
     try:
-        names = syntax.entity_names(options, option_order(ctx))
+        syntax.refuse_credentials(*options.configs)
+        names = syntax.entity_names(options, order)
         changes = {} if describe else syntax.changes(options, names, values.value)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if describe:
         lists = [values.matches(match, strict=strict) for match, strict in syntax.filters(names)]
         with connected(url, key, config) as node:
+            _note_unused(order, node)
             found = [one for query in lists for one in pages(node, "/v1/quotas", "quotas", query)]
         if not show.document({"quotas": found}, output):
             for line in syntax.describe_lines(found, show.cell):
                 show.line(line)
         return
     with connected(url, key, config) as node:
+        _note_unused(order, node)
         answer = _change(node, changes, reason)
     if not show.document(answer, output):
         for entity in changes:
             show.line(f"Completed updating config for {syntax.title_of(entity)}.")
+
+
+def _text(file: Path) -> tuple[str, str]:
+    """The name and the text of a file of properties, which Java reads as ISO 8859-1."""
+    try:
+        return str(file), file.read_text(encoding="latin-1")
+    except OSError as error:
+        raise NodeRequestError(f"{file}: {error.strerror}") from None
+
+
+def _note_unused(order: Sequence[str], node: Node) -> None:
+    given = [f"--{name.replace('_', '-')}" for name in dict.fromkeys(order) if name in NOT_USED]
+    if given:
+        verb = "is" if len(given) == 1 else "are"
+        show.note(f"{' and '.join(given)} {verb} not used: the quotas are those of the node {node.name}.")
 
 
 def _change(node: Node, changes: Mapping[str, Mapping[str, Any]], reason: str | None) -> dict[str, Any]:

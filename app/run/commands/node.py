@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from app.node.errors import NodeRequestError
+from app.redaction import url_without_secrets
 from app.run.commands import target
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ class Node:
     def url(self) -> str:
         """The URL of the node."""
         return self._target.url
+
+    @property
+    def name(self) -> str:
+        """The URL of the node for messages, without user name, password and options."""
+        return url_without_secrets(self._target.url)
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         """Return the JSON at a path; parameters that are None are left out."""
@@ -84,9 +90,13 @@ class Node:
                 headers=[(name.encode(), value.encode()) for name, value in all_headers.items()],
                 timeout=timeout,
             )
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise NodeRequestError(f"{url}: {error}") from None
-        document = _document(answer, url)
+        except (httpx.InvalidURL, UnicodeError):  # the error would show a part of the URL
+            raise NodeRequestError(
+                "the node's URL is invalid: write http://HOST:PORT, and percent-encode special characters"
+            ) from None
+        except httpx.HTTPError as error:
+            raise NodeRequestError(f"{self.name}{path}: {error}") from None
+        document = _document(answer, self.name + path)
         if not answer.is_success:
             raise NodeRefusalError(answer.status_code, *self._why(answer.status_code, document))
         return NodeAnswer(document, answer.headers)
@@ -119,7 +129,13 @@ def connected(url: str | None, key: str | None, config: Path | None) -> Iterator
     # httpx reads SSL_CERT_FILE only with trust_env, which is off for this machine, so the context is made
     # here.
     tls = _tls(node.certificates) if node.certificates else httpx.create_ssl_context()
-    with httpx.Client(verify=tls, trust_env=not target.is_loopback(node.url)) as http:
+    try:
+        http = httpx.Client(verify=tls, trust_env=not target.is_loopback(node.url))
+    except (httpx.InvalidURL, ValueError):  # the error would show a proxy's password
+        raise NodeRequestError(
+            "a proxy of the environment has no valid URL: see HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
+        ) from None
+    with http:
         yield Node(node, http)
 
 

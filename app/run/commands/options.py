@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from app.node.errors import CommandError
+from app.redaction import redact
 from app.terminal import plain
 
 AtMs = Annotated[
@@ -24,26 +27,51 @@ _ORDER: Final = "the order of the options"
 
 
 class PlainErrorsGroup(TyperGroup):
-    """The group of a whole command line: errors of use quote arguments with escapes."""
+    """The group of a whole command line: its errors repeat nothing that was typed but may be a secret."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the options of the group."""
-        with _plain_errors():
+        with self._plain_errors():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         """Read the options of a command, and run it."""
-        with _plain_errors():
+        with self._plain_errors():
             return super().invoke(ctx)
 
+    @contextmanager
+    def _plain_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except CommandError as wrong:
+            wrong.args = tuple(redact(line, sys.argv[1:], vocabulary(self)) for line in wrong.args)
+            raise
+        except TyperException as wrong:
+            wrong.message = plain(redact(wrong.message, sys.argv[1:], vocabulary(self)))
+            raise
 
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    try:
-        yield
-    except TyperException as wrong:
-        wrong.message = plain(wrong.message)
-        raise
+
+def vocabulary(command: Any) -> frozenset[str]:
+    """The words of a command line itself: commands, options and choices, and those of quotas."""
+    from app.domain.quota import KEYS, LAYER_POLICIES
+    from app.domain.quota_value import CHOICES, FIELDS
+    from app.kafka.configuration import PROPERTIES
+
+    words = {*KEYS, *LAYER_POLICIES, *CHOICES, *PROPERTIES}.union(*CHOICES.values(), *FIELDS.values())
+    left = [command]
+    while left:
+        one = left.pop()
+        for name, below in getattr(one, "commands", {}).items():
+            words.add(name)
+            left.append(below)
+        for param in one.params:
+            words.update((param.name or "", param.metavar or "", *param.opts))
+            words.update(filter(_is_text, get_args(param.type_descriptor.annotation)))
+    return frozenset(words)
+
+
+def _is_text(choice: object) -> bool:
+    return isinstance(choice, str)
 
 
 class OrderedOptionsGroup(TyperGroup):

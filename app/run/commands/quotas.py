@@ -159,6 +159,7 @@ def delete(
       quotagate quotas delete user=alice request_rate --reason 'launch is over'
     """
     place = f"/v1/quotas/{values.entity(entity)}"
+    values.check_no_credentials(keys or ())
     headers = written_headers(reason, if_match)
     with connected(url, key, config) as node:
         if keys:

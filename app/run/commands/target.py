@@ -12,6 +12,8 @@ from typing import Annotated, Final
 import typer
 
 from app.node.errors import NodeRequestError
+from app.node.url import read_hosts, read_url, saying_how
+from app.node.variables import QUOTED, is_quoted
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 PANEL: Final = "Connection"
@@ -78,10 +80,19 @@ def find(url: str | None, key: str | None, config: Path | None) -> Target:
 
     Without a key there, the node decides: the configuration file's key is sent only to the file's node, and
     this machine's admin key only to this machine, never through a proxy.
+
+    Raises:
+        NodeRequestError: the URL or the configuration file cannot be used.
     """
     path = config or _default_file()
     configured = _read(path) if path.is_file() else ConnectionConfig()
     where = (url or configured.url or DEFAULT_URL).rstrip("/")
+    try:
+        check_url(where)
+    except ValueError as wrong:
+        raise NodeRequestError(f"{'--url or QUOTAGATE_URL' if url else path}: the URL {wrong}") from None
+    if key and is_quoted(key):
+        raise NodeRequestError(f"--key or QUOTAGATE_KEY: {QUOTED}")
     if key and key.strip():
         return Target(where, key.strip(), None, configured.certificates)
     if configured.key and (url is None or configured.url is None or where == configured.url.rstrip("/")):
@@ -90,6 +101,24 @@ def find(url: str | None, key: str | None, config: Path | None) -> Target:
     if is_loopback(where) and (own := _kept_key(kept)):
         return Target(where, own, str(kept), configured.certificates)
     return Target(where, None, None, configured.certificates)
+
+
+@saying_how
+def check_url(url: str) -> str:
+    """Return the URL of a node, if it can be meant.
+
+    Raises:
+        ValueError: it cannot; the text quotes no part of it, as there may be a password in it.
+    """
+    if is_quoted(url):
+        raise ValueError(QUOTED)
+    its = read_url(url, ("http", "https"))
+    if its.credentials:
+        raise ValueError("has a user name or password; a node takes a key: --key or QUOTAGATE_KEY")
+    if its.options:
+        raise ValueError("has options after a ?")
+    read_hosts(its.place, 1)
+    return url
 
 
 def _default_file() -> Path:

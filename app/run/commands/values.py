@@ -14,6 +14,7 @@ from app.domain.entity import Entity
 from app.domain.errors import EntityError
 from app.domain.matching import Filter
 from app.domain.quota import KEYS
+from app.kafka.syntax import refuse_credentials
 
 NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _DURATION: Final = re.compile(
@@ -34,7 +35,7 @@ def entity(text: str) -> Entity:
     except EntityError as error:
         raise typer.BadParameter(f"{text!r}: {error}") from None
     except UnicodeEncodeError:
-        raise typer.BadParameter(f"{text!r}: must be UTF-8") from None
+        raise typer.BadParameter("an entity must be UTF-8") from None
 
 
 def matches(texts: Sequence[str], *, strict: bool) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def assignments(words: Sequence[str]) -> dict[str, Any]:
     >>> assignments(["producer_ids_rate=5", "request_rate=limit=100,enforcement=deny"])
     {'producer_ids_rate': 5, 'request_rate': {'limit': 100, 'enforcement': 'deny'}}
     """
+    check_no_credentials(words)
     found: dict[str, Any] = {}
     for word in words:
         key, equals, spelled = word.partition("=")
@@ -65,6 +67,14 @@ def assignments(words: Sequence[str]) -> dict[str, Any]:
             raise typer.BadParameter(f"{key} is given twice")
         found[key] = value(key, spelled)
     return found
+
+
+def check_no_credentials(words: Sequence[str]) -> None:
+    """Refuse words such as ``SCRAM-SHA-256=[password=...]``, without showing them."""
+    try:
+        refuse_credentials(*words)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def value(key: str, spelled: str) -> Any:
@@ -79,15 +89,13 @@ def value(key: str, spelled: str) -> Any:
         if spelled == "null":
             return None
         if not NUMBER.fullmatch(spelled):
-            raise typer.BadParameter(
-                f"{key}: {spelled!r}: write a number, fields such as limit=100,samples=21, or JSON"
-            )
+            raise typer.BadParameter(f"{key}: write a number, fields such as limit=100,samples=21, or JSON")
         return _number(key, spelled)
     fields: dict[str, Any] = {}
     for part in spelled.split(","):
         name, equals, text = part.partition("=")
         if not equals or not name or not text:
-            raise typer.BadParameter(f"{key}: {part!r}: write FIELD=VALUE, such as limit=100")
+            raise typer.BadParameter(f"{key}: write FIELD=VALUE, such as limit=100")
         *above, last = name.split(".")
         inside = fields
         for step in above:
@@ -147,7 +155,7 @@ def _scalar(key: str, text: str) -> int | float | str:
 def _number(key: str, spelled: str) -> int | float:
     number: int | float = json.loads(spelled)
     if number in {float("inf"), float("-inf")}:
-        raise typer.BadParameter(f"{key}: {spelled} is too large")
+        raise typer.BadParameter(f"{key}: the number is too large")
     return number
 
 
@@ -164,4 +172,4 @@ def _json(key: str, spelled: str) -> Any:
     try:
         return json.loads(spelled, object_pairs_hook=once, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"{key}: {spelled!r} is not JSON: {error}") from None
+        raise typer.BadParameter(f"{key}: the value is not JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""`quotagate volumes`: show volumes and the throttle factor, run drills, push observations."""
+"""`quotagate volumes`: show volumes and the throttle factor, run drills, push and forget volumes."""
 # ruff: noqa: D301  a real backspace keeps the lines of examples apart
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ def push(
 ) -> None:
     """Push an observation, if the source is push; FILE is the body of POST /v1/volumes.
 
+    Volumes that FILE does not name stay known, unless it says that it is complete.
+
     \b
     Examples:
       quotagate volumes push seen.json
@@ -113,6 +115,27 @@ def push(
         raise typer.BadParameter(f"{file.name} is not JSON: {error}", param_hint="FILE") from None
     with connected(url, key, config) as node:
         _show(node.ask("POST", PATH, seen, query={"at_ms": at_ms}).body, output)
+
+
+@group.command()
+def forget(
+    broker: Annotated[str, typer.Argument(metavar="BROKER", help="The broker, as pushes name it.")],
+    *,
+    at_ms: AtMs = None,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    output: Out = "table",
+) -> None:
+    """Forget the volumes of a broker that left the cluster, if the source is push.
+
+    \b
+    Examples:
+      quotagate volumes forget 2
+    """
+    with connected(url, key, config) as node:
+        node.ask("DELETE", PATH, query={"broker": broker, "at_ms": at_ms})
+    show.done(output)
 
 
 def _show(found: Mapping[str, Any], output: Output) -> None:

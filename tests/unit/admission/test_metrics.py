@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.admission.counts import COUNTERS, HISTOGRAMS, KEPT, SHOWN, SLICE, SUMS, Counts
-from app.admission.metrics import GONE_S, HALF_LIFE_S, PAUSE_FACTOR, QUIET_S, Fill, Metrics
+from app.admission.counts import COUNTERS, HISTOGRAMS, KEPT, SHOWN, SLICE, SUMS, Counts, touch
+from app.admission.metrics import GONE_S, HALF_LIFE_S, KEEP_EVERY_S, PAUSE_FACTOR, QUIET_S, Fill, Metrics
 from app.admission.throttling import ThrottlingStatus
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Outcome, Verdict
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import KEYS, Algorithm, Quota
 from app.domain.volumes import VolumeRules, factor_in_force
+from tests.waiting import until
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 ASK = Ask(usage={"requests": 1}, principal="alice")
@@ -163,7 +164,9 @@ def test_throttle_seconds_is_the_mean_of_times_above_0(metrics: Metrics):
 
 def test_old_throttle_times_weigh_less(metrics: Metrics, clock: Clock):
     count(metrics, verdict(outcome="delay", throttle_ms=1000))
-    clock.now += HALF_LIFE_S
+    for _ in metrics._counts.gauges:  # those of one name are halved at a time
+        clock.now += HALF_LIFE_S / len(metrics._counts.gauges)
+        count(metrics, verdict())
     count(metrics, verdict(outcome="delay", throttle_ms=4000))
     assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") == 3.0
 
@@ -203,9 +206,36 @@ def test_kept_answer_is_counted_but_changes_no_gauge(metrics: Metrics):
 
 
 def test_filter_of_producer_ids_shows_ids_and_fill(metrics: Metrics):
-    count(metrics, verdict("producer_ids_rate"), fills=[Fill("user=alice", 70, 0.25)])
+    count(metrics, verdict("producer_ids_rate"), fills=[Fill("user=alice", 70, 0.25, -1)])
     assert value(metrics, "producer_ids_remembered", entity="user=alice") == 70
     assert value(metrics, "filter_fill", entity="user=alice") == 0.25
+    assert value(metrics, "producer_ids_remaining", entity="user=alice") == -1
+
+
+def test_refused_ids_are_below_0_no_more_once_known_ids_are_used_again(metrics: Metrics, clock: Clock):
+    count(metrics, verdict("producer_ids_rate"), fills=[Fill("user=alice", 70, 0.25, -2)])
+    count(metrics, verdict("producer_ids_rate"), fills=[Fill("user=bob", 70, 0.25, 5)])
+    for _ in range(2):
+        for bucket in ("user=alice", "user=bob", "user=never"):
+            metrics.count_local("producer_ids_rate", bucket, 1)
+        assert value(metrics, "producer_ids_remaining", entity="user=alice") == -2
+        clock.now += KEEP_EVERY_S / 2
+    clock.now += 1
+    for bucket in ("user=alice", "user=bob"):
+        metrics.count_local("producer_ids_rate", bucket, 1)
+    assert value(metrics, "producer_ids_remaining", entity="user=alice") == 0
+    assert value(metrics, "producer_ids_remaining", entity="user=bob") == 5
+    assert value(metrics, "producer_ids_remaining", entity="user=never") is None
+
+
+def test_remaining_ids_are_bounded_and_the_rest_shows_its_minimum(metrics: Metrics):
+    for n in range(SHOWN + 5):
+        fills = [Fill(f"user={n}", 1, 0.1, n)]
+        for _ in range(2 if n >= 5 else 1):
+            count(metrics, verdict("producer_ids_rate", f"user={n}"), fills=fills)
+    found = {labels: shown for (name, labels), shown in samples(metrics).items() if "ids_remaining" in name}
+    assert len(found) == SHOWN + 1
+    assert found[(("entity", "other"),)] == 0
 
 
 @pytest.mark.parametrize(
@@ -291,7 +321,16 @@ def test_counts_of_processes_add_up(tmp_path: Path, clock: Clock):
 
 
 def test_every_count_is_added_up_over_processes():
-    by_rules = {"rates", "tokens", "remembered", "fills", "accepted", "held", "leased"}  # the gauges
+    by_rules = {
+        "rates",
+        "tokens",
+        "remembered",
+        "fills",
+        "remaining",
+        "accepted",
+        "held",
+        "leased",
+    }  # the gauges
     by_rules |= {"written_at", "store_faults", "factor_fallbacks"}
     assert {*COUNTERS, *SUMS, *HISTOGRAMS} | by_rules == set(Counts.__struct_fields__)
 
@@ -378,8 +417,7 @@ async def test_counts_are_written_while_running_and_at_the_end(tmp_path: Path, c
     folder = tmp_path / "counts"
     metrics = Metrics(folder, clock)
     async with metrics.written():
-        await asyncio.sleep(0)
-        assert len([*folder.glob("*.counts")]) == 1
+        await until(lambda: len([*folder.glob("*.counts")]) == 1)
         count(metrics, verdict())
     heir = Metrics(folder, clock)
     assert b'quotagate_decisions_total{decision="admit",quota="",source="store"} 1.0' in await heir.text()
@@ -440,6 +478,17 @@ async def test_cancelled_scrape_does_not_affect_others(clock: Clock):
     await asyncio.sleep(0)
     first.cancel()
     assert b"quotagate_decisions_total" in await second
+
+
+def test_all_gauges_are_halved_once_in_a_half_life(metrics: Metrics, clock: Clock):
+    for gauges in metrics._counts.gauges:
+        touch(gauges, ("user=alice",), clock.now, None, throttled=1.0)
+    throttled = []
+    for _ in metrics._counts.gauges:
+        clock.now += HALF_LIFE_S / len(metrics._counts.gauges)
+        count(metrics, verdict(bucket="user=bob"))
+        throttled.append([gauges["user=alice",].throttled for gauges in metrics._counts.gauges])
+    assert [its.count(0.5) for its in throttled] == [*range(1, len(metrics._counts.gauges) + 1)]
 
 
 async def test_large_counts_are_copied_in_slices(clock: Clock):

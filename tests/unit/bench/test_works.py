@@ -14,9 +14,9 @@ from app.domain.entity import Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import KEYS, Defaults
 from app.domain.quota_value import check_all, resolve
-from app.http.wire import decode_ask
 from tests.bench.generator import Load, filled, packed
 from tests.bench.works import HOT, MANY, QUOTAS, Work, all_works, numbers, request, selected
+from tests.steps import decode_ask
 
 ASKS = [work for work in all_works() if work.subject == "quotagate" and work.kind != "check"]
 

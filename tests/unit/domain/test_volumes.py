@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.domain.errors import UnknownBrokerError, VolumeCountError
 from app.domain.quota import Quota
 from app.domain.volumes import (
     Drill,
@@ -21,6 +23,7 @@ from app.domain.volumes import (
     VolumeLimit,
     VolumeRules,
     after_failure,
+    after_forgetting,
     after_missed_pushes,
     after_observation,
     factor_in_force,
@@ -168,10 +171,55 @@ def test_complete_push_replaces_all_volumes_and_partial_push_keeps_the_others():
     assert part.succeeded
     assert factor(part, MINUTE, PUSH) == 0.0
     over = after_observation(part, Observation((volume("1", 500),), frozenset()), 5 * MINUTE + 1, PUSH)
-    assert [v.broker for v in over.volumes] == ["1"]
-    assert factor(over, 5 * MINUTE + 1, PUSH) == 1.0
+    assert [v.broker for v in over.volumes] == ["1", "2"], "a full disk is not forgotten when its agent dies"
+    assert not over.succeeded
+    assert over.trouble == "not renewed within the validity: /data of broker 2"
+    # The violation renewed the factor until its own validity ended: at the pushes that were due until then.
+    ends = over.valid_until_ms
+    assert (ends, factor(over, ends, replace(PUSH, fallback=0.5))) == (10 * MINUTE, 0.0)
+    assert factor(over, ends + 1, replace(PUSH, fallback=0.5)) == 0.5
     nothing = after_observation(two, Observation(()), MINUTE, PUSH)
     assert (nothing.succeeded, nothing.volumes, factor(nothing, MINUTE, PUSH)) == (True, (), 1.0)
+
+
+def test_forgotten_broker_counts_no_more_from_the_last_observation_on():
+    rules = replace(PUSH, fallback=0.5)
+    both = Observation((volume("1", 500), volume("2", 5)), frozenset())
+    full = after_observation(start_state(0, rules), both, MINUTE, rules)
+    well = after_forgetting(full, "2", MINUTE + 10, rules)
+    assert (factor(well, MINUTE + 10, rules), well.since_ms, well.observed_ms) == (1.0, MINUTE + 10, MINUTE)
+    assert (well.valid_until_ms, well.violations, well.active_brokers) == (6 * MINUTE, 1, 1)
+    assert factor(well, 6 * MINUTE + 1, rules) == 0.5, "forgetting renews no validity"
+    with pytest.raises(UnknownBrokerError):
+        after_forgetting(well, "2", MINUTE + 10, rules)
+    still = after_forgetting(full, "1", MINUTE + 10, rules)
+    assert (factor(still, MINUTE + 10, rules), still.since_ms, still.violations) == (0.0, MINUTE, 1)
+
+
+def test_forgetting_one_of_two_silent_brokers_leaves_the_fallback():
+    rules = replace(PUSH, fallback=0.5)
+    state = after_observation(
+        start_state(0, rules), Observation((volume("1", 500), volume("2", 500), volume("3", 500))), 0, rules
+    )
+    for minute in range(1, 12):
+        state = after_observation(
+            state, Observation((volume("3", 500),), frozenset()), minute * MINUTE, rules
+        )
+    assert factor(state, 11 * MINUTE, rules) == 0.5
+    one = after_forgetting(state, "1", 11 * MINUTE + 5, rules)
+    assert factor(one, 11 * MINUTE + 5, rules) == 0.5
+    assert one.trouble == "not renewed within the validity: /data of broker 2"
+    none = after_forgetting(one, "2", 11 * MINUTE + 5, rules)
+    assert (factor(none, 11 * MINUTE + 5, rules), none.since_ms) == (1.0, 11 * MINUTE + 5)
+
+
+def test_incomplete_pushes_make_no_more_than_10000_volumes_known():
+    many = Observation(tuple(volume(str(n), 500) for n in range(10_000)))
+    full = after_observation(start_state(0, PUSH), many, 0, PUSH)
+    again = after_observation(full, Observation((volume("5", 400),), frozenset()), 1, PUSH)
+    assert len(again.volumes) == 10_000
+    with pytest.raises(VolumeCountError):
+        after_observation(again, Observation((volume("new", 400),), frozenset()), 2, PUSH)
 
 
 def test_missed_push_is_a_failed_observation():
@@ -337,3 +385,88 @@ def test_factor_is_0_exactly_while_a_violation_is_known(steps, fallback):
         if violating or (describable and len(valid) == 3):
             valid_until, last = now + 5 * MINUTE, 0.0 if violating else 1.0
         assert factor(state, now, rules) == (last if now <= valid_until else fallback)
+
+
+@dataclass
+class PushedCluster:
+    """A plain model of pushes: the last sizes of each broker's one volume, and when a push last set a factor.
+
+    Attributes:
+        sizes: of each known broker, the last known size and its time; None if it was never known.
+        held_until: the end of the last factor's validity; moved by violations at each push that was due.
+    """
+
+    fallback: float
+    sizes: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    last: float = 1.0
+    held_until: int = 5 * MINUTE
+    pushed_ms: int = 0
+
+    def push(self, sizes: dict[str, int | None], now: int, *, complete: bool) -> None:
+        self._pass(now)
+        if complete:
+            self.sizes = {b: known for b, known in self.sizes.items() if b in sizes}
+        for broker, size in sizes.items():
+            self.sizes[broker] = self.sizes.get(broker) if size is None else (now, size)
+        self.pushed_ms = now
+        self._judge(now)
+
+    def forget(self, broker: str) -> None:
+        del self.sizes[broker]
+        self._judge(self.pushed_ms)
+
+    def factor(self, now: int) -> float:
+        late = copy.deepcopy(self)
+        late._pass(now)
+        return late.last if now <= late.held_until else self.fallback
+
+    def _pass(self, now: int) -> None:
+        """Each push that was due renews the validity while a violation is known."""
+        for due in range(self.pushed_ms + MINUTE, now + 1, MINUTE):
+            if self._violates(due):
+                self.held_until = max(self.held_until, due + 5 * MINUTE)
+
+    def _judge(self, now: int) -> None:
+        violates = self._violates(now)
+        if violates or len(self._valid(now)) == len(self.sizes):
+            self.last, self.held_until = 0.0 if violates else 1.0, now + 5 * MINUTE
+
+    def _valid(self, now: int) -> list[int]:
+        return [known[1] for known in self.sizes.values() if known and now <= known[0] + 5 * MINUTE]
+
+    def _violates(self, now: int) -> bool:
+        return any(size <= 100 for size in self._valid(now))
+
+
+PUSHES = st.one_of(
+    st.tuples(st.just("complete"), st.dictionaries(st.sampled_from("123"), SIZES)),
+    st.tuples(st.just("part"), st.dictionaries(st.sampled_from("123"), SIZES, min_size=1)),
+    st.tuples(st.just("forget"), st.sampled_from("123")),
+)
+PAUSES = st.one_of(
+    st.sampled_from([MINUTE - 1, MINUTE, 5 * MINUTE, 5 * MINUTE + 1]), st.integers(1, 4 * MINUTE)
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(st.tuples(PAUSES, PUSHES), max_size=14), st.sampled_from([0.0, 0.5, 1.0]))
+def test_factor_of_pushes_is_that_of_a_plain_model(steps, fallback):
+    """Agents of three brokers push parts, or one pushes everything; brokers are forgotten."""
+    rules = replace(PUSH, fallback=fallback)
+    state, model, now = start_state(0, rules), PushedCluster(fallback), 0
+    for pause, (kind, what) in steps:
+        now += pause
+        if kind == "forget":
+            if what in model.sizes:
+                state = after_forgetting(state, what, now, rules)
+                model.forget(what)
+        else:
+            seen = Observation(
+                tuple(volume(b, size) for b, size in what.items()),
+                None if kind == "complete" else frozenset(),
+            )
+            state = after_observation(state, seen, now, rules)
+            model.push(what, now, complete=kind == "complete")
+        assert {v.broker for v in state.volumes} == model.sizes.keys()
+        for later in (0, MINUTE, 5 * MINUTE, 5 * MINUTE + 1, 9 * MINUTE, 11 * MINUTE):
+            assert factor(state, now + later, rules) == model.factor(now + later), (kind, what, later)

@@ -28,7 +28,7 @@ from app.http.check_question import (
 from app.http.hot import sized
 from app.http.problems import FieldError, ProblemError
 from app.http.ratelimit import MAX_WHOLE, policy, rate_limits
-from app.http.wire import decode_ask
+from tests.steps import decode_ask
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("2001:db8:1::/48"))
 

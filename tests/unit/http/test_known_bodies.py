@@ -16,8 +16,9 @@ from app.http.access import Access
 from app.http.decisions import DecisionRoutes
 from app.http.known_bodies import MAX_KNOWN, KnownBodies
 from app.http.problems import ProblemError
-from app.http.wire import decode_ask, encode_decision
+from app.http.wire import encode_decision
 from app.store.port import Answer
+from tests.steps import decode_ask
 from tests.unit.admission.test_plain import ADMIT, EVERYONE, RATE, SNAPSHOT, Store, admission, ready
 
 BODY = b'{"principal": "alice", "usage": {"requests": 1}}'

@@ -13,8 +13,8 @@ from app.domain.ask import MODES, Ask
 from app.domain.decision import OUTCOMES, Decision, LimitedBy, Verdict
 from app.domain.quota_value import pointer
 from app.http.problems import MAX_ERRORS, ProblemError
-from app.http.wire import decode_ask, decode_batch, encode_decision, encode_decisions, split_batch
-from tests.steps import done
+from app.http.wire import decode_batch, encode_decision, encode_decisions, split_batch
+from tests.steps import decode_ask, done
 
 ONE = '"usage": {"requests": 1}'
 INT64_MAX = 2**63 - 1

@@ -192,6 +192,38 @@ def test_unreachable_node_exits_with_1(quotagate: Command, url: str):
     assert "Traceback" not in refused.err
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:se/cret@gate",
+        "http://user:se#cret@gate",
+        "http://user:secret@gate:http",
+        "http://user:secret@gate",
+        "http://gate:80800",
+        "http://gate?key=secret",
+        "http://gate/a b",
+        '"http://gate"',
+        "http://",
+    ],
+)
+def test_url_that_cannot_be_meant_is_refused_and_not_shown(
+    quotagate: Command, monkeypatch: pytest.MonkeyPatch, url: str
+):
+    monkeypatch.setenv("QUOTAGATE_URL", url)
+    refused = quotagate("decide", "--requests", "1")
+    assert refused.code == 1
+    assert refused.err.startswith("quotagate: --url or QUOTAGATE_URL: the URL ")
+    said = refused.err.partition("the URL ")[2]
+    assert not [part for part in ("cret", "gate", "80800") if part in said]
+
+
+def test_quotation_marks_around_a_key_are_named(quotagate: Command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QUOTAGATE_KEY", '"secret"')
+    refused = quotagate("decide", "--requests", "1")
+    assert (refused.code, "secret" in refused.err) == (1, False)
+    assert "QUOTAGATE_KEY: begins with a quotation mark" in refused.err
+
+
 @pytest.mark.parametrize("module", ["app.run.cli", "app.run.up", "app.run.serve", "app.catalog.schema"])
 def test_command_loads_only_what_it_needs(module):
     """Each of these takes a tenth of a second to import, in every process of `quotagate up`."""

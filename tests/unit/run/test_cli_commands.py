@@ -56,7 +56,7 @@ def test_every_documented_command_exists():
         *(f"quotas {name}" for name in ("export", "plan", "apply", "lint", "schema")),
         *("buckets show", "buckets reset"),
         *("keys create", "keys list", "keys revoke", "keys rotate"),
-        *("volumes", "volumes drill", "volumes push"),
+        *("volumes", "volumes drill", "volumes push", "volumes forget"),
     }
 
 

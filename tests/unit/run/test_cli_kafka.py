@@ -169,6 +169,147 @@ def test_describe_prints_the_format_of_kafka(quotagate: Command, gate: Gate):
     ]
 
 
+BOTH = {"producer_byte_rate": 1024, "consumer_byte_rate": 2048}
+BLANKS = [
+    ["--add-config", "producer_byte_rate = 1024 , consumer_byte_rate = 2048"],
+    ["--add-config", " producer_byte_rate =1024,\tconsumer_byte_rate= 2048\n"],
+    ["--add-config", "producer_byte_rate=[1024],consumer_byte_rate= [ 2048 ] "],
+    ["--add-config", ",producer_byte_rate=1024, ,consumer_byte_rate=2048,"],
+    ["--add-config", "producer_byte_rate = 1024", "--add-config", " consumer_byte_rate = 2048"],
+]
+
+
+@pytest.mark.parametrize("words", BLANKS, ids=" ".join)
+def test_blanks_and_brackets_are_trimmed_as_in_kafka(quotagate: Command, gate: Gate, words):
+    gate.answers["PATCH", "/v1/quotas/user=alice"] = (200, DONE)
+    ran = quotagate("quotas", "--alter", *words, "--user", "alice", "--url", gate.url)
+    assert (ran.code, gate.brief()) == (0, [("PATCH", "/v1/quotas/user=alice", BOTH)]), ran.err
+
+
+def test_blanks_between_deleted_keys_are_trimmed(quotagate: Command, gate: Gate):
+    gate.answers["PATCH", "/v1/quotas/user=alice"] = (200, DONE)
+    words = ["--delete-config", " producer_byte_rate , consumer_byte_rate ", "--user", "alice"]
+    assert quotagate("quotas", "--alter", *words, "--url", gate.url).code == 0
+    assert gate.asked[0].body == dict.fromkeys(BOTH)
+
+
+def test_fields_in_brackets_belong_to_one_quota(quotagate: Command, gate: Gate):
+    gate.answers["PATCH", "/v1/quotas/user=alice"] = (200, DONE)
+    config = "request_rate = [limit=5,samples=21], producer_byte_rate = 7"
+    ran = quotagate("quotas", "--alter", "--user", "alice", "--add-config", config, "--url", gate.url)
+    assert ran.code == 0, ran.err
+    assert gate.asked[0].body == {"request_rate": {"limit": 5, "samples": 21}, "producer_byte_rate": 7}
+
+
+FILES = [
+    "producer_byte_rate=1024\nconsumer_byte_rate=2048\n",
+    "# quotas\n\n! more\nproducer_byte_rate : 1024\r\n  consumer_byte_rate   2048",
+    "producer_byte_rate = \\\n    1024\nconsumer_byte_rate=[2048]",
+    "producer\\u005fbyte_rate=1024\nconsumer_byte_rate=20\\\n48",
+]
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_quotas_of_a_properties_file_are_set(quotagate: Command, gate: Gate, tmp_path: Path, text: str):
+    gate.answers["PATCH", "/v1/quotas/user=alice"] = (200, DONE)
+    file = tmp_path / "quotas.properties"
+    file.write_text(text)
+    words = ["--alter", "--user", "alice", "--add-config-file", str(file), "--url", gate.url]
+    ran = quotagate("quotas", *words)
+    assert (ran.code, gate.brief()) == (0, [("PATCH", "/v1/quotas/user=alice", BOTH)]), ran.err
+    assert quotagate("quotas", *words, "--add-config", "request_rate=1").code == 2
+
+
+def test_wrong_line_of_a_properties_file_is_named(quotagate: Command, gate: Gate, tmp_path: Path):
+    file = tmp_path / "quotas.properties"
+    file.write_text("producer_byte_rate=1024\n\nlog.retention.ms=\\\n 5\n")
+    words = ["--alter", "--user", "alice", "--add-config-file", str(file), "--url", gate.url]
+    ran = quotagate("quotas", *words)
+    said = "".join(ran.err.replace("│", "").split())
+    assert (ran.code, "quotas.properties:3:Invalidconfigurationkey" in said, gate.asked) == (2, True, [])
+
+
+@pytest.mark.parametrize("listener", ["SASL_SSL", "sasl_plaintext", "SCRAM-INTERNAL", "secret"])
+def test_name_of_a_listener_is_no_credential(quotagate: Command, gate: Gate, listener: str):
+    path = f"/v1/quotas/broker=1,listener={listener}"
+    gate.answers["PATCH", path] = (200, DONE)
+    config = f"listener.name.{listener}.max.connection.creation.rate = 5"
+    words = ["--alter", "--broker", "1", "--add-config", config, "--url", gate.url]
+    ran = quotagate("quotas", *words)
+    assert (ran.code, [one.path for one in gate.asked]) == (0, [path]), ran.err
+    assert (
+        quotagate("quotas", *words, "--add-config", f"listener.name.{listener}.sasl.jaas.config=x").code == 2
+    )
+
+
+CREDENTIALS = [
+    ["--add-config", "SCRAM-SHA-256=[iterations=8192,password=hunter2]"],
+    ["--add-config", "scram-sha-512=[password=hunter2]"],
+    ["--add-config", "SCRAM-SHA-256 = [ iterations=8192 , password=hunter2 ] , SCRAM-SHA-512=[password=x]"],
+    ["--add-config", "producer_byte_rate=1024, Scram-Sha-256 =[password=hunter2], consumer_byte_rate=5"],
+    ["--add-config", "SCRAM-SHA-256=[iterations=8192,password=hunter2"],
+    ["--add-config", "SCRAM-SHA-256=iterations=8192,password=hunter2]"],
+    ["--add-config", "producer_byte_rate=5", "--add-config", "SCRAM-SHA-256=[password=hunter2]"],
+    ["--delete-config", "SCRAM-SHA-256"],
+    ["--delete-config", "producer_byte_rate, SCRAM-SHA-512=[password=hunter2]"],
+    ["--add-config", "sasl.jaas.config=PlainLoginModule required password=hunter2"],
+    ["--add-config", "password=hunter2"],
+    ["--add-config-file", "SCRAM-SHA-256=[iterations=8192,password=hunter2]\n"],
+    ["--add-config-file", "request_rate=5\nSCRAM-SHA-512 : \\\n [password=hunter2]\n"],
+    ["--add-config-file", "ssl.keystore.password=hunter2\n"],
+]
+
+
+@pytest.mark.parametrize("words", CREDENTIALS, ids=" ".join)
+def test_credentials_are_refused_and_not_shown(quotagate: Command, gate: Gate, tmp_path: Path, words):
+    if words[0] == "--add-config-file":
+        file = tmp_path / "added.properties"
+        file.write_text(words[1])
+        words = [words[0], str(file)]
+    for entity in ("--user alice", "--entity-type users --entity-name alice", "--entity-type users", ""):
+        ran = quotagate("quotas", "--alter", *words, *entity.split(), "--url", gate.url)
+        assert (ran.code, gate.asked) == (2, []), ran.err
+        assert "credentials are not quotas" in ran.err
+        assert "hunter2" not in ran.out + ran.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["set user=alice SCRAM-SHA-256=[password=hunter2]", "delete user=alice SCRAM-SHA-256=[password=hunter2]"],
+)
+def test_credentials_are_refused_by_set_and_delete(quotagate: Command, gate: Gate, words: str):
+    ran = quotagate("quotas", *words.split(), "--url", gate.url)
+    assert (ran.code, gate.asked, "credentials are not quotas" in ran.err) == (2, [], True)
+    assert "hunter2" not in ran.err
+
+
+COPIED = [
+    ("--bootstrap-server kafka:9092", "--bootstrap-server is not used"),
+    ("--bootstrap-server=me:hunter2@kafka-1:9092,kafka-2:9092", "--bootstrap-server is not used"),
+    ("--zookeeper zk:2181/kafka", "--zookeeper is not used"),
+    ("--bootstrap-controller kafka:9093 --command-config hunter2.properties",
+     "--bootstrap-controller and --command-config are not used"),
+    ("--zookeeper zk:2181 --zk-tls-config-file hunter2", "--zookeeper and --zk-tls-config-file are not used"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "said"), COPIED)
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_options_for_the_way_to_kafka_are_accepted_and_noted(
+    quotagate: Command, gate: Gate, words: str, said: str, output: str
+):
+    gate.answers["PATCH", "/v1/quotas/user=alice"] = (200, DONE)
+    gate.answers["GET", "/v1/quotas"] = (200, NO_PAGE)
+    alter = f"--alter --add-config request_rate=5 --entity-type users --entity-name alice --force {words}"
+    describe = f"{words} --describe --all --entity-type users"
+    for command in (alter, describe):
+        ran = quotagate("quotas", *command.split(), "-o", output, "--url", gate.url)
+        assert ran.code == 0, ran.err
+        assert ran.err == f"{said}: the quotas are those of the node {gate.url}.\n"
+        assert said not in ran.out
+    assert [one.method for one in gate.asked] == ["PATCH", "GET"]
+
+
 REFUSED = [
     ("--alter --describe --user alice", "--alter or --describe"),
     ("--user alice --add-config request_rate=1", "--alter or --describe"),
@@ -187,6 +328,10 @@ REFUSED = [
     ("--alter --ip gate.example --add-config request_rate=1", "not a host name"),
     ("--alter --user alice --add-config request_rate", "KEY=NUMBER"),
     ("--alter --user alice --add-config request_rate=many", "write a number"),
+    ("--alter --user alice --add-config producer_byte_rate", "--add-config: write"),
+    ("--alter --user alice --add-config request_rate=5,=6", "--add-config, part 2: write"),
+    ("--alter --user alice --add-config request_rate=[]", "KEY=NUMBER"),
+    ("--alter --user alice --add-config request_rate=1,request_percentag=5", "did you mean request_perc"),
     ("--alter --user alice --add-config request_rate=010", "write a number"),
     ("--alter --user alice --add-config request_rate=1_000", "write a number"),
     ("--alter --user alice --add-config request_rate=null", "--delete-config request_rate"),

@@ -155,6 +155,20 @@ def test_observation_is_pushed_from_a_file(quotagate: Command, gate: Gate, tmp_p
     assert len(gate.asked) == 1
 
 
+def test_broker_is_forgotten(quotagate: Command, gate: Gate):
+    gate.answers["DELETE", PATH] = (204, None)
+    ran = quotagate("volumes", "forget", "a&b=2", "--at-ms", "7", "--url", gate.url)
+    assert (ran.code, ran.out) == (0, "")
+    assert gate.brief() == [("DELETE", PATH, [("broker", "a&b=2"), ("at_ms", "7")])]
+    gate.answers["DELETE", PATH] = (
+        404,
+        {"title": "Not Found", "detail": "No volume of the broker 3 is known."},
+    )
+    ran = quotagate("volumes", "forget", "3", "--url", gate.url)
+    assert ran.code == 1
+    assert "No volume of the broker 3 is known." in ran.err
+
+
 def test_history_shows_a_drill_on_one_line(quotagate: Command, gate: Gate):
     change = {"at_ms": 0, "who": "admin", "entity": "throttle_factor", "reason": "fire drill"}
     changes = [

@@ -111,7 +111,7 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "quotas lint": ("-f", "wrong.yaml"),
     "quotas schema": (),
     "quotas import": ("--from-kafka", "kafka:9092"),
-    "quotas import-envoy": ("envoy.yaml", "--out", f"out{HOSTILE}"),
+    "quotas import-envoy": ("envoy.yaml", "--out", f"out{HOSTILE}", "--allow-looser"),
     "buckets show": ("user=alice",),
     "buckets reset": ("user=alice",),
     "backfill load": (HOSTILE,),
@@ -122,12 +122,13 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "volumes": (),
     "volumes drill": ("--factor", "1", "--for", "PT1S"),
     "volumes push": ("seen.json",),
+    "volumes forget": (HOSTILE,),
 }
 """Every command, with arguments for which it shows something from outside."""
 FORMATS: Final = ("table", "json", "yaml")
 ONE_FORMAT: Final = {"up", "serve", "workers", "migrate", "generate", "spark", "quotas schema"}
 """Commands without ``--output``."""
-SILENT: Final = {"quotas delete", "buckets reset", "keys revoke"}
+SILENT: Final = {"quotas delete", "buckets reset", "keys revoke", "volumes forget"}
 """Commands that print nothing, unless a format asks for a document."""
 ASKING: Final = {
     name
