@@ -167,6 +167,21 @@ def named(mapping: Pairs, structures: Sequence[str] = ()) -> dict[str, Node]:
     return found
 
 
+def fields_of(node: Node | None) -> dict[str, Node]:
+    """Return the fields of a mapping; none of anything else.
+
+    Raises:
+        GoYamlError: as for ``named``.
+    """
+    return named(node) if isinstance(node, Pairs) else {}
+
+
+def field_text(fields: Mapping[str, Node], name: str) -> str:
+    """Return a field of text; empty if it is absent, or no text."""
+    sent = fields.get(name)
+    return text_of(sent) if isinstance(sent, Scalar) else ""
+
+
 def _flat(mapping: Pairs) -> Iterator[tuple[str, Node]]:
     for key, value in mapping.pairs:
         if not isinstance(key, Scalar):

@@ -26,6 +26,8 @@ from app.envoy.go_yaml import (
     Pairs,
     Scalar,
     documents,
+    field_text,
+    fields_of,
     is_null,
     named,
     plain_value,
@@ -162,9 +164,8 @@ class EnvoyImport:
         self.left_out.append(LeftOut(domain, path, what, reason, effect))
 
     def _configuration(self, place: str, root: Node) -> None:
-        fields = named(root) if isinstance(root, Pairs) else {}
-        sent = fields.get("domain")
-        domain = text_of(sent) if isinstance(sent, Scalar) else ""
+        fields = fields_of(root)
+        domain = field_text(fields, "domain")
         if not domain:
             raise EnvoyConfigurationError(f"{place}must be a mapping with a domain, and descriptors")
         if domain in self.rules and not self.merge_domains:
@@ -283,7 +284,7 @@ class EnvoyImport:
         self._note_unknown(domain, place, limit.keys() - _RATE_LIMIT)
         if not is_null(limit.get("replaces")):
             self._note_replaces(domain, place, limit)
-        unit = _spelled_unit(limit)
+        unit = field_text(limit, "unit").lower()
         if self._flag(domain, place, limit, "unlimited", "stricter"):
             self.rows.append(ImportedRow(domain, place, "unlimited", shadow=False, entity=""))
             if unit in SECONDS:
@@ -310,8 +311,8 @@ class EnvoyImport:
         sent = limit["replaces"]
         if isinstance(sent, Items) and not sent.items:
             return
-        own = _text(limit, "name")
-        names = [_text(named(each), "name") for each in _mappings(sent)]
+        own = field_text(limit, "name")
+        names = [field_text(named(each), "name") for each in _mappings(sent)]
         is_refused = not names or not all(names) or own in names
         why = f"no limit replaces another; both apply{f'; {_REFUSED}' if is_refused else ''}"
         self._leave_out(domain, place, "replaces", why, "stricter")
@@ -343,16 +344,6 @@ def _rate(number: int, unit: str) -> dict[str, Any]:
         samples, sample_ms = RATES[unit]
         return {"limit": limit, "samples": samples, "sample_ms": sample_ms}
     return {"limit": limit, "algorithm": "token_bucket", **({"burst": number} if number else {})}
-
-
-def _spelled_unit(limit: Mapping[str, Node]) -> str:
-    return _text(limit, "unit").lower()
-
-
-def _text(fields: Mapping[str, Node], name: str) -> str:
-    """Return a field of text; empty if it is absent, or no text."""
-    sent = fields.get(name)
-    return text_of(sent) if isinstance(sent, Scalar) else ""
 
 
 def _mappings(sent: Node) -> Iterator[Pairs]:

@@ -7,7 +7,18 @@ from binascii import Error as Base64Error
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from app.envoy.go_yaml import GoYamlError, Items, Node, Pairs, Scalar, documents, is_null, named, text_of
+from app.envoy.go_yaml import (
+    GoYamlError,
+    Items,
+    Node,
+    Pairs,
+    Scalar,
+    documents,
+    field_text,
+    fields_of,
+    is_null,
+    text_of,
+)
 
 _LISTS: Final = ("List", "ConfigMapList", "SecretList")
 _AS_TEXT: Final = {"ConfigMap": "data", "Secret": "stringData"}
@@ -45,12 +56,12 @@ class Manifests:
         Raises:
             GoYamlError: a key of a mapping is no text.
         """
-        fields = named(document) if isinstance(document, Pairs) else {}
+        fields = fields_of(document)
         if not {"apiVersion", "kind"} <= fields.keys():
             if not is_null(document):
                 yield Configuration("", document)
             return
-        kind = _text(fields, "kind")
+        kind = field_text(fields, "kind")
         if kind in _LISTS:
             items = fields.get("items")
             for each in items.items if isinstance(items, Items) else ():
@@ -63,7 +74,7 @@ class Manifests:
 
     def _files(self, kind: str, fields: Mapping[str, Node]) -> Iterator[Configuration]:
         for section, is_base64 in ((_AS_TEXT[kind], False), (_AS_BASE64[kind], True)):
-            for name, sent in _fields(fields, section).items():
+            for name, sent in fields_of(fields.get(section)).items():
                 place = f"{_title(kind, fields)}, {name}"
                 try:
                     roots = documents(_content(sent, is_base64=is_base64))
@@ -73,7 +84,7 @@ class Manifests:
                     self.unread.append(Unread(place, str(error), may_limit=True))
 
     def _file(self, place: str, root: Node) -> Iterator[Configuration]:
-        fields = named(root) if isinstance(root, Pairs) else {}
+        fields = fields_of(root)
         if "domain" in fields:
             yield Configuration(f"{place}: ", root)
         elif not is_null(root):
@@ -100,14 +111,4 @@ def _of_kind(item: Node, kind: str) -> Node:
 
 
 def _title(kind: str, fields: Mapping[str, Node]) -> str:
-    return f"{kind} {_text(_fields(fields, 'metadata'), 'name')}".strip()
-
-
-def _fields(fields: Mapping[str, Node], name: str) -> dict[str, Node]:
-    sent = fields.get(name)
-    return named(sent) if isinstance(sent, Pairs) else {}
-
-
-def _text(fields: Mapping[str, Node], name: str) -> str:
-    sent = fields.get(name)
-    return text_of(sent) if isinstance(sent, Scalar) else ""
+    return f"{kind} {field_text(fields_of(fields.get('metadata')), 'name')}".strip()
