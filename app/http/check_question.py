@@ -16,7 +16,7 @@ from app.domain.quota_value import pointer
 from app.http.access import is_in
 from app.http.problems import FieldError
 from app.http.query import parameters
-from app.http.wire import read_address, wrong_name
+from app.http.wire import read_address, read_name, wrong_name
 
 Headers = Iterable[tuple[bytes, bytes]]
 Network = IPv4Network | IPv6Network
@@ -196,9 +196,7 @@ def _value(name: str, text: str, *, timed: bool) -> int | float | str:
     if name in AMOUNTS:
         return _bounded(text, _NUMBER, "a number")
     if name in NAMES:
-        if wrong := wrong_name(text):
-            raise ValueError(wrong)
-        return text
+        return read_name(text)
     if name == "deny_status":
         if text not in map(str, DENY_STATUSES):
             raise ValueError(f"must be {' or '.join(map(str, DENY_STATUSES))}")

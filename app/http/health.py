@@ -73,7 +73,15 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
     routes = APIRouter(tags=["Health"])
 
     def answer(request: Request, state: Readiness, status: Status) -> Health:
-        return _health(state, status, with_names=access.may_read(request.scope))
+        unknown = state.unknown_settings
+        return Health(
+            status,
+            state.store,
+            state.catalog,
+            state.throttle_factor,
+            "unknown" if unknown else "ok",
+            tuple(unknown) if access.may_read(request.scope) else (),
+        )
 
     @routes.get(
         "/health/live",
@@ -123,15 +131,3 @@ def _answer(status: str, description: str) -> dict[str, Any]:
     schema = {"$ref": "#/components/schemas/Health"}
     content = {"application/json": {"schema": schema, "example": example}}
     return {"model": Health, "description": description, "content": content}
-
-
-def _health(state: Readiness, status: Status, *, with_names: bool) -> Health:
-    unknown = state.unknown_settings
-    return Health(
-        status,
-        state.store,
-        state.catalog,
-        state.throttle_factor,
-        "unknown" if unknown else "ok",
-        tuple(unknown) if with_names else (),
-    )

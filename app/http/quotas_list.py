@@ -21,7 +21,7 @@ from app.http import quotas_lists_schema as schema
 from app.http.query import Parameters
 from app.http.quotas_wire import body_of, etag, refusals, unchanged
 from app.http.strict import answer
-from app.http.wire import read_address, wrong_name
+from app.http.wire import read_address, read_name
 
 T = TypeVar("T")
 
@@ -129,19 +129,13 @@ def _ask(query: Parameters) -> Ask:
     return Ask(
         usage=EVERY_USAGE,
         producer_ids=(),
-        principal=query.one("principal", _name),
-        client_id=query.one("client_id", lambda text: _name(text) if text else text),
+        principal=query.one("principal", read_name),
+        client_id=query.one("client_id", lambda text: read_name(text) if text else text),
         ip=query.one("ip", read_address, blank=True),
-        broker=query.one("broker", _name, blank=True),
-        listener=query.one("listener", _name, blank=True),
+        broker=query.one("broker", read_name, blank=True),
+        listener=query.one("listener", read_name, blank=True),
         at_ms=query.integer("at_ms", 0, MAX_EXACT),
     )
-
-
-def _name(text: str) -> str:
-    if wrong := wrong_name(text):
-        raise ValueError(wrong)
-    return text
 
 
 def _body(found: ExplainedQuota, limit_now: float) -> schema.EffectiveQuota:

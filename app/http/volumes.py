@@ -33,7 +33,7 @@ from app.http.quotas_wire import origin_of
 from app.http.strict import JSON, answer, read_json
 from app.http.volumes_schema import DrillBody, VolumeBody, VolumesBody
 from app.http.volumes_wire import drill_of, observation_of
-from app.http.wire import wrong_name
+from app.http.wire import read_name
 from app.store.port import StoreError
 
 PATH: Final = "/v1/volumes"
@@ -110,7 +110,7 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
     async def forget_volumes(request: Request) -> Response:
         query = Parameters(request.scope, "broker", *(["at_ms"] if timed else []))
         at_ms = _read_at_ms(query, timed=timed)
-        broker = query.one("broker", _broker_of)
+        broker = query.one("broker", read_name)
         if not query.texts("broker"):
             query.wrong("broker", "is required: the broker whose volumes are forgotten")
         query.check()
@@ -170,12 +170,6 @@ def _at_ms(request: Request, *, timed: bool) -> int | None:
 
 def _read_at_ms(query: Parameters, *, timed: bool) -> int | None:
     return query.integer("at_ms", 0, MAX_EXACT) if timed else None
-
-
-def _broker_of(text: str) -> str:
-    if why := wrong_name(text):
-        raise ValueError(why)
-    return text
 
 
 def _require_pushes(rules: VolumeRules) -> None:

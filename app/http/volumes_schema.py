@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from app.domain.volumes import KNOWN_AT_MOST
 from app.http.bodies import NAME_SCHEMA, Name
 from app.http.problems import FieldError, ProblemError, away, unprocessable
 from app.http.quotas_lists_schema import THROTTLE_FACTOR
@@ -21,17 +22,15 @@ from app.http.schema import (
     components,
     route,
 )
-from app.http.volumes_wire import MAX_DRILL_MS, MAX_SIZE, MAX_VOLUMES
+from app.http.volumes_wire import MAX_DRILL_MS, MAX_SIZE
 
 AWAY: Final = "The store does not answer ({reason}): the change may or may not be done. See GET /v1/volumes."
 UNTOLD: Final = "The catalog is unreachable, and its history must record a drill: nothing was done."
 NO_DRILL: Final = "No drill is running."
 NO_BROKER: Final = "No volume of the broker {broker} is known."
 TOO_MANY: Final = (
-    "would make {count} volumes known, and at most "
-    + str(MAX_VOLUMES)
-    + " are kept: forget each broker that "
-    "is gone by DELETE /v1/volumes?broker=BROKER, or push all volumes with complete: true"
+    f"would make {{count}} volumes known, and at most {KNOWN_AT_MOST} are kept: forget each broker that is "
+    "gone by DELETE /v1/volumes?broker=BROKER, or push all volumes with complete: true"
 )
 NO_SOURCE: Final = (
     "This deployment observes no volumes: QUOTAGATE_VOLUME_SOURCE is not set to push, or "
@@ -119,7 +118,7 @@ class PushedVolumesBody(Struct, forbid_unknown_fields=True):
 
     volumes: Annotated[
         list[PushedVolume],
-        Meta(max_length=MAX_VOLUMES, description="Each directory of a broker may be named once."),
+        Meta(max_length=KNOWN_AT_MOST, description="Each directory of a broker may be named once."),
     ]
     complete: Annotated[
         bool,

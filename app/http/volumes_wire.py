@@ -10,7 +10,6 @@ from app.domain.volumes import KNOWN_AT_MOST, Observation, Volume
 from app.http.problems import FLAG, FieldError, Rule, faults, is_whole, must, unprocessable
 from app.http.wire import wrong_name
 
-MAX_VOLUMES: Final = KNOWN_AT_MOST
 MAX_SIZE: Final = 2**63 - 1
 MAX_DRILL_MS: Final = 366 * 86_400_000
 
@@ -24,8 +23,8 @@ _VOLUME: Final = {"broker": _NAME, "dir": _NAME, "total_bytes": _SIZE, "availabl
 _OBSERVATION: Final = {
     "volumes": Rule(
         must(
-            f"must be a list of at most {MAX_VOLUMES} volumes",
-            lambda value: isinstance(value, list) and len(value) <= MAX_VOLUMES,
+            f"must be a list of at most {KNOWN_AT_MOST} volumes",
+            lambda value: isinstance(value, list) and len(value) <= KNOWN_AT_MOST,
         ),
         "is required: a list of volumes, which may be empty",
     ),

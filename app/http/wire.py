@@ -80,6 +80,17 @@ def wrong_name(name: str) -> str | None:
     return None if 0 < len(name) <= 128 and name.isprintable() else check_name(name)
 
 
+def read_name(name: str) -> str:
+    """Return a name of a query, if it is valid.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    if why := wrong_name(name):
+        raise ValueError(why)
+    return name
+
+
 def require_few_values(body: bytes, most: int = MAX_VALUES, marks: bytes = b",[{") -> None:
     """Require that a body can be decoded in a few milliseconds: their number depends on that of its values.
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Self, cast
 
 import redis
@@ -53,13 +54,20 @@ DRIVER: Final = DriverInfo()
 Keywords = dict[str, Any]
 
 
-async def _greet(connection: Any) -> None:
-    """Greet the store, and name the connection if that is allowed: the name only helps those who look."""
+@contextmanager
+def _nameless(connection: Any) -> Iterator[str]:
+    """Let redis-py greet without naming the connection, which the store's user may not be allowed to."""
     name, connection.client_name = connection.client_name, None
     try:
-        await connection.on_connect()
+        yield name
     finally:
         connection.client_name = name
+
+
+async def _greet(connection: Any) -> None:
+    """Greet the store, and name the connection if that is allowed: the name only helps those who look."""
+    with _nameless(connection) as name:
+        await connection.on_connect()
     with suppress(ResponseError):
         await connection.send_command("CLIENT", "SETNAME", name, check_health=False)
         await connection.read_response()
@@ -67,11 +75,8 @@ async def _greet(connection: Any) -> None:
 
 def _greet_blocking(connection: Any) -> None:
     """The same on a connection that blocks its thread."""
-    name, connection.client_name = connection.client_name, None
-    try:
+    with _nameless(connection) as name:
         connection.on_connect()
-    finally:
-        connection.client_name = name
     with suppress(ResponseError):
         connection.send_command("CLIENT", "SETNAME", name, check_health=False)
         connection.read_response()

@@ -97,9 +97,8 @@ class VolumeRecord:
         time, (raw, drill) = await run_script(self._client, READ, (self._record_key, self._drill_key))
         now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
         raw = raw or b""
-        if (
-            raw != self._raw
-        ):  # decoding 10,000 volumes takes milliseconds, and each node reads 4 times a second
+        if raw != self._raw:
+            # 10,000 volumes take milliseconds to decode, and each node reads them four times a second.
             self._state = _decoded(raw, FactorState)
             self._raw = raw
         return Reading(now_ms, self._state, _decoded(drill, Drill), raw)

@@ -239,7 +239,7 @@ def _alike(spark: SparkSession, files: HistoryFiles, paths: ColumnPaths, some: S
 
 
 def _column(path: Sequence[str]) -> Column:
-    return reduce(Column.getField, path[1:], f.col(quoted(path)))
+    return reduce(Column.getField, path[1:], f.col(quoted(path[0])))
 
 
 def _at_ms(column: Column, type_: str) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -231,10 +231,10 @@ def _type(file: str, field: Any) -> str | Columns:
     )
 
 
-def quoted(path: Sequence[str]) -> str:
-    """The first name of a path, quoted so that Spark parses nothing in it.
+def quoted(name: str) -> str:
+    """The name of a column, quoted so that Spark parses nothing in it.
 
-    >>> quoted(["a.`b"])
+    >>> quoted("a.`b")
     '`a.``b`'
     """
-    return f"`{path[0].replace('`', '``')}`"
+    return f"`{name.replace('`', '``')}`"
