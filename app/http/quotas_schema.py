@@ -53,7 +53,7 @@ _ABOUT: Final = {
     "sample_ms": "The length of a sample, in milliseconds.",
     "window_ms": "The window in which new ids are counted, in milliseconds.",
 }
-"""What the fields of a quota are, except for those with a schema of their own."""
+"""The meaning of the fields of a quota, except for those with a schema of their own."""
 
 _LIMITED: Final = {
     "producer_ids_rate": "New producer ids in a window (KIP-936).",
@@ -65,7 +65,7 @@ _LIMITED: Final = {
     "connection_creation_rate": "New connections per second from an address (KIP-612).",
     "max_connection_creation_rate": "New connections per second to a broker or listener (KIP-612).",
 }
-"""What each quota key limits."""
+"""The work that each quota key limits."""
 
 _LAYERS: Final[Schema] = {
     "description": "How long ids are remembered: a policy by its name, or its two times.",

@@ -1,4 +1,4 @@
-"""What the URL of a catalog says: a SQLite file, or a PostgreSQL server."""
+"""The URL of a catalog: a SQLite file, or a PostgreSQL server."""
 
 from __future__ import annotations
 

@@ -353,49 +353,50 @@ def load(env_file: Path | None = None) -> Settings:
         raise SettingsError(f"{env_file}: no such file")
     path = env_file or ENV_FILE
     try:
-        refused = variables.refusals(_given(path), known_variables())
-        settings = Settings(_env_file=path, kafka=kafka_properties(path))
+        given = given_variables(path)
+        refused = variables.refusals(given, known_variables())
+        settings = Settings(_env_file=path, kafka=kafka_properties(given))
     except ValidationError as invalid:
         refused |= {name: line for name, line in _explain(invalid) if name not in refused}
     except (OSError, UnicodeDecodeError) as unreadable:
         raise SettingsError(f"{path}: {_reason(unreadable)}") from None
     if refused:
         raise SettingsError(*refused.values())
-    settings._unknown_variables = tuple(unknown_variables(path))  # noqa: SLF001  its own module
+    settings._unknown_variables = tuple(unknown_variables(given))  # noqa: SLF001  its own module
     return settings
 
 
-def kafka_properties(env_file: Path | None = None) -> dict[str, str]:
-    """Return the Kafka client's properties (`security_protocol` ...) from environment and file."""
+def given_variables(env_file: Path | None = None) -> dict[str, str]:
+    """Return the `QUOTAGATE_*` variables of the file and the environment, which goes before."""
+    return {**_ours(_file(env_file or ENV_FILE)), **_ours(os.environ)}
+
+
+def kafka_properties(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the Kafka client's properties (`security_protocol` ...) among variables."""
     return {
         name.removeprefix(kafka_configuration.PREFIX).lower(): value
-        for name, value in _given(env_file).items()
+        for name, value in given.items()
         if name.startswith(kafka_configuration.PREFIX)
         and name != kafka_configuration.BOOTSTRAP
         and not variables.is_service_link(name, value)
     }
 
 
-def unknown_variables(env_file: Path | None = None) -> list[str]:
+def unknown_variables(given: Mapping[str, str]) -> list[str]:
     """Return the `QUOTAGATE_*` variables that nothing reads: typos, and the service links of Kubernetes."""
     known = known_variables()
-    return sorted(name for name in _given(env_file) if name not in known)
+    return sorted(name for name in given if name not in known)
 
 
-def explained(name: str, env_file: Path | None = None) -> str:
+def explained(name: str, given: Mapping[str, str]) -> str:
     """Say of a variable that nothing reads why that may be, as far as it shows."""
-    return variables.explained(name, _given(env_file).get(name, ""), known_variables())
+    return variables.explained(name, given.get(name, ""), known_variables())
 
 
 def known_variables() -> frozenset[str]:
     """Return the names of all variables that are read, and those of Kafka that are refused with a hint."""
     names = CLIENT_VARIABLES | {PREFIX + name.upper() for name in Settings.model_fields if name != "kafka"}
     return names | {kafka_configuration.PREFIX + name.upper() for name in kafka_configuration.NAMES}
-
-
-def _given(env_file: Path | None) -> dict[str, str]:
-    """The `QUOTAGATE_*` variables of the environment and the file."""
-    return {**_ours(_file(env_file or ENV_FILE)), **_ours(os.environ)}
 
 
 def _file(path: Path) -> Mapping[str, str | None]:

@@ -172,10 +172,11 @@ def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:
     home.keep_private()
     given = settings.load(env_file)
     # Only the outermost process warns; a child reads the same variables.
-    for name in given.unknown_variables if warn else ():
-        structlog.get_logger("quotagate.settings").warning(
-            "nothing reads this variable", variable=name, why=settings.explained(name, env_file) or "unknown"
-        )
+    if warn and given.unknown_variables:
+        said, log = settings.given_variables(env_file), structlog.get_logger("quotagate.settings")
+        for name in given.unknown_variables:
+            why = settings.explained(name, said) or "unknown"
+            log.warning("nothing reads this variable", variable=name, why=why)
     return given
 
 

@@ -83,7 +83,7 @@ def _greet_blocking(connection: Any) -> None:
 
 
 class _LoopUnixConnection(UnixDomainSocketConnection):
-    """A connection to a Unix socket that greets once; that of redis-py also does while it connects."""
+    """A connection to a Unix socket that greets once; redis-py's own also does while it connects."""
 
     async def _connect(self) -> None:
         async with asyncio.timeout(self.socket_connect_timeout):

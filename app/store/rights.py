@@ -1,4 +1,4 @@
-"""What the user of a store must be allowed, and how a node finds what is missing."""
+"""The rights that the user of a store needs, and how a node finds a missing one."""
 
 from __future__ import annotations
 

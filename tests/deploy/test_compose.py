@@ -261,7 +261,7 @@ def test_variables_are_settings_and_their_values_load(name, bare, monkeypatch):
     for variable, value in {**image_environment(), **service["environment"]}.items():
         monkeypatch.setenv(variable, value)
     given = settings.load()
-    assert settings.unknown_variables() == []
+    assert settings.unknown_variables(settings.given_variables()) == []
     assert given.admin_key is not None
     assert (given.host, given.port) == ("0.0.0.0", 8080)
     assert given.redis_url == f"redis://:{SECRETS['VALKEY_PASSWORD']}@valkey:6379/0"
@@ -270,7 +270,7 @@ def test_variables_are_settings_and_their_values_load(name, bare, monkeypatch):
 
 def test_variable_that_is_no_setting_is_found(bare, monkeypatch):
     monkeypatch.setenv("QUOTAGATE_REDIS", "redis://valkey")
-    assert settings.unknown_variables() == ["QUOTAGATE_REDIS"]
+    assert settings.unknown_variables(settings.given_variables()) == ["QUOTAGATE_REDIS"]
 
 
 def test_only_the_network_of_prometheus_needs_no_key(bare, monkeypatch):

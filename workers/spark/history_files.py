@@ -179,7 +179,7 @@ class HistoryFiles:
 
 
 def find(columns: Columns, name: str) -> tuple[str, ...] | None:
-    """The path of a column: that of exactly this name, else of the field that the name's dots lead to.
+    """The path of a column: of the one with exactly this name, else of the field that its dots lead to.
 
     >>> find({"a.b": "int", "a": {"b": "int", "c.d": "int"}}, "a.b")
     ('a.b',)

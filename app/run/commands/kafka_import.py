@@ -128,7 +128,9 @@ def _properties(given: Sequence[str], env_file: Path | None) -> Mapping[str, Any
             raise typer.BadParameter(f"--kafka-property {name}: write NAME=VALUE")
         options[name.lower().replace(".", "_")] = value
     try:
-        return configuration.configuration({**settings.kafka_properties(env_file), **options})
+        return configuration.configuration(
+            {**settings.kafka_properties(settings.given_variables(env_file)), **options}
+        )
     except ValueError as error:
         variable, _, wrong = str(error).partition(":")
         name = variable.removeprefix(configuration.PREFIX).lower()

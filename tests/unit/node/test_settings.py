@@ -248,7 +248,7 @@ def test_variables_that_nothing_reads_are_found(monkeypatch):
     Path(".env").write_text("QUOTAGATE_PROT=9000\n", encoding="utf-8")
     for name in ("QUOTAGATE_OPENTO", "QUOTAGATE_PORT", "QUOTAGATE_KAFKA_SSL_CAFILE", "QUOTAGATE_KEY"):
         monkeypatch.setenv(name, "1")
-    assert settings.unknown_variables() == ["QUOTAGATE_OPENTO", "QUOTAGATE_PROT"]
+    assert settings.unknown_variables(settings.given_variables()) == ["QUOTAGATE_OPENTO", "QUOTAGATE_PROT"]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_quotation_marks_are_allowed_in_a_file_and_in_another_programs_password(
 def test_unknown_variable_is_named_with_the_closest_setting(monkeypatch, name, closest):
     given = load(monkeypatch, **{name: "1"})
     assert given.unknown_variables == (f"QUOTAGATE_{name}",)
-    explained = settings.explained(f"QUOTAGATE_{name}")
+    explained = settings.explained(f"QUOTAGATE_{name}", settings.given_variables())
     assert explained.startswith("did you mean QUOTAGATE_")
     if closest:
         assert explained == f"did you mean QUOTAGATE_{closest}?"
@@ -334,7 +334,7 @@ def test_service_links_of_kubernetes_are_explained(monkeypatch):
     assert given.kafka == {}
     assert given.unknown_variables == tuple(sorted(f"QUOTAGATE_{name}" for name in SERVICE_LINKS))
     for name in given.unknown_variables:
-        assert "enableServiceLinks: false" in settings.explained(name)
+        assert "enableServiceLinks: false" in settings.explained(name, settings.given_variables())
 
 
 @pytest.mark.parametrize("name", ["PORT", "ENVOY_PORT"])

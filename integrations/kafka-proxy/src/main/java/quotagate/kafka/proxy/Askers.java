@@ -1,4 +1,4 @@
-// What all connections share: the two queues of asks, and the room for held requests.
+// The parts that all connections share: the two queues of asks, and the room for held requests.
 package quotagate.kafka.proxy;
 
 import io.kroxylicious.proxy.plugin.PluginConfigurationException;

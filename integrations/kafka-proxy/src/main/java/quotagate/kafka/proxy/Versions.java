@@ -5,7 +5,7 @@ import org.apache.kafka.common.message.ApiVersionsResponseData;
 import org.apache.kafka.common.message.ApiVersionsResponseData.ApiVersion;
 import org.apache.kafka.common.protocol.ApiKeys;
 
-/** What ApiVersions answers. */
+/** The answer to ApiVersions. */
 final class Versions {
   private Versions() {}
 
