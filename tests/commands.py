@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import pytest
 
 from app.run import cli
 from tests.service import Service
+from tests.threaded import threaded
 
 
 class Ran(NamedTuple):
@@ -85,16 +85,9 @@ def noting() -> Iterator[Gate]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Notes)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    gate.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with threaded(HTTPServer(("127.0.0.1", 0), Notes)) as server:
+        gate.url = f"http://127.0.0.1:{server.server_port}"
         yield gate
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 Command = Callable[..., Ran]

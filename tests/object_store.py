@@ -13,6 +13,8 @@ from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from tests.threaded import threaded
+
 ENVIRONMENT: Final = {
     "AWS_ACCESS_KEY_ID": "tests",
     "AWS_SECRET_ACCESS_KEY": "tests",
@@ -50,16 +52,10 @@ def running() -> Iterator[ObjectStore]:
             self.store = store
             super().__init__(*parts)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+    with threaded(ThreadingHTTPServer(("127.0.0.1", 0), Answers)) as server:
         server.daemon_threads = True
         store.port = server.server_port
-        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
-        serving.start()
-        try:
-            yield store
-        finally:
-            server.shutdown()
-            serving.join()
+        yield store
 
 
 class _Answers(BaseHTTPRequestHandler):

@@ -7,12 +7,12 @@ import socket
 import socketserver
 import ssl
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from tests.ready import ready
+from tests.threaded import threaded
 
 SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
 """The request for TLS of a PostgreSQL client; the answer ``S`` accepts it."""
@@ -33,14 +33,8 @@ def before(database: Path, context: ssl.SSLContext) -> Iterator[int]:
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
 
-    with Server(("127.0.0.1", 0), Front) as server:
-        listening = threading.Thread(target=server.serve_forever, daemon=True)
-        listening.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            listening.join()
+    with threaded(Server(("127.0.0.1", 0), Front)) as server:
+        yield server.server_address[1]
 
 
 def _relay(client: ssl.SSLSocket, database: Path) -> None:

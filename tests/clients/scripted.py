@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NamedTuple
+
+from tests.threaded import threaded
 
 ADMITTED: Final = {
     "decision": "admit",
@@ -130,12 +131,6 @@ def serving() -> Iterator[Script]:
     class Server(ThreadingHTTPServer):
         daemon_threads = True  # the end does not wait for a request on a connection that is kept alive
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with threaded(Server(("127.0.0.1", 0), Handler)) as server:
         script = Script(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield script
-        finally:
-            server.shutdown()
-            thread.join()
+        yield script

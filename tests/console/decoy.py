@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.threaded import threaded
 
 
 class Decoy(ThreadingHTTPServer):
@@ -45,11 +46,5 @@ class _Answers(BaseHTTPRequestHandler):
 @contextmanager
 def running() -> Iterator[Decoy]:
     """The application, listening on loopback."""
-    with Decoy() as decoy:
-        listening = threading.Thread(target=decoy.serve_forever, daemon=True)
-        listening.start()
-        try:
-            yield decoy
-        finally:
-            decoy.shutdown()
-            listening.join()
+    with threaded(Decoy()) as decoy:
+        yield decoy

@@ -7,13 +7,13 @@ import os
 import socket
 import socketserver
 import struct
-import threading
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha1
 from typing import Any, Final, Protocol, Self
 
 from tests.ready import ready
+from tests.threaded import threaded
 
 MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 """Joined to the key of a handshake (RFC 6455)."""
@@ -98,14 +98,8 @@ class _Relay(socketserver.BaseRequestHandler):
 
 @contextlib.contextmanager
 def listening(answers: type[socketserver.BaseRequestHandler]) -> Iterator[Noting]:
-    with Noting(answers) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with threaded(Noting(answers)) as server:
+        yield server
 
 
 def site() -> contextlib.AbstractContextManager[Noting]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import subprocess
 from pathlib import Path
 from typing import Final
+
+from tests.built import build
 
 PROJECT: Final = Path(__file__).parents[2] / "integrations" / "kafka-broker-plugin"
 BUILD_WITHIN_S: Final = 900.0
@@ -35,16 +35,4 @@ def jar() -> Path:
 
 def make(*targets: str) -> None:
     """Run the project's own Makefile."""
-    locked = PROJECT / "target" / ".lock"
-    locked.parent.mkdir(exist_ok=True)
-    with locked.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests of another run may be building it
-        done = subprocess.run(
-            ["make", "--no-print-directory", "-C", PROJECT, *targets],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=BUILD_WITHIN_S,
-            check=False,
-        )
-    assert done.returncode == 0, f"make {' '.join(targets)}: {done.stdout}{done.stderr}"
+    build(["make", "--no-print-directory", *targets], PROJECT, PROJECT / "target" / ".lock", BUILD_WITHIN_S)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from tests.built import build
 from tests.kafka.brokers import PASSWORDS
 from tests.kafka_proxy import driven
 from tests.kafka_proxy.driven import DrivenClient
@@ -19,6 +17,7 @@ from tests.tools import GO, need
 
 HERE: Final = Path(__file__).parent / "clients"
 BUILD_WITHIN_S: Final = 600.0
+LOCK: Final = GO / ".kafka-clients"
 TOOLCHAIN: Final = "its toolchain is the machine's own"
 
 
@@ -40,7 +39,13 @@ def _go_program() -> Path:
     built = GO / "kafka-clients"
     # Whatever the machine builds by default, this needs no C compiler, and its modules are those of go.sum.
     plain = {"GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
-    _made(HERE / "go", [need("go", TOOLCHAIN), "build", "-trimpath", "-o", built, "."], plain)
+    build(
+        [need("go", TOOLCHAIN), "build", "-trimpath", "-o", built, "."],
+        HERE / "go",
+        LOCK,
+        BUILD_WITHIN_S,
+        plain,
+    )
     return built
 
 
@@ -54,26 +59,14 @@ def _node_program() -> Path:
     folder = HERE / "node"
     installed = folder / "node_modules" / ".package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < (folder / "package-lock.json").stat().st_mtime:
-        _made(folder, [need("npm", TOOLCHAIN), "ci", "--no-audit", "--no-fund", "--ignore-scripts"], {})
+        build(
+            [need("npm", TOOLCHAIN), "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
+            folder,
+            LOCK,
+            BUILD_WITHIN_S,
+        )
         installed.touch()
     return folder / "main.mjs"
-
-
-def _made(folder: Path, command: list[str | Path], environment: Mapping[str, str]) -> None:
-    GO.mkdir(parents=True, exist_ok=True)
-    with (GO / ".kafka-clients").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests of another run may be making it
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=BUILD_WITHIN_S,
-            check=False,
-        )
-    assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout}{done.stderr}"
 
 
 CLIENTS: Final[Mapping[str, Callable[[], list[str | Path]]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import httpx
 import yaml
 
 from app.node import tether
+from tests.built import build
 from tests.kafka import maven
 from tests.ports import free_row_of_ports
 from tests.programs import Program
@@ -124,17 +124,5 @@ def settings_for(folder: Path, node: Service) -> dict[str, object]:
 
 def jar() -> Path:
     """The program, built where sources are newer than it."""
-    locked = PROJECT / "target" / ".lock"
-    locked.parent.mkdir(exist_ok=True)
-    with locked.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests of another run may be building it
-        done = subprocess.run(
-            ["make", "--no-print-directory", "-C", PROJECT],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=BUILD_WITHIN_S,
-            check=False,
-        )
-    assert done.returncode == 0, f"the proxy could not be built: {done.stdout}{done.stderr}"
+    build(["make", "--no-print-directory"], PROJECT, PROJECT / "target" / ".lock", BUILD_WITHIN_S)
     return PROJECT / "target" / "proxy.jar"

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -21,6 +20,7 @@ from tests.disks import mounted
 from tests.ports import free_ports
 from tests.pushing import pushed, volumes_of
 from tests.service import ADMIN_KEY, Service, eventually
+from tests.threaded import threaded
 
 AGENT: Final = Path(__file__).parents[2] / "examples" / "volumes" / "agent.py"
 MIB: Final = 1024 * 1024
@@ -145,10 +145,8 @@ class Odd(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def odd() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with threaded(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   static final long LONGEST_HOLD_MS = 15_000;
 
   // Requests that a producer had sent before it was refused are read in the next turns of the
-  // connection's thread, and are not held; those sent again come after its back-off (100 ms or more).
+  // connection's thread, and are not held; those sent again come after its back-off (100 ms or
+  // more).
   // Others have one request under way.
   private static final long DRAIN_MS = 20;
 
