@@ -20,7 +20,7 @@ BACKLOG: Final = 2_048
 """Connections that the kernel keeps until they are accepted."""
 SEND_BUFFER: Final = 65_536
 """Bytes of answers (the kernel doubles them) that the kernel keeps for a caller that does not read."""
-RECEIVE_BUFFER: Final = 8_192
+RECEIVE_BUFFER: Final = 6_144
 """Bytes of requests (the kernel doubles them) that the kernel keeps. The event loop reads all of them at once
 from each connection."""
 KEEPALIVE_S: Final = 60
