@@ -106,7 +106,7 @@ class Logged:
 
         with redis.Redis.from_url(self.nodes[0].store_url) as store:
             eventually(written, within_s=WITHIN_S)
-        assert len(found) == decisions
+        assert len(found) == decisions, (len(found), decisions)
         return found
 
     def counted(self) -> int:

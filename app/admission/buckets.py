@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.admission.plan import Match, plan_of
+from app.admission.compiled import charge_of
+from app.admission.plan import plan_of
 from app.catalog.snapshot import Snapshot
 from app.domain.bucket import BucketName
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.encoding import answers_of
-from app.store.keys import bucket_key
-from app.store.port import ChargeResult, StoreCalls, StoreError
+from app.store.port import Charge, ChargeResult, StoreCalls, StoreError
 
 SLACK_MS: Final = 60_000
 
@@ -81,7 +81,7 @@ class Buckets:
             StoreError: the store is not available, or cannot read the bucket.
         """
         charging = self._charging(bucket, key)
-        plan = plan_of(bucket.peek(at_ms), charging, b"")  # no id is named, so none is hashed
+        plan = plan_of(bucket.peek(at_ms), charging, b"")
         if plan is None:
             return []
         try:
@@ -91,7 +91,7 @@ class Buckets:
             raise StoreError("timeout", f"it did not reply within {WITHIN_S:.0f} s") from None
         if answer.error is not None:
             raise answer.error
-        return [_status(match, result) for match, result in zip(charging, answer.results, strict=True)]
+        return [_status(charge, result) for charge, result in zip(charging, answer.results, strict=True)]
 
     async def reset(self, bucket: BucketName, key: str | None) -> tuple[list[str], int | None]:
         """Reset a bucket for each quota that charges it, or for one quota key, in one call.
@@ -103,23 +103,20 @@ class Buckets:
             StoreError: the store is not available.
         """
         charging = self._charging(bucket, key)
-        known_ms = {match.key: _known_ms(match.applied.quota) for match in charging if _counts_ids(match)}
+        known_ms = {charge.key: _known_ms(charge.quota) for charge in charging if charge.compiled.counts_ids}
         try:
-            order = await self._store.forget([match.key for match in charging], known_ms)
+            order = await self._store.forget([charge.key for charge in charging], known_ms)
         finally:
             self._forgot(list(known_ms))
-        return [match.applied.quota.key for match in charging], order
+        return [charge.quota.key for charge in charging], order
 
-    def _charging(self, bucket: BucketName, key: str | None) -> list[Match]:
+    def _charging(self, bucket: BucketName, key: str | None) -> list[Charge]:
+        ask = bucket.peek()
         return [
-            Match(each, bucket_key(each))
+            charge_of(each, ask)
             for each in bucket.charged_by(self._snapshot().quotas, self._rules)
             if key in (None, each.quota.key)
         ]
-
-
-def _counts_ids(match: Match) -> bool:
-    return match.applied.quota.algorithm == "producer_ids"
 
 
 def _known_ms(quota: Quota) -> int:
@@ -127,17 +124,17 @@ def _known_ms(quota: Quota) -> int:
     return max(quota.window_ms, quota.layers.ttl_ms) + SLACK_MS
 
 
-def _status(match: Match, result: ChargeResult) -> BucketStatus:
-    quota = match.applied.quota
+def _status(charge: Charge, result: ChargeResult) -> BucketStatus:
+    quota = charge.quota
     has_ids, has_tokens = quota.algorithm == "producer_ids", quota.algorithm == "token_bucket"
     return BucketStatus(
-        bucket=match.applied.bucket,
+        bucket=charge.bucket,
         quota=quota.key,
         observed=result.observed,
         remaining=result.remaining,
         tokens=result.remaining if has_tokens else None,
         layers=result.layers if has_ids else None,
         fill=(result.fill if result.layers else 0.0) if has_ids else None,  # a dead layer holds nothing
-        remembered_ids=result.remembered if has_ids else None,
+        remembered_ids=int(result.remembered) if has_ids else None,
         charged_ids=int(result.observed) if has_ids else None,
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-from app.admission.plain import PlainAsk
-from app.admission.port import Decider, InFull, Joint, Remaining
+from app.admission.plan import PlannedAsk
+from app.admission.port import Decider, Then
+from app.admission.together import Joint
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
-from app.domain.decision import Decision
-
-T = TypeVar("T")
 
 
 class CallerTime:
@@ -56,37 +53,26 @@ class CallerClock:
         """Return the newest time; 0 before the first ask."""
         return self.time.newest_ms
 
-    def plain(self, ask: Ask) -> PlainAsk | None:
-        """Return an ask made ready, which serves equal ones while it is valid; None if it is not plain."""
-        return self._admission.plain(ask)
+    def begin(self, ask: Ask, caller: Caller, then: Then, within_s: float | None = None) -> object:
+        """Decide one ask, and call ``then`` once, when its time is noted."""
 
-    @property
-    def edition(self) -> object:
-        """That of the quotas in force: a plain ask is valid while it has the same one."""
-        return self._admission.edition
+        def decided(result: PlannedAsk | Exception) -> None:
+            if not isinstance(result, Exception):
+                self.time.note(ask.at_ms or 0)
+            then(result)
 
-    async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
-        """Decide asks in order."""
-        times = [(ask.planned.ask if isinstance(ask, PlainAsk) else ask).at_ms or 0 for ask in asks]
-        self.time.begin(times[0])
-        decisions = await self._admission.decide(asks, caller)
-        self.time.note(max(times))
-        return decisions
-
-    def begin(
-        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
-    ) -> object:
-        """Decide an ask, and call ``then`` once; no route calls this for an ask with a time."""
-        return self._admission.begin(ask, caller, then)
-
-    async def decide_in_full(
-        self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> InFull:
-        """Decide an ask that wants detail and has no id."""
         self.time.begin(ask.at_ms or 0)
-        decided = await self._admission.decide_in_full(ask, caller, within_s)
-        self.time.note(ask.at_ms or 0)
-        return decided
+        return self._admission.begin(ask, caller, decided, within_s)
+
+    async def decide(
+        self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
+    ) -> list[PlannedAsk]:
+        """Decide asks in order."""
+        times = [ask.at_ms or 0 for ask in asks]
+        self.time.begin(times[0])
+        planned = await self._admission.decide(asks, caller, within_s)
+        self.time.note(max(times))
+        return planned
 
     async def decide_together(
         self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
@@ -96,14 +82,3 @@ class CallerClock:
         joint = await self._admission.decide_together(asks, caller, within_s)
         self.time.note(asks[0].at_ms or 0)
         return joint
-
-    def begin_in_full(
-        self,
-        ask: PlainAsk,
-        caller: Caller,
-        admitted: Callable[[Remaining], T],
-        then: Callable[[T | InFull | Exception], None],
-        within_s: float | None = None,
-    ) -> object:
-        """Decide a plain ask that wants detail, and call ``then`` once, as ``begin`` does."""
-        return self._admission.begin_in_full(ask, caller, admitted, then, within_s)

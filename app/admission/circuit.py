@@ -24,10 +24,9 @@ from app.admission.ending import end
 from app.admission.metrics import Metrics
 from app.store.port import (
     NONE_KNOWN,
+    Answer,
     Came,
     Fault,
-    PackedAnswer,
-    PackedPlan,
     Plan,
     ShortageError,
     Store,
@@ -82,7 +81,7 @@ class Circuit:
         """Stop examining the store."""
         await end(self._watching)
 
-    def ask(self, plans: Sequence[Plan | PackedPlan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         """Decide plans in one call; the store may answer only the first ones.
 
         Args:
@@ -95,7 +94,7 @@ class Circuit:
             return
         began = monotonic()  # the loop's clock is that of the turn's beginning
 
-        def came(answers: list[PackedAnswer] | Exception) -> None:
+        def came(answers: list[Answer] | Exception) -> None:
             self._metrics.observe_call(len(plans), monotonic() - began)
             if isinstance(answers, Exception):
                 done(self._failed_call(answers))

@@ -86,7 +86,7 @@ COUNTERS: Final = (
 SUMS: Final = (
     *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped"),
     *("stores_away", "catalogs_away", "draining", "queue_asks", "local_ids", "known_ids", "renewals"),
-    *("unmapped_descriptors", "unsent_answers"),
+    *("unmapped_descriptors", "unsent_answers", "connections_handed_over"),
 )
 HISTOGRAMS: Final = ("decision_seconds", "store_seconds", "queue_seconds", "script_asks")
 """The fields of ``Counts`` that are added up over processes, by their types."""
@@ -113,6 +113,7 @@ class Counts(Struct):
         unusable_descriptors: parts of descriptors that were left out, by reason.
         unmapped_descriptors: descriptors of these requests that named nothing to limit.
         unsent_answers: answers that could not be written to their connection.
+        connections_handed_over: connections that went to uvicorn's protocol for good.
     """
 
     decisions: dict[Labels, float] = field(default_factory=dict)
@@ -157,6 +158,7 @@ class Counts(Struct):
     leased: Gauges = field(default_factory=dict)
     unmapped_descriptors: int = 0
     unsent_answers: int = 0
+    connections_handed_over: int = 0
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:

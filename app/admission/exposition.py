@@ -126,6 +126,11 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
             c.refused_connections,
             "port reason",
         ),
+        _counter(
+            "connections_handed_over",
+            "Connections handed over to uvicorn's protocol, by a request that was not ordinary.",
+            c.connections_handed_over,
+        ),
         _gauge("draining", "API processes that are stopping and still serve.", c.draining),
         _counter(
             "shortages",

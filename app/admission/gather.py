@@ -17,6 +17,7 @@ when they have waited too long.
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,19 +30,13 @@ from app.admission.errors import AdmissionError, CallerGoneError, OverloadedErro
 from app.admission.patience import Moment, Patience
 from app.admission.queue import QUANTUM, Group, Queue
 from app.domain.caller import ANYONE, Caller
-from app.store.port import PackedAnswer, PackedPlan, Plan, ShortageError, StoreCalls, StoreError
+from app.store.port import Answer, Plan, ShortageError, StoreCalls, StoreError
 
 log = structlog.get_logger("quotagate.store")
 
 MAX_ASKS: Final = 100
 MAX_IDS: Final = 200
 """What one call takes at most; an ask with more ids has a call of its own."""
-
-MAX_WEIGHT: Final = 100
-"""The most weight of the requests whose asks share one call: 20 requests, or 100 plain ones.
-
-All their answers are written in one turn of the event loop, which delays whatever waits for the next turn.
-"""
 
 CLOSE_WITHIN_S: Final = 1.0
 
@@ -70,13 +65,13 @@ class Gathering(ABC):
 
     async def decide(
         self,
-        plans: Sequence[Plan | PackedPlan],
-        late: Callable[[int, PackedAnswer], None] | None = None,
+        plans: Sequence[Plan],
+        late: Callable[[int, Answer], None] | None = None,
         *,
         caller: Caller = ANYONE,
         on_behalf_of: str = "",
         within_s: float | None = None,
-    ) -> tuple[list[PackedAnswer], StoreError | None]:
+    ) -> tuple[list[Answer], StoreError | None]:
         """Return the answers in order, as far as they came before a failure, and that failure or None.
 
         Args:
@@ -96,7 +91,7 @@ class Gathering(ABC):
             if not finished.done():
                 finished.set_result(failure)
 
-        def came_late(_: Group, place: int, answer: PackedAnswer) -> None:
+        def came_late(_: Group, place: int, answer: Answer) -> None:
             if late is not None:
                 late(place, answer)
 
@@ -147,7 +142,13 @@ class Gatherer(Gathering):
         self._timeout_s = max(timeout_s, 2 * budget_s)
         self._queue_s = queue_s
         self._queued = queued
+        self._arrived: list[Group] = []
+        """Groups that came since the last call, in that order. While all of them fit into the next call, and
+        nothing is left of earlier ones, they need no turns."""
+        self._oldest = math.inf
+        """When the first of them arrived."""
         self._queue = Queue()
+        """What has to take turns; it goes before what arrived."""
         self._is_calling = False
         """Whether a call is in progress, or leaves in this turn of the event loop."""
         self._ended: asyncio.Future[None] | None = None
@@ -165,7 +166,7 @@ class Gatherer(Gathering):
     @property
     def waiting(self) -> int:
         """How many asks are waiting for a call."""
-        return self._queue.asks
+        return self._queue.asks + sum(len(group.plans) - group.sent for group in self._arrived)
 
     def check(self, group: Group, within_s: float | None = None) -> None:
         """Check that a group could be submitted now.
@@ -184,24 +185,35 @@ class Gatherer(Gathering):
             is_checked: it was checked before, and is not shed now.
         """
         group.within_s = within_s = self._queue_s if within_s is None else min(within_s, self._queue_s)
-        queue = self._queue
         if self.is_late:
             self._answer_without_store(group)
         else:
             latest = monotonic() - within_s
-            if not is_checked and (group.since < latest or queue.is_anything_since(latest)):
+            if not is_checked and (group.since < latest or self._oldest < latest or self._queue):
                 self._check_age(group, latest)
-            queue.add(group)
-        if not self._is_calling and queue:
+            self._add(group)
+        if not self._is_calling and (self._arrived or self._queue):
             self._is_calling = True
             loop = asyncio.get_running_loop()
             loop.call_soon(self._send, loop)
+
+    def _add(self, group: Group) -> None:
+        self._arrived.append(group)
+        if group.since < self._oldest:  # noqa: PLR1730  a call takes longer
+            self._oldest = group.since
+
+    def _line_up(self) -> Queue:
+        """Let everything that waits take turns."""
+        groups, self._arrived, self._oldest = self._arrived, [], math.inf
+        for group in groups:
+            self._queue.add(group)
+        return self._queue
 
     def _check_age(self, group: Group, latest: float) -> None:
         """Shed a group that came before ``latest``, or whose principal has an ask that did."""
         since = group.since
         if since >= latest:
-            since = self._queue.next_since(group.caller, group.on_behalf_of, since)
+            since = self._line_up().next_since(group.caller, group.on_behalf_of, since)
         if since < latest:
             raise OverloadedError("age")
 
@@ -231,28 +243,31 @@ class Gatherer(Gathering):
         self._store.ask(plans, partial(self._came, loop, parts, len(plans)))
 
     def _next_call(self, now: float) -> list[Part]:
-        """Take the parts of the next call from the queue, by turns if they do not all fit into it."""
-        groups = self._queue.take_all(MAX_WEIGHT, MAX_ASKS, MAX_IDS)
-        if groups is None:
+        """Take the parts of the next call, by turns if they do not all fit into it."""
+        groups, asks, ids = self._arrived, 0, 0
+        for group in groups:
+            asks += len(group.plans)
+            ids += group.ids
+        if asks > MAX_ASKS or ids > MAX_IDS or self._queue:
+            self._line_up()
             return self._next_by_turns(now)
+        self._arrived, self._oldest, self._stretch = [], math.inf, 1.0
         parts: list[Part] = []
         for group in groups:
-            start, end, waited_s = group.sent, len(group.plans), now - group.since
-            is_certain = start == 0 and not group.is_done and waited_s <= group.within_s
-            if not (is_certain and not group.caller.is_gone()) and self._is_dropped(group, now):
+            asks, waited_s = len(group.plans), now - group.since
+            may_drop = group.is_done or waited_s > group.within_s or group.caller.is_gone()
+            if may_drop and self._is_dropped(group, now):
                 continue
-            if start == 0:
-                self._queued(waited_s, end)
-            parts.append((group, start, end))
-            group.sent = end
-        self._stretch = 1.0
+            self._queued(waited_s, asks)
+            parts.append((group, 0, asks))
+            group.sent = asks
         return parts
 
     def _next_by_turns(self, now: float) -> list[Part]:
         """Take the parts of the next call by turns, up to the bounds of a call."""
         parts: list[Part] = []
-        asks, ids, weight = MAX_ASKS, MAX_IDS, MAX_WEIGHT
-        while self._queue and asks > 0 and weight > 0:
+        asks, ids = MAX_ASKS, MAX_IDS
+        while self._queue and asks > 0:
             group = self._queue.first()
             if self._is_dropped(group, now):
                 self._queue.drop()
@@ -262,7 +277,7 @@ class Gatherer(Gathering):
                 break
             if group.sent == 0:
                 self._queued(now - group.since, len(group.plans))
-            asks, ids, weight = asks - taken, ids - ids_taken, weight - group.weight
+            asks, ids = asks - taken, ids - ids_taken
             parts.append((group, group.sent, group.sent + taken))
             group.sent += taken
             self._queue.charge(taken, ids_taken)
@@ -291,7 +306,7 @@ class Gatherer(Gathering):
         loop: asyncio.AbstractEventLoop,
         parts: list[Part],
         plans: int,
-        answers: list[PackedAnswer] | Exception,
+        answers: list[Answer] | Exception,
     ) -> None:
         """Give each group its answers, after the next call has been sent."""
         self._stop_looking()
@@ -322,7 +337,7 @@ class Gatherer(Gathering):
         else:
             self._put_back(parts, 0)
         now = monotonic()
-        for group in self._queue.drain():
+        for group in self._line_up().drain():
             if not self._is_dropped(group, now):
                 self._queue.add(group)
         loop.call_later(TRY_AGAIN_S, self._send, loop)
@@ -338,7 +353,7 @@ class Gatherer(Gathering):
             if group.is_done:
                 group.sent = place
                 for account in group.unsent_accounts():
-                    self._queue.add(account)
+                    self._add(account)
             else:
                 self._queue.put_back(group, place)
 
@@ -384,13 +399,13 @@ class Gatherer(Gathering):
         self.is_late = True
         for group, _, _ in self._in_call:
             group.finish(StoreError("budget"))
-        for group in self._queue.drain():
+        for group in self._line_up().drain():
             self._answer_without_store(group)
 
     def _answer_without_store(self, group: Group) -> None:
         group.finish(StoreError("budget"))
         for account in group.unsent_accounts() if group.is_accounting else ():
-            self._queue.add(account)
+            self._add(account)
 
 
 def _fit(group: Group, asks: int, ids: int, *, alone: bool) -> tuple[int, int]:

@@ -10,28 +10,17 @@ from typing import Final, NamedTuple
 import structlog
 from msgspec import structs
 
-from app.admission.fallback import without_store
+from app.admission.answers import decided, held, why_by_policy, without_store
 from app.admission.gather import Gathering
-from app.admission.hold import PRODUCE, FactorSource, hold_decision, is_held
+from app.admission.hold import PRODUCE, FactorSource, is_held
 from app.admission.lease_names import LeaseName, seal, unseal
 from app.admission.logs import Logs
 from app.admission.metrics import Metrics
-from app.admission.plan import (
-    Match,
-    Matches,
-    decision_of,
-    granted_by,
-    hold_plan,
-    restricted_matches,
-    scaled_match,
-    settle_plan,
-    why_by_policy,
-)
+from app.admission.plan import PlannedAsk, granted_by, hold_plan, restricted, scaled, settle_plan
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.domain.decision import Decision
-from app.store.encoding import decode_answer
-from app.store.port import Answer, PackedAnswer, Plan, StoreError
+from app.store.port import Answer, Charge, Plan, StoreError
 
 LEASE_BYTES: Final = 16
 LONGEST_PRODUCE_MS: Final = 1_000
@@ -70,11 +59,15 @@ class LeaseAnswer(NamedTuple):
 
 
 class SentPlan(NamedTuple):
-    """A plan, and the ask and the quotas that it was made from."""
+    """A plan, and the ask that it was made from."""
 
     plan: Plan
-    ask: Ask
-    matches: tuple[Match, ...]
+    planned: PlannedAsk
+
+    @property
+    def ask(self) -> Ask:
+        """The ask."""
+        return self.planned.ask
 
 
 class Leases:
@@ -82,7 +75,7 @@ class Leases:
 
     Args:
         away: returns why the store is away; None if it is not.
-        matches: returns the quotas in force.
+        charges: returns what an ask charges.
         secret: returns the deployment's hash secret, which also seals the names.
     """
 
@@ -91,7 +84,7 @@ class Leases:
         gatherer: Gathering,
         away: Callable[[], StoreError | None],
         *,
-        matches: Callable[[], Matches],
+        charges: Callable[[Ask], Sequence[Charge]],
         factor: FactorSource,
         secret: Callable[[], bytes],
         metrics: Metrics,
@@ -99,7 +92,7 @@ class Leases:
     ) -> None:
         self._gatherer = gatherer
         self._away = away
-        self._matches = matches
+        self._charges = charges
         self._factor = factor
         self._secret = secret
         self._metrics = metrics
@@ -124,7 +117,7 @@ class Leases:
             OutOfBoundsError: a bound caller would hold in a bucket that others share; nothing was changed.
             OverloadedError, CallerGoneError: nothing was changed.
         """
-        holding, decision, matches = self._plan(wish, lease_ms, caller)
+        holding, decision, charges = self._plan(wish, lease_ms, caller)
         settling = [self._settling(each, wish.at_ms) for each in settlements]
         sent = [each for each in (*settling, holding) if each is not None]
         answers, failure = await self._ask(sent, caller, wish)
@@ -135,10 +128,10 @@ class Leases:
         ]
         answer = None if holding is None else next(came, None)
         if holding is None:
-            return self._without_hold(wish, lease_ms, settled, decision, matches, caller)
+            return self._without_hold(wish, lease_ms, settled, decision, charges, caller)
         if answer is None:
             missed = failure.reason if failure is not None else "response"
-            decision, _ = without_store(wish, [match.applied for match in matches])
+            decision, _ = without_store(wish, charges)
             self._metrics.count_fallback(missed)
             self._metrics.count_lease("refused")
             return LeaseAnswer(decision, None, {}, 0, settled)
@@ -146,32 +139,34 @@ class Leases:
 
     def _plan(
         self, wish: Ask, lease_ms: int, caller: Caller
-    ) -> tuple[SentPlan | None, Decision | None, tuple[Match, ...]]:
-        """Return what to ask the store for a wish, or the decision if it is not asked; and the quotas."""
+    ) -> tuple[SentPlan | None, Decision | None, Sequence[Charge]]:
+        """Return what to ask the store for a wish, or the decision if it is not asked; and the charges."""
         if not any(wish.usage.values()):
             return None, ADMITTED, ()
-        matches = self._matches().of(wish)
-        restricted_matches(replace(wish, mode="record"), matches, caller.bound_to, 0)
+        charges = self._charges(wish)
+        restricted(replace(wish, mode="record"), charges, caller.bound_to)
         factor = self._factor.on(wish) if PRODUCE in wish.usage else 1.0
         if is_held(wish, factor):
             away = self._away() is not None
-            decision, _ = hold_decision(wish, matches, self._factor.hold_ms(wish.at_ms), away=away)
-            return None, decision, matches
-        if not matches:
+            decision, _ = held(wish, charges, self._factor.hold_ms(wish.at_ms), away=away)
+            return None, decision, charges
+        if not charges:
             return None, None, ()
         if factor not in (0, 1):
-            matches = tuple(scaled_match(match, factor) for match in matches)
-        lease = secrets.token_bytes(LEASE_BYTES)
-        plan = hold_plan(wish, matches, lease, lease_ms)
-        return SentPlan(plan, wish, matches), None, matches
+            charges = scaled(wish, charges, factor)
+        plan = hold_plan(wish, charges, secrets.token_bytes(LEASE_BYTES), lease_ms)
+        return SentPlan(plan, PlannedAsk(wish, charges, plan)), None, charges
 
     def _settling(self, settlement: Settlement, at_ms: int | None) -> SentPlan | None:
         """Return what to ask the store to settle a lease; None if no bucket holds it."""
         if settlement.lease is None or not settlement.lease.holds:
             return None
         ask = settlement.lease.ask(settlement.spent, at_ms)
-        matches = self._matches().of(ask)
-        return SentPlan(settle_plan(ask, matches, settlement.lease.lease), ask, matches) if matches else None
+        charges = self._charges(ask)
+        if not charges:
+            return None
+        plan = settle_plan(ask, charges, settlement.lease.lease)
+        return SentPlan(plan, PlannedAsk(ask, charges, plan))
 
     async def _ask(
         self, sent: Sequence[SentPlan], caller: Caller, wish: Ask
@@ -182,17 +177,15 @@ class Leases:
         if (error := self._away()) is not None:
             return [], error
 
-        def late(place: int, packed: PackedAnswer) -> None:
-            answer = decode_answer(packed)
+        def late(place: int, answer: Answer) -> None:
             if answer.error is None:
                 self._record(sent[place], answer)
 
-        packed, failure = await self._gatherer.decide(
+        came, failure = await self._gatherer.decide(
             [each.plan for each in sent], late, caller=caller, on_behalf_of=wish.principal or ""
         )
         answers: list[Answer | None] = []
-        for each, one in zip(sent, packed, strict=False):
-            answer = decode_answer(one)
+        for each, answer in zip(sent, came, strict=False):
             if answer.error is not None:
                 log.warning("the store could not decide a lease", why=str(answer.error))
                 answers.append(None)
@@ -204,21 +197,20 @@ class Leases:
     def _record(self, sent: SentPlan, answer: Answer) -> None:
         """Count what an answer says of buckets, and log it."""
         plan, granted = sent.plan, sent.ask.usage
-        decision, verdicts = decision_of(sent.ask, plan, answer, sequential=False)
-        held = [
-            (match.applied, result.held) for match, result in zip(sent.matches, answer.results, strict=True)
-        ]
-        self._metrics.count_leased(held)
-        count_lapses(self._metrics, self._logs, sent.ask, plan, answer)
+        decision, verdicts = decided(sent.planned, answer, sequential=False)
+        self._metrics.count_leased(plan.charges, answer)
+        count_lapses(self._metrics, self._logs, sent.ask, plan.charges, answer)
         if plan.mode == "hold" and grants(decision):
             granted = granted_by(sent.ask, plan, answer)
         assert plan.lease is not None
         self._logs.leased(
             "lease" if plan.mode == "hold" else "settlement",
-            replace(sent.ask, usage=granted),
-            sent.matches,
+            structs.replace(
+                sent.planned,
+                ask=replace(sent.ask, usage=granted),
+                decision=replace(decision, charged=grants(decision)),
+            ),
             answer,
-            replace(decision, charged=grants(decision)),
             verdicts,
             plan.lease,
         )
@@ -237,12 +229,12 @@ class Leases:
         lease_ms: int,
         settled: list[bool],
         decision: Decision | None,
-        matches: Sequence[Match],
+        charges: Sequence[Charge],
         caller: Caller,
     ) -> LeaseAnswer:
         """Return the answer to a wish for which the store was not asked."""
         if decision is not None:
-            if matches or wish.usage.get(PRODUCE):
+            if charges or wish.usage.get(PRODUCE):
                 self._metrics.count_lease("refused")
             return LeaseAnswer(decision, None, {}, 0, settled)
         self._metrics.count_lease("granted")
@@ -253,7 +245,7 @@ class Leases:
     def _answered(
         self, sent: SentPlan, answer: Answer, lease_ms: int, settled: list[bool], caller: Caller
     ) -> LeaseAnswer:
-        decision, _ = decision_of(sent.ask, sent.plan, answer, sequential=False)
+        decision, _ = decided(sent.planned, answer, sequential=False)
         assert sent.plan.lease is not None
         if not grants(decision):
             if decision.source == "fallback":
@@ -271,18 +263,18 @@ class Leases:
         return seal(made, self._secret())
 
 
-def count_lapses(metrics: Metrics, logs: Logs, ask: Ask, plan: Plan, answer: Answer) -> None:
+def count_lapses(metrics: Metrics, logs: Logs, ask: Ask, charges: Sequence[Charge], answer: Answer) -> None:
     """Count and log the units of leases that the tries of an ask found over, and that nobody had settled."""
     if ask.mode == "peek":
         return  # it does not write that, and another ask finds it again
     for each in answer.tries:
         if each.kept is not None:
             continue  # its results are those of an earlier ask
-        for place, (charge, result) in enumerate(zip(plan.charges, each.results, strict=True)):
-            if charge.applied.quota.algorithm != "producer_ids" and result.lapsed:
+        for place, (charge, result) in enumerate(zip(charges, each.results, strict=True)):
+            if not charge.compiled.counts_ids and result.lapsed:
                 metrics.count_lapsed(result.lapsed)
                 own = structs.replace(each, order=each.orders[place]) if each.orders else each
-                logs.lapsed(ask, charge.applied, result.lapsed, own)
+                logs.lapsed(ask, charge, result.lapsed, own)
 
 
 def lasting_ms(wish: Ask, lease_ms: int) -> int:

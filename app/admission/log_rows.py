@@ -1,41 +1,56 @@
-"""Decisions and changes as rows of a batch of the decision log."""
+"""Rows of the decision log that wait to be sent: a page of them becomes a batch.
+
+A row is packed when it is recorded, behind the others of its page: what was asked, and the store's answer as
+it came (``app.decision_log.batch.AskRow``). So it takes little memory while it waits.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from sys import getsizeof
 from typing import Final, Literal, NamedTuple
 
-from msgspec import Raw, msgpack
+from msgspec import Raw, msgpack, structs
 
-from app.admission.plan import Match
+from app.admission.answers import BY_POLICY, verdicts_of
+from app.admission.plan import PlannedAsk
 from app.decision_log.batch import (
-    OLDEST,
+    CHARGED_ASK,
+    CLUSTER_ACTION,
+    DENY,
+    KINDS,
+    RECHECK,
+    REPLAYED,
     SEEN,
     VERSION,
+    AskRow,
+    FullRow,
     LoggedLimit,
     LoggedQuota,
     LoggedVerdict,
-    Row,
     Sibling,
     batch_id,
 )
 from app.decision_log.columns import quota_fields
-from app.domain.ask import Ask
-from app.domain.decision import Decision, Verdict
+from app.domain.ask import MODES, Ask
+from app.domain.decision import OUTCOMES, SOURCES, Verdict
 from app.domain.digest import digest, fingerprint
 from app.domain.quota import Quota
-from app.domain.usage import enforcement_of, ids_of, usage_of
-from app.store.port import Answer
+from app.domain.usage import ids_of
+from app.store.compiled_quota import CompiledQuota
+from app.store.encoding import packed_results
+from app.store.port import LAYER, Answer, Charge, ChargeResult
 
-ROW_BYTES: Final = 1_000
-MATCH_BYTES: Final = 700
-ID_BYTES: Final = 100
-"""Bytes in memory of a waiting decision, each quota of it and each id, without names; see ``tests/bench``."""
+QUOTA_BYTES: Final = 500
+"""Bytes in memory of a quota in a page, without the name of its bucket, besides its own in the batch."""
 
+_KIND: Final = {kind: place for place, kind in enumerate(KINDS)}
+_MODE: Final = {mode: place for place, mode in enumerate(MODES)}
+_OUTCOME: Final = {outcome: place for place, outcome in enumerate(OUTCOMES)}
+_SOURCE: Final = {source: place for place, source in enumerate(SOURCES)}
+_UNKNOWN: Final = float("nan")
 
-_encode: Final = msgpack.Encoder().encode
+_ENCODER: Final = msgpack.Encoder()
 
 
 class DecisionEntry(NamedTuple):
@@ -44,15 +59,14 @@ class DecisionEntry(NamedTuple):
     Attributes:
         kind: ``late`` if the ask had already been answered without the store; ``lease`` if a lease was asked
             for, ``settlement`` if one was settled.
+        verdicts: those that made it; none if every quota admits.
         lease: the name of the lease, and how long it lasts in milliseconds.
     """
 
     kind: Literal["decision", "late", "lease", "settlement"]
     at_ms: int
-    ask: Ask
-    matches: Sequence[Match]
+    planned: PlannedAsk
     answer: Answer | None
-    decision: Decision
     verdicts: Sequence[Verdict]
     failure: str | None
     lease: tuple[bytes, int] | None = None
@@ -63,8 +77,7 @@ class IdsEntry(NamedTuple):
 
     kind: Literal["ids", "renewal"]
     at_ms: int
-    ask: Ask
-    matches: Sequence[Match]
+    planned: PlannedAsk
     answer: Answer
 
 
@@ -90,7 +103,7 @@ class UndoneEntry(NamedTuple):
     kind: Literal["undone", "undo", "lease", "settlement"]
     at_ms: int
     ask: Ask
-    matches: Sequence[Match]
+    charge: Charge
     order: int
     units: float
     lease: tuple[bytes, int] | None = None
@@ -99,112 +112,111 @@ class UndoneEntry(NamedTuple):
 LogEntry = DecisionEntry | IdsEntry | ChangeEntry | UndoneEntry
 
 
-def size_of(entry: LogEntry) -> int:
-    """About how many bytes of memory an entry takes while it waits, with the names that its quotas hold."""
-    if isinstance(entry, ChangeEntry):
-        return ROW_BYTES
-    ask = entry.ask
-    names = sum(map(getsizeof, filter(None, (ask.principal, ask.client_id, ask.broker, ask.listener))))
-    matches = (MATCH_BYTES + 3 * names) * len(entry.matches)
-    ids = ask.producer_ids or ()
-    texts = sum(getsizeof(one) for one in ids if isinstance(one, str))
-    return ROW_BYTES + names + matches + ID_BYTES * len(ids) + texts
+class LogPage:
+    """Rows that wait, in order, with their quotas, each of which the page has once.
 
-
-def plain_texts(ids: Sequence[int | str]) -> list[str] | None:
-    """Return ids as they were asked for; None without ids."""
-    return [str(one) for one in ids] if ids else None
-
-
-class Packing:
-    """Rows as a batch, which holds each quota once.
-
-    Attributes:
-        rows: how many there are, without admissions.
-        size: the bytes of the rows and their quotas.
+    Args:
+        secret: hashes the ids.
+        plain_ids: keep ids as they were asked for, in addition to their digests.
     """
 
     def __init__(self, secret: bytes, *, plain_ids: bool) -> None:
-        self.rows = 0
-        self.size = 0
         self._secret = secret
         self._plain_ids = plain_ids
-        self._packed: list[Raw] = []
-        self._quotas: list[Raw] = []
-        self._places: dict[tuple[Quota, str, str], int] = {}
+        self._count = 0
+        self._rows, self._quotas = bytearray(), bytearray()
+        """Packed, one after the other."""
+        self._places: dict[tuple[int, str], int] = {}
+        self._equals: dict[tuple[Quota, str, str, str], int] = {}
+        self._held: list[CompiledQuota] = []
+        """The quotas of these places, so that no other one gets the id of one of them."""
+        self._keys_bytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has in a batch."""
+        return len(self._rows) + len(self._quotas)
+
+    @property
+    def held(self) -> int:
+        """How many bytes of memory it takes, by estimate: a growing array has room for half as much again."""
+        return self.size * 3 // 2 + self._keys_bytes
 
     def add(self, entry: LogEntry) -> None:
         """Add an entry as a row."""
-        self._packed.append(self._raw(self._row(entry)))
-        self.rows += 1
+        if isinstance(entry, DecisionEntry):
+            row: AskRow | FullRow = self._asked(entry)
+        elif isinstance(entry, ChangeEntry):
+            row = _change(entry)
+        elif isinstance(entry, IdsEntry):
+            row = self._ids_alone(entry)
+        else:
+            row = self._undone(entry)
+        _pack(row, self._rows)
+        self._count += 1
 
-    def batch(
-        self,
-        node: str,
-        number: int,
-        sent_ms: int,
-        siblings: Sequence[Sibling] = (),
-        admissions: tuple[object, ...] | None = None,
-    ) -> bytes:
-        """The batch; its fields are those of ``app.decision_log.batch.Batch``, and so are its admissions'."""
+    def batch(self, node: str, number: int, sent_ms: int, siblings: Sequence[Sibling] = ()) -> bytes:
+        """The batch; its fields are those of ``app.decision_log.batch.SentBatch``."""
         name, made_by = batch_id(node, number), fingerprint(self._secret)
-        fields = (name, node, sent_ms, self._quotas, self._packed, made_by, siblings)
-        if admissions is None:
-            return _encode((OLDEST, *fields))
-        return _encode((VERSION, *fields, admissions))
+        quotas, rows = _array(len(self._equals), self._quotas), _array(self._count, self._rows)
+        return _ENCODER.encode((VERSION, name, node, sent_ms, quotas, rows, made_by, siblings))
 
-    def _raw(self, item: Row | LoggedQuota) -> Raw:
-        packed = _encode(item)
-        self.size += len(packed)
-        return Raw(packed)
-
-    def _row(self, entry: LogEntry) -> Row:
-        if isinstance(entry, ChangeEntry):
-            return _change(entry)
-        if isinstance(entry, IdsEntry):
-            return self._ids_alone(entry)
-        if isinstance(entry, UndoneEntry):
-            return self._undone(entry)
-        ask, decision, answer = entry.ask, entry.decision, entry.answer
-        replayed = answer is not None and answer.kept is not None
-        by = decision.limited_by
+    def _asked(self, entry: DecisionEntry) -> AskRow:
+        planned, answer = entry.planned, entry.answer
+        ask, decision, charges = planned.ask, planned.decision, planned.charges
+        assert decision is not None
         ids = ids_of(ask)
-        return Row(
-            kind=entry.kind,
-            at_ms=entry.at_ms,
-            order=_order_of(entry),
-            principal=ask.principal,
-            client_id=ask.client_id,
-            ip=ask.ip,
-            broker=ask.broker,
-            listener=ask.listener,
-            mode=ask.mode,
-            deny=ask.deny,
-            recheck=ask.recheck,
-            cluster_action=ask.cluster_action,
-            usage=dict(ask.usage),
-            ids=self._digests(ask, ids),
-            plain_ids=plain_texts(ids) if self._plain_ids else None,
-            decision=decision.decision,
-            throttle_ms=decision.throttle_ms,
-            charged=decision.charged,
-            applied=decision.applied,
-            source=decision.source,
-            replayed=replayed,
-            failure=entry.failure,
-            limited_by=LoggedLimit(by.quota, by.entity, by.bucket, by.reason) if by else None,
-            verdicts=[] if replayed else self._verdicts(entry),
-            what=None if entry.lease is None else entry.lease[0].hex(),
-            after=None if entry.lease is None else json.dumps({"lease_ms": entry.lease[1]}),
+        flags = CHARGED_ASK * decision.charged
+        if ask.deny:
+            flags |= DENY
+        if ask.recheck:
+            flags |= RECHECK
+        if ask.cluster_action:
+            flags |= CLUSTER_ACTION
+        if answer is not None and answer.kept is not None:
+            flags |= REPLAYED
+            charges = ()
+        by = decision.limited_by
+        return AskRow(
+            _KIND[entry.kind],
+            entry.at_ms,
+            _order_of(entry),
+            ask.principal,
+            ask.client_id,
+            ask.ip,
+            ask.broker,
+            ask.listener,
+            _MODE[ask.mode],
+            flags,
+            dict(ask.usage),
+            self._digests(ask, ids) if ids else b"",
+            plain_texts(ids) if self._plain_ids else None,
+            _OUTCOME[decision.decision],
+            decision.throttle_ms,
+            decision.applied,
+            _SOURCE[decision.source],
+            None if by is None else LoggedLimit(by.quota, by.entity, by.bucket, by.reason),
+            entry.failure,
+            [self._place(charge.compiled) for charge in charges],
+            [charge.bucket for charge in charges],
+            _answer(entry) if charges else b"",
+            planned.alone if charges else 0,
+            b"" if answer is None else answer.id_outcomes,
+            [] if answer is None or not answer.orders else list(_bucket_orders(entry)),
+            None if planned.known is None else planned.known[1:],
+            entry.lease,
         )
 
-    def _ids_alone(self, entry: IdsEntry) -> Row:
-        ask, answer = entry.ask, entry.answer
-        outcomes = answer.id_outcomes
+    def _ids_alone(self, entry: IdsEntry) -> FullRow:
+        planned, outcomes = entry.planned, entry.answer.id_outcomes
+        ask, known = planned.ask, planned.known
         ids = [each for each, outcome in zip(ids_of(ask), outcomes, strict=True) if outcome != SEEN]
         verdicts = [
             LoggedVerdict(
-                quota=self._place(match),
+                quota=self._place(charge.compiled, charge.bucket),
                 enforcement="deny",
                 usage=len(ids),
                 outcome="admit",
@@ -214,14 +226,16 @@ class Packing:
                 reason=None,
                 correction=0,
                 ids=bytes(outcome for outcome in outcomes if outcome != SEEN),
+                known_until_ms=None if known is None else known.until_ms,
+                known_resets=None if known is None else known.resets,
             )
-            for match in entry.matches
-            if match.applied.quota.algorithm == "producer_ids"
+            for charge in planned.charges
+            if charge.compiled.counts_ids
         ]
-        return Row(
+        return FullRow(
             kind=entry.kind,
             at_ms=entry.at_ms,
-            order=answer.order,
+            order=entry.answer.order,
             principal=ask.principal,
             mode=ask.mode,
             ids=self._digests(ask, ids),
@@ -230,11 +244,10 @@ class Packing:
             verdicts=verdicts,
         )
 
-    def _undone(self, entry: UndoneEntry) -> Row:
-        (match,) = entry.matches
+    def _undone(self, entry: UndoneEntry) -> FullRow:
         verdict = LoggedVerdict(
-            quota=self._place(match),
-            enforcement=enforcement_of(entry.ask, match.applied.quota),
+            quota=self._place(entry.charge.compiled, entry.charge.bucket),
+            enforcement=entry.charge.enforcement,
             usage=entry.units,
             outcome="admit",
             throttle_ms=0,
@@ -245,7 +258,7 @@ class Packing:
             ids=b"",
             bucket_order=entry.order,
         )
-        return Row(
+        return FullRow(
             kind=entry.kind,
             at_ms=entry.at_ms,
             order=entry.order,
@@ -257,50 +270,84 @@ class Packing:
             after=None if entry.lease is None else json.dumps({"lease_ms": entry.lease[1]}),
         )
 
-    def _verdicts(self, entry: DecisionEntry) -> list[LoggedVerdict]:
-        ask, answer = entry.ask, entry.answer
-        results = answer.results if answer is not None else ()
-        corrections = [] if answer is None else _corrections(answer)
-        alone = len(entry.matches) - len(results)  # the first verdicts, which this node gave alone; or all
-        id_outcomes = answer.id_outcomes if answer is not None else b""
-        orders = _bucket_orders(entry)
-        return [
-            LoggedVerdict(
-                quota=self._place(match),
-                enforcement=verdict.enforcement,
-                usage=usage_of(ask, match.applied.quota),
-                outcome=verdict.outcome,
-                throttle_ms=verdict.throttle_ms,
-                observed=verdict.observed,
-                remaining=verdict.remaining,
-                reason=verdict.reason,
-                correction=corrections[at - alone] if at >= alone else 0,
-                ids=id_outcomes if match.applied.quota.algorithm == "producer_ids" else b"",
-                bucket_order=orders[at - alone] if orders else None,
-            )
-            for at, (match, verdict) in enumerate(zip(entry.matches, entry.verdicts, strict=True))
-        ]
+    def _place(self, compiled: CompiledQuota, bucket: str = "") -> int:
+        """The place of a quota in the batch; a new one is added.
 
-    def _place(self, match: Match) -> int:
-        """The index of a quota among the batch's; a new one is added."""
-        applied = match.applied
-        place = self._places.setdefault((applied.quota, applied.entity, applied.bucket), len(self._quotas))
-        if place == len(self._quotas):
-            fields = quota_fields(applied.quota, applied.entity, applied.bucket)
-            self._quotas.append(self._raw(LoggedQuota(**fields)))
+        Args:
+            bucket: of a row that has verdicts; other rows name their own.
+        """
+        key = id(compiled), bucket
+        place = self._places.get(key)
+        if place is not None:
+            return place
+        equal = compiled.quota, compiled.entity, compiled.enforcement, bucket
+        place = self._equals.get(equal)  # a quota that was scaled is compiled for each ask
+        if place is None:
+            fields = quota_fields(compiled.quota, compiled.entity, bucket)
+            _pack(LoggedQuota(**fields, applied_as=compiled.enforcement), self._quotas)
+            place = self._places[key] = self._equals[equal] = len(self._equals)
+            self._held.append(compiled)
+            self._keys_bytes += QUOTA_BYTES + len(bucket)
         return place
 
     def _digests(self, ask: Ask, ids: Sequence[int | str]) -> bytes:
-        return b"".join(digest(self._secret, ask.principal or "", one) for one in ids)
+        return b"".join([digest(self._secret, ask.principal or "", one) for one in ids])
 
 
-def _corrections(answer: Answer) -> list[int]:
-    """What was corrected in each bucket, by any try."""
-    tries = answer.tries if answer.kept is None else (answer,)
-    return [
-        max(result.correction for result in its)
-        for its in zip(*(each.results for each in tries), strict=True)
+def _pack(item: AskRow | FullRow | LoggedQuota, packed: bytearray) -> None:
+    """Pack an item behind others."""
+    before = len(packed)
+    try:
+        _ENCODER.encode_into(item, packed, -1)
+    except Exception:
+        del packed[before:]
+        raise
+
+
+def _array(items: int, packed: bytearray) -> Raw:
+    """Packed items as an array of msgpack."""
+    return Raw(b"\xdd" + items.to_bytes(4, "big") + packed)
+
+
+def plain_texts(ids: Sequence[int | str]) -> list[str] | None:
+    """Return ids as they were asked for; None without ids."""
+    return [str(one) for one in ids] if ids else None
+
+
+def _answer(entry: DecisionEntry) -> bytes:
+    """Return the answer as it came, or one made of verdicts; without the quota that the node answered for."""
+    planned, answer = entry.planned, entry.answer
+    if answer is not None and not answer.results:
+        answer = None  # only a kept answer was looked for
+    if answer is not None and answer.packed and answer.earlier is None and not _by_policy(answer):
+        return answer.packed
+    verdicts = (entry.verdicts or verdicts_of(planned, answer))[planned.alone :]
+    results = [
+        ChargeResult(
+            verdict.outcome,
+            verdict.reason,
+            0,
+            verdict.throttle_ms,
+            _UNKNOWN if verdict.observed is None else verdict.observed,
+            _UNKNOWN if verdict.remaining is None else verdict.remaining,
+            verdict.largest or 0.0,
+        )
+        for verdict in verdicts
     ]
+    if answer is not None:
+        its = zip(results, _clocks(answer), strict=True)
+        results = [structs.replace(result, clock=clock) for result, clock in its]
+    return packed_results(results)
+
+
+def _by_policy(answer: Answer) -> bool:
+    return not answer.admits and any(result.reason in BY_POLICY for result in answer.results)
+
+
+def _clocks(answer: Answer) -> list[int]:
+    """What was corrected in each bucket, by any try."""
+    its = zip(*(each.results for each in answer.tries if each.kept is None), strict=True)
+    return [max(result.correction for result in results) + LAYER * results[0].layers for results in its]
 
 
 def _bucket_orders(entry: DecisionEntry) -> Sequence[int | None]:
@@ -310,10 +357,10 @@ def _bucket_orders(entry: DecisionEntry) -> Sequence[int | None]:
         return answer.orders if answer is not None else ()
     elsewhere = {(each.key, each.order) for each in answer.undone}
     elsewhere |= {(each.key, each.order) for each in answer.released}
-    matches = entry.matches[len(entry.matches) - len(answer.orders) :]
+    charges = entry.planned.charges[len(entry.planned.charges) - len(answer.orders) :]
     return [
-        None if (match.key, order) in elsewhere else order
-        for match, order in zip(matches, answer.orders, strict=True)
+        None if (charge.key, order) in elsewhere else order
+        for charge, order in zip(charges, answer.orders, strict=True)
     ]
 
 
@@ -324,9 +371,9 @@ def _order_of(entry: DecisionEntry) -> int | None:
     return max((order for order in _bucket_orders(entry) if order is not None), default=None)
 
 
-def _change(entry: ChangeEntry) -> Row:
+def _change(entry: ChangeEntry) -> FullRow:
     before, after = (None if value is None else json.dumps(value) for value in (entry.before, entry.after))
-    return Row(
+    return FullRow(
         kind=entry.kind,
         at_ms=entry.at_ms,
         order=entry.order,

@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import cycle
 from pathlib import Path
@@ -25,17 +25,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from app.admission.counts import KEPT, Counts, Labels, bounded, touch
 from app.admission.decision_log import DecisionLog
 from app.admission.exposition import Exposition
-from app.admission.plain import Place
+from app.admission.plan import PlannedAsk
 from app.admission.throttling import ThrottlingStatus
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
 from app.domain.binding import parts_of
-from app.domain.decision import Decision, Verdict
-from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS, AppliedQuota
+from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
 from app.node.shortage import Resource, shortage_of
-from app.store.encoding import FILL, REMEMBERED
-from app.store.port import Memory
+from app.store.port import Answer, Charge, ChargeResult, Memory
 
 HALF_LIFE_S: Final = 30.0
 """The half-life of a gauge's activity, and of the weight of old throttle times in their mean."""
@@ -57,11 +55,6 @@ log: Final = structlog.get_logger("quotagate")
 _EXEMPT_USAGE: Final = frozenset(KEYS[key].usage for key in EXEMPT_FOR_CLUSTER_ACTIONS)
 
 
-_ADMITTED: Final = ("admit", "", "store")
-_ADMITTED_HERE: Final = ("admit", "", "local")
-"""The labels of plain admissions."""
-
-
 class Fill(NamedTuple):
     """The contents of a bucket of producer ids.
 
@@ -72,7 +65,7 @@ class Fill(NamedTuple):
     """
 
     bucket: str
-    remembered: int
+    remembered: float
     fill: float
     remaining: float
 
@@ -129,87 +122,105 @@ class Metrics:
         self._pauses_until = 0.0  # by the loop's clock
         self._file = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.counts"
 
-    def count_decision(
-        self,
-        ask: Ask,
-        decision: Decision,
-        verdicts: Sequence[Verdict],
-        fills: Iterable[Fill] = (),
-        found: Sequence[AppliedQuota] = (),
-    ) -> None:
-        """Count one decision.
+    def count(self, planned: PlannedAsk, answer: Answer | None) -> bool:
+        """Count the decision on an ask, and what else the store's answer says.
 
-        Args:
-            fills: of the filters of producer ids that the ask was charged to.
-            found: the quotas of the verdicts, in the same order; empty for a kept answer, whose numbers are
-                old.
+        Returns:
+            whether leases of its buckets ended before anybody had settled them.
         """
-        counts = self._counts
-        by = decision.limited_by
-        labels = (decision.decision, by.quota if by else "", decision.source)
+        counts, ask, decision = self._counts, planned.ask, planned.decision
+        assert decision is not None
+        by, source = decision.limited_by, decision.source
+        labels = decision.decision, "" if by is None else by.quota, source
         counts.decisions[labels] = counts.decisions.get(labels, 0) + 1
-        if not decision.applied and by is None:
+        if by is None and not decision.applied:
             counts.unmatched += 1
         if ask.cluster_action and ask.mode in ("admit", "record") and not _EXEMPT_USAGE.isdisjoint(ask.usage):
             counts.exempt += ask.usage.get("requests", 1)
-        if decision.source != "store" or not found:
-            return
+        plan, alone = planned.plan, planned.charges[:1] if planned.known is not None else ()
+        if answer is None:
+            if plan is None:
+                for charge in alone:
+                    self._shadowed(charge, "admit")
+            return False
+        charges = planned.charges if plan is None else plan.charges
+        has_lapsed = answer.earlier is not None and self._count_earlier(charges, answer.earlier)
+        if answer.kept is not None:  # its numbers are old
+            return has_lapsed
         now = self._clock()
         if now >= self._halve_at:
             self._halve(now)
-        self.count_shadows(verdicts)
-        for verdict, applied in zip(verdicts, found, strict=True):
-            throttled = 0.0 if verdict.shadow or ask.mode == "peek" else verdict.throttle_ms / 1000
-            place = (verdict.quota, verdict.bucket)
-            if applied.quota.algorithm == "token_bucket":
-                touch(counts.tokens, place, now, verdict.remaining, throttled)
+        if source == "store":
+            for charge in alone:
+                self._shadowed(charge, "admit")
+                touch(counts.rates, (charge.quota.key, charge.bucket), now, None)
+        is_shown = source == "store"
+        for charge, result in zip(charges, answer.results, strict=True):
+            if result.clock or result.remembered or result.fill:
+                has_lapsed |= self._count_odd(charge, result)
+            if not is_shown:
+                continue
+            its = charge.compiled
+            if result.throttle_ms or not its.is_shown_alone:
+                self._show(ask, charge, result, now)
+            elif its.quota.algorithm == "token_bucket":
+                touch(counts.tokens, (its.quota.key, charge.bucket), now, result.remaining)
             else:
-                touch(counts.rates, place, now, verdict.observed, throttled)
-            if verdict.quota == MAX_CONNECTION_CREATION_RATE:
-                self._accepted(ask, verdict, now, throttled)
-            elif throttled and verdict.quota == CONNECTION_CREATION_RATE:
-                touch(counts.held, (ask.listener or "", "ip"), now, None, throttled)
-        for fill in fills:
-            self._filled(fill, now)
+                touch(counts.rates, (its.quota.key, charge.bucket), now, result.observed)
         if by is not None and by.quota == MAX_CONNECTION_CREATION_RATE and ask.mode != "peek":
             listener = bounded(counts.blocked, (ask.listener or "",))
             counts.blocked[listener] = counts.blocked.get(listener, 0) + decision.throttle_ms / 1000
+        return has_lapsed
 
-    def count_admission(
-        self, places: Sequence[Place], values: Sequence[float], alone: Place | None = None
-    ) -> None:
-        """Count a plain ask that every quota admitted, as ``count_decision`` would.
+    def _count_odd(self, charge: Charge, result: ChargeResult) -> bool:
+        """Count the corrections of a bucket's clock, and what it forgave; return whether leases ended."""
+        if result.correction:
+            self._counts.corrections += 1
+        if charge.compiled.counts_ids:
+            return False
+        if charge.quota.algorithm == "token_bucket":
+            self._counts.forgiven += result.forgiven
+        return result.lapsed > 0
 
-        Args:
-            places: of its quotas that the store decided.
-            alone: of the quota of its ids, if this node decided that alone.
-            values: what the store said of them (``app.store.encoding.admitted_values``).
-        """
-        counts = self._counts
-        decisions = counts.decisions
-        if not places:
-            decisions[_ADMITTED_HERE] = decisions.get(_ADMITTED_HERE, 0) + 1
-            counts.unmatched += alone is None
-            return
-        decisions[_ADMITTED] = decisions.get(_ADMITTED, 0) + 1
-        now = self._clock()
-        if now >= self._halve_at:
-            self._halve(now)
-        if alone is not None:
-            touch(counts.rates, alone.labels, now, None)
-        at = 0
-        for quota, labels in places:
-            algorithm = quota.algorithm
-            if algorithm == "token_bucket":
-                touch(counts.tokens, labels, now, values[at + 1])
-            else:
-                touch(counts.rates, labels, now, values[at])
-                if algorithm == "producer_ids":
-                    bucket = labels[1:]
-                    touch(counts.remembered, bucket, now, values[REMEMBERED])
-                    touch(counts.fills, bucket, now, values[FILL])
-                    touch(counts.remaining, bucket, now, values[at + 1])
-            at += 2
+    def _show(self, ask: Ask, charge: Charge, result: ChargeResult, now: float) -> None:
+        """Show a bucket as the store's result has it."""
+        counts, its, throttled = self._counts, charge.compiled, 0.0
+        quota = its.quota
+        if its.shadow:
+            self._shadowed(charge, result.outcome)
+        elif result.throttle_ms and ask.mode != "peek":
+            throttled = result.throttle_ms / 1000
+        if quota.algorithm == "token_bucket":
+            touch(counts.tokens, (quota.key, charge.bucket), now, result.remaining, throttled)
+        else:
+            touch(counts.rates, (quota.key, charge.bucket), now, result.observed, throttled)
+        if its.counts_ids:
+            left = result.remaining - _refused_ids(ask, charge, result)
+            self._filled(Fill(charge.bucket, result.remembered, result.fill, left), now)
+        elif its.field == "connections":
+            if quota.key == MAX_CONNECTION_CREATION_RATE:
+                self._accepted(ask, charge.bucket, result.observed, now, throttled)
+            elif throttled and quota.key == CONNECTION_CREATION_RATE:
+                touch(counts.held, (ask.listener or "", "ip"), now, None, throttled)
+
+    def _count_earlier(self, charges: Sequence[Charge], answer: Answer) -> bool:
+        """Count what earlier tries of an ask say besides the decision; return whether leases ended."""
+        has_lapsed = False
+        for each in answer.tries:
+            if each.kept is not None:
+                continue
+            for charge, result in zip(charges, each.results, strict=True):
+                self._counts.corrections += result.correction > 0
+                if charge.quota.algorithm == "token_bucket":
+                    self._counts.forgiven += result.forgiven
+                has_lapsed |= not charge.compiled.counts_ids and result.lapsed > 0
+        return has_lapsed
+
+    def _shadowed(self, charge: Charge, outcome: str) -> None:
+        """Count what a quota decided, if it is in shadow mode."""
+        if charge.quota.shadow:
+            labels = (outcome, charge.quota.key)
+            self._counts.shadows[labels] = self._counts.shadows.get(labels, 0) + 1
 
     def _filled(self, fill: Fill, now: float) -> None:
         counts, labels = self._counts, (fill.bucket,)
@@ -217,19 +228,12 @@ class Metrics:
         touch(counts.fills, labels, now, fill.fill)
         touch(counts.remaining, labels, now, fill.remaining)
 
-    def _accepted(self, ask: Ask, verdict: Verdict, now: float, throttled: float) -> None:
-        broker, listener = _broker_and_listener(verdict.bucket)
-        touch(self._counts.accepted, (broker, listener), now, verdict.observed)
+    def _accepted(self, ask: Ask, bucket: str, observed: float, now: float, throttled: float) -> None:
+        broker, listener = _broker_and_listener(bucket)
+        touch(self._counts.accepted, (broker, listener), now, observed)
         if throttled:
             cause = "listener" if listener else "broker"
             touch(self._counts.held, (ask.listener or "", cause), now, None, throttled)
-
-    def count_shadows(self, verdicts: Sequence[Verdict]) -> None:
-        """Count what shadow quotas would have decided."""
-        for verdict in verdicts:
-            if verdict.shadow:
-                shadow = (verdict.outcome, verdict.quota)
-                self._counts.shadows[shadow] = self._counts.shadows.get(shadow, 0) + 1
 
     def count_local(self, quota: str, bucket: str, ids: int) -> None:
         """Count ids that were answered without the store, and keep the gauges of their bucket.
@@ -245,11 +249,6 @@ class Metrics:
             left = counts.remaining[bucket,].value if (bucket,) in counts.remaining else None
             touch(counts.remaining, (bucket,), now, None if left is None else max(left, 0.0))
             touch(counts.rates, (quota, bucket), now, None)
-
-    def count_repeated_refusal(self, bucket: str) -> None:
-        """Note that one new id was refused again without the store, so one less than none remains."""
-        if (bucket,) in self._counts.remaining:
-            touch(self._counts.remaining, (bucket,), self._clock(), -1.0)
 
     def count_renewal(self, fill: Fill) -> None:
         """Count a renewal of ids, and note what their bucket holds."""
@@ -280,6 +279,10 @@ class Metrics:
     def count_unsent_answer(self) -> None:
         """Count an answer that could not be written to its connection."""
         self._counts.unsent_answers += 1
+
+    def count_handed_over_connection(self) -> None:
+        """Count a connection that went to uvicorn's protocol for good."""
+        self._counts.connections_handed_over += 1
 
     def count_envoy_request(self, outcome: str, unmapped: int = 0) -> None:
         """Count an answer of the rate-limit service for Envoy, and its descriptors that named nothing."""
@@ -312,23 +315,15 @@ class Metrics:
         counts = self._counts
         counts.stores_away, counts.store_faults = int(away), set(faults)
 
-    def count_correction(self) -> None:
-        """Count a time that was behind the newest time of a bucket."""
-        self._counts.corrections += 1
-
-    def count_forgiven(self, units: float) -> None:
-        """Count forgiven debt."""
-        self._counts.forgiven += units
-
     def count_lease(self, outcome: str) -> None:
         """Count a lease that was ``granted`` or ``refused``, ``settled``, or ``unknown`` when settled."""
         _increment(self._counts.leases, outcome)
 
-    def count_leased(self, held: Iterable[tuple[AppliedQuota, float]]) -> None:
+    def count_leased(self, charges: Sequence[Charge], answer: Answer) -> None:
         """Note what buckets hold for leases."""
         now = self._clock()
-        for applied, units in held:
-            touch(self._counts.leased, (applied.quota.key, applied.bucket), now, units)
+        for charge, result in zip(charges, answer.results, strict=True):
+            touch(self._counts.leased, (charge.quota.key, charge.bucket), now, result.held)
 
     def count_lapsed(self, units: float) -> None:
         """Count units of leases that ended before anybody had settled them."""
@@ -455,6 +450,16 @@ class Metrics:
 
 def _increment(counter: dict[Labels, float], label: str) -> None:
     counter[label,] = counter.get((label,), 0) + 1
+
+
+def _refused_ids(ask: Ask, charge: Charge, result: ChargeResult) -> int:
+    """How many new ids a quota refused; of an ask with more than the quota can ever hold, all ids count.
+
+    A shadow quota charges the ids that it would refuse, so they are in what remains.
+    """
+    if ask.mode == "peek" or charge.quota.shadow:
+        return 0
+    return int(charge.usage) if result.outcome == "reject" else result.unseen
 
 
 @lru_cache(KEPT)

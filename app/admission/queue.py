@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from app.admission.turns import FairTurns
 from app.domain.caller import ANYONE, Caller
-from app.store.port import PackedAnswer, PackedPlan, Plan
+from app.store.port import Answer, Plan
 
 log: Final = structlog.get_logger("quotagate.store")
 
@@ -28,10 +28,7 @@ QUANTUM: Final = 10
 ACCOUNTING: Final = frozenset({"record", "refund", "settle", "undo"})
 """The modes of asks for work that is done, and of undos: they are sent even if nobody waits for them."""
 
-WEIGHT: Final = 5
-"""The weight of a request, unless its answer is a plain admission, which takes a fifth of the time."""
-
-LateCallback = Callable[["Group", int, PackedAnswer], None]
+LateCallback = Callable[["Group", int, Answer], None]
 """Called with a request, the index of a plan and its answer, if that came after the request was finished."""
 
 DoneCallback = Callable[["Group", Exception | None], None]
@@ -51,14 +48,13 @@ class Group(Struct, eq=False):
         since: when the request arrived, by the monotonic clock.
         ids: how many producer ids its plans have.
         is_accounting: whether it has records or refunds, which are sent even if the caller has left.
-        weight: how long its answers take to give, in those of a plain ask.
         within_s: how long it may wait in the queue.
         answers: the answers so far; none is added once the request is finished.
         is_done: whether it is finished, also because nobody waits for it any more.
         sent: how many plans have been put into a call.
     """
 
-    plans: Sequence[Plan | PackedPlan]
+    plans: Sequence[Plan]
     done: DoneCallback
     late: LateCallback | None
     caller: Caller
@@ -66,16 +62,15 @@ class Group(Struct, eq=False):
     since: float
     ids: int
     is_accounting: bool
-    weight: int = WEIGHT
     within_s: float = math.inf
-    answers: list[PackedAnswer] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     is_done: bool = False
     sent: int = 0
 
     @classmethod
     def of(
         cls,
-        plans: Sequence[Plan | PackedPlan],
+        plans: Sequence[Plan],
         done: DoneCallback,
         late: LateCallback | None = None,
         caller: Caller = ANYONE,
@@ -90,13 +85,13 @@ class Group(Struct, eq=False):
                 is_accounting = True
         return cls(plans, done, late, caller, on_behalf_of, since, ids, is_accounting)
 
-    def take(self, start: int, answers: list[PackedAnswer]) -> None:
+    def take(self, start: int, answers: list[Answer]) -> None:
         """Take the answers to its plans from ``start`` on."""
         if self.is_done:  # answered without the store
             self.report_late(start, answers)
             return
-        self.answers = self.answers + answers if self.answers else answers
-        if len(self.answers) == len(self.plans):
+        self.answers = answers = self.answers + answers if self.answers else answers
+        if len(answers) == len(self.plans):
             self.finish(None)
 
     def finish(self, error: Exception | None) -> None:
@@ -109,7 +104,7 @@ class Group(Struct, eq=False):
         except Exception:
             log.exception("an answer could not be given")  # and the other requests of the call get theirs
 
-    def report_late(self, start: int, answers: Sequence[PackedAnswer]) -> None:
+    def report_late(self, start: int, answers: Sequence[Answer]) -> None:
         """Report the answers to its plans from ``start`` on, which came after it was finished."""
         try:
             for place, answer in enumerate(answers, start):
@@ -129,7 +124,7 @@ class Group(Struct, eq=False):
             if plan.mode in ACCOUNTING
         ]
 
-    def _account(self, place: int, plan: Plan | PackedPlan) -> Group:
+    def _account(self, place: int, plan: Plan) -> Group:
         late = None if self.late is None else partial(_of, self.late, self, place)
         account = Group.of((plan,), self.done, late, self.caller, self.on_behalf_of, self.since)
         account.is_done = True
@@ -137,72 +132,36 @@ class Group(Struct, eq=False):
 
 
 class Queue:
-    """Waiting groups, by fair turns of callers and of each caller's principals.
-
-    While all that waits fits into one call, there are no turns to take: all of it leaves together. Turns are
-    taken up when somebody asks whose turn it is.
-    """
+    """Waiting groups, by fair turns of callers and of each caller's principals."""
 
     def __init__(self) -> None:
         self._turns: FairTurns[FairTurns[deque[Group]]] = FairTurns(partial(FairTurns, deque))
-        self._untaken: list[Group] = []
-        """Groups whose turns are not taken up, in the order of their arrival."""
-        self._untaken_since = math.inf
-        self._ids = self._weight = 0
         self.asks = 0
         """How many asks are waiting."""
 
     def __bool__(self) -> bool:
-        return bool(self._untaken or self._turns)
+        return len(self._turns) > 0
 
     def add(self, group: Group) -> None:
         """Add a group behind the others of its caller and principal."""
-        self._untaken.append(group)
-        if group.since < self._untaken_since:  # noqa: PLR1730  a call takes longer
-            self._untaken_since = group.since
-        self._ids += group.ids
-        self._weight += group.weight
+        self._turns.of(group.caller.turn).of(group.on_behalf_of).append(group)
         self.asks += len(group.plans) - group.sent
-
-    def take_all(self, weight: int, asks: int, ids: int) -> list[Group] | None:
-        """Remove and return all groups in the order of their arrival; None if there are more than these."""
-        if self._turns or self._weight > weight or self.asks > asks or self._ids > ids:
-            return None
-        self.asks = 0
-        return self._clear()
-
-    def _clear(self) -> list[Group]:
-        groups, self._untaken = self._untaken, []
-        self._untaken_since = math.inf
-        self._ids = self._weight = 0
-        return groups
-
-    def _take_turns(self) -> None:
-        for group in self._clear():
-            self._turns.of(group.caller.turn).of(group.on_behalf_of).append(group)
 
     def put_back(self, group: Group, place: int) -> None:
         """Put a group that was decided only up to an index back to the front of its caller and principal."""
-        self._take_turns()
         if group.sent == len(group.plans):
             self._turns.of(group.caller.turn).of(group.on_behalf_of).appendleft(group)
         self.asks += group.sent - place
         group.sent = place
 
-    def is_anything_since(self, then: float) -> bool:
-        """Return whether something may have waited since before ``then``: if not, nothing has."""
-        return bool(self._turns) or self._untaken_since < then
-
     def next_since(self, caller: Caller, on_behalf_of: str, else_: float) -> float:
         """Return the arrival time of the next group of a caller and principal; else ``else_``."""
-        self._take_turns()
         its = self._turns.waiting(caller.turn)
         groups = its.waiting(on_behalf_of) if its is not None else None
         return groups[0].since if groups else else_
 
     def first(self) -> Group:
         """Return the group whose turn it is. The queue must not be empty."""
-        self._take_turns()
         return self._turns.first()[1].first()[1][0]
 
     def charge(self, asks: int, ids: int) -> None:
@@ -235,8 +194,6 @@ class Queue:
         return groups
 
 
-def _of(
-    late: LateCallback, group: Group, place: int, _account: Group, _own: int, answer: PackedAnswer
-) -> None:
+def _of(late: LateCallback, group: Group, place: int, _account: Group, _own: int, answer: Answer) -> None:
     """Report the late answer to an account as one to the plan that it was."""
     late(group, place, answer)

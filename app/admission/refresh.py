@@ -9,16 +9,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from app.admission.ending import finish
 from app.admission.errors import OverloadedError
 from app.admission.gather import CLOSE_WITHIN_S, MAX_ASKS, Gathering
 from app.admission.logs import UNLOGGED, Logs
-from app.admission.plan import Match, plan_of
+from app.admission.plan import PlannedAsk, with_spreads
 from app.domain.ask import Ask
-from app.store.encoding import decode_answer
-from app.store.port import PackedAnswer, Plan
+from app.store.port import Answer, Charge, Plan
 
 MAX_WAITING: Final = 10_000
 MAX_WAITING_IDS: Final = 200_000
@@ -27,10 +24,9 @@ dropped: an id that is still in use will be asked for again soon."""
 
 
 class RefreshRequest(NamedTuple):
-    """An ask whose ids are to be refreshed, the quotas that count them, and the plan for the store."""
+    """An ask whose ids are to be refreshed, with the charge that counts them, and the plan for the store."""
 
-    ask: Ask
-    matches: tuple[Match, ...]
+    planned: PlannedAsk
     plan: Plan
 
 
@@ -53,13 +49,13 @@ class Refresher:
         self._ids = 0
         self._working: asyncio.Task[None] | None = None
 
-    def add(self, ask: Ask, matches: Sequence[Match], secret: bytes) -> None:
+    def add(self, ask: Ask, charges: Sequence[Charge], secret: bytes) -> None:
         """Schedule a refresh of the seen ids of an ask; nothing is charged."""
-        its = tuple(match for match in matches if match.applied.quota.algorithm == "producer_ids")
-        plan = plan_of(ask, its, secret) if ask.producer_ids else None
-        if plan is None or not plan.ids:
+        its = with_spreads(ask, charges[:1], secret) if ask.producer_ids else ()
+        plan = Plan("refresh", tuple(its), at_ms=ask.at_ms)
+        if not plan.ids:
             return
-        self._waiting.append(RefreshRequest(ask, its, replace(plan, mode="refresh", retry=None, context=b"")))
+        self._waiting.append(RefreshRequest(PlannedAsk(ask, its, plan), plan))
         self._ids += plan.ids
         while self._ids > MAX_WAITING_IDS or len(self._waiting) > MAX_WAITING:
             self._next()
@@ -87,7 +83,6 @@ class Refresher:
         self._ids -= first.plan.ids
         return first
 
-    def _came(self, asked: Sequence[RefreshRequest], place: int, packed: PackedAnswer) -> None:
-        answer = decode_answer(packed)
+    def _came(self, asked: Sequence[RefreshRequest], place: int, answer: Answer) -> None:
         if answer.error is None:
-            self._logs.refreshed(asked[place].ask, asked[place].matches, answer)
+            self._logs.refreshed(asked[place].planned, answer)

@@ -24,18 +24,15 @@ SLICE_S: Final = 0.002
 """Time per turn of the event loop for waiting work, and again for new work of callers without any."""
 
 STRIDE: Final = 32
-"""How many plain asks of a batch are read, planned or answered in one step."""
+"""How many asks of a batch are read, planned or answered in one step."""
 
-ASK_WEIGHT: Final = 4
-"""How many plain asks take as long as one that goes the readable way."""
-
-IDS_FOR_AN_ASK: Final = 25
-"""How many producer ids take as long as an ask."""
+IDS_FOR_AN_ASK: Final = 2
+"""How many producer ids take as long as an ask: each is hashed."""
 
 
 def weight_of(ids: int) -> int:
-    """Return how much of a step an ask with so many producer ids takes, in plain asks."""
-    return ASK_WEIGHT * (1 + ids // IDS_FOR_AN_ASK)
+    """Return how much of a step an ask with so many producer ids takes, in asks."""
+    return 1 + ids // IDS_FOR_AN_ASK
 
 
 def step(make: Callable[[], T]) -> Work[T]:
@@ -99,18 +96,6 @@ class Slices:
             return await future
         finally:
             del future  # an error refers to this frame: with the future it would be a cycle that keeps a body
-
-    def at_once(self, turn: str, make: Callable[[], T]) -> T | None:
-        """Return the result of work of one step if it can be done now; None if the caller has to wait."""
-        if not self._has_time(turn):
-            return None
-        if not self._is_scheduled:
-            self._schedule_turn(asyncio.get_running_loop())
-        began = self._clock()
-        try:
-            return make()
-        finally:
-            self._used_s += self._clock() - began
 
     def _has_time(self, turn: str) -> bool:
         """Return whether this turn of the loop has time left for new work of a caller."""

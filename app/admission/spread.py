@@ -28,10 +28,9 @@ from msgspec import structs
 
 from app.admission.errors import AdmissionError
 from app.domain.decision import BYTE_RATES, Outcome
-from app.domain.quota import KEYS
 from app.domain.slots import SlotGroup, SlotGroups, groups_of
 from app.store.encoding import UNKNOWN_RESULT, release_plan, spread_context, undo_plan
-from app.store.port import Answer, Charge, ChargeResult, PackedPlan, Plan, Released, StoreError, Undone
+from app.store.port import Answer, Charge, ChargeResult, Plan, Released, StoreError, Undone
 
 MOVED_BACK: Final = 2
 """The correction of a bucket whose times moved back with a clock."""
@@ -244,7 +243,7 @@ class _Ask:
 
     def byte_groups(self) -> tuple[SlotGroup, ...]:
         """The groups that have byte rates."""
-        keys = [charge.applied.quota.key for charge in self.plan.charges]
+        keys = [charge.quota.key for charge in self.plan.charges]
         return tuple(group for group in self.all if any(keys[place] in BYTE_RATES for place in group.places))
 
     def _byte_delay_ms(self) -> int:
@@ -255,8 +254,8 @@ class _Ask:
             (
                 result.throttle_ms
                 for charge, result in zip(self.plan.charges, self.results, strict=True)
-                if charge.applied.quota.key in BYTE_RATES
-                and not charge.applied.quota.shadow
+                if charge.quota.key in BYTE_RATES
+                and not charge.quota.shadow
                 and result.outcome == "delay"
                 and result.reason is None
             ),
@@ -292,7 +291,6 @@ class _Ask:
             charges=charges,
             retry=None,
             context=b"",
-            ids=0,
             stamped=stamped,
             byte_delay_ms=self._byte_delay_ms(),
         )
@@ -400,7 +398,7 @@ class _Ask:
     def would_hold(self) -> None:
         """Note what a look says that each bucket would grant."""
         for place, (charge, result) in enumerate(zip(self.plan.charges, self.results, strict=True)):
-            if not charge.applied.quota.shadow:
+            if not charge.quota.shadow:
                 self.units[place] = result.granted
 
     def held(self, groups: Sequence[SlotGroup], came: Sequence[Came]) -> None:
@@ -442,7 +440,7 @@ class _Ask:
         """Refuse a lease, as others were quicker each time; it may be asked for again at once."""
         for group in groups:
             for place in group.places:
-                if not self.plan.charges[place].applied.quota.shadow:
+                if not self.plan.charges[place].quota.shadow:
                     self.results[place] = structs.replace(
                         self.results[place], outcome="throttle", throttle_ms=1
                     )
@@ -484,7 +482,7 @@ class _Ask:
         least: dict[str, float] = {}
         for place in range(len(self.plan.charges)) if places is None else places:
             charge = self.plan.charges[place]
-            if not charge.applied.quota.shadow:
+            if not charge.quota.shadow:
                 field = _field(charge)
                 granted = self.units[place] if units is None else units[place]
                 least[field] = min(least.get(field, granted), granted)
@@ -496,12 +494,12 @@ class _Ask:
         What is recorded is never refused: where a limit of 0 refuses the look, its delay is the longest.
         """
         if self.plan.mode == "record" and result.outcome == "reject":
-            longest = self.plan.charges[place].applied.quota.longest_delay_ms
-            result = structs.replace(result, outcome="delay", throttle_ms=longest, reason=None, largest=None)
-        if not result.lapsed or self.plan.charges[place].applied.quota.algorithm == "producer_ids":
+            longest = self.plan.charges[place].quota.longest_delay_ms
+            result = structs.replace(result, outcome="delay", throttle_ms=longest, reason=None, given=0.0)
+        if not result.lapsed or self.plan.charges[place].quota.algorithm == "producer_ids":
             return result
         self._looked_over.add(place)
-        return structs.replace(result, remembered=0)
+        return structs.replace(result, remembered=0.0)
 
     def write_reckoned(self) -> Generator[tuple[Phase, list[SlotPlan]], list[Came], None]:
         """Write what a look only reckons: that times move back with a clock, and that leases ended.
@@ -514,7 +512,7 @@ class _Ask:
                 place
                 for place in group.places
                 if place in self._looked_over or self.results[place].correction == MOVED_BACK
-                if self.plan.charges[place].applied.quota.algorithm != "producer_ids"  # they are refreshed
+                if self.plan.charges[place].quota.algorithm != "producer_ids"  # they are refreshed
             )
             if places:
                 groups.append(SlotGroup(group.slot, places))
@@ -566,22 +564,20 @@ class _Ask:
         return any(result.reason == "store_full" for result in self.results)
 
 
-def is_refusal(plan: Plan | PackedPlan, answer: Answer) -> bool:
+def is_refusal(plan: Plan, answer: Answer) -> bool:
     """Whether a quota refuses an ask: not one in shadow mode, nor in a mode that gives back or settles."""
     if answer.kept is not None or plan.mode in NEVER_UNDONE:
         return False
-    if isinstance(plan, PackedPlan):  # it has no quota in shadow mode
-        return any(result.outcome in REFUSING for result in answer.results)
     return any(map(_refuses, plan.charges, answer.results))  # an error has no results
 
 
 def _refuses(charge: Charge, result: ChargeResult) -> bool:
-    return result.outcome in REFUSING and not charge.applied.quota.shadow
+    return result.outcome in REFUSING and not charge.quota.shadow
 
 
 def _field(charge: Charge) -> str:
     """The usage field of a charge; a lease takes the same of each bucket of one field."""
-    return KEYS[charge.applied.quota.key].usage
+    return charge.compiled.field
 
 
 def _are_all_shed(came: Sequence[Came]) -> bool:
@@ -592,13 +588,13 @@ def _cannot_be_refused(plan: Plan) -> bool:
     if plan.mode in {"record", "refund", "settle"}:
         return True
     return all(
-        charge.applied.quota.shadow or (charge.enforcement == "delay" and charge.applied.quota.limit > 0)
+        charge.quota.shadow or (charge.enforcement == "delay" and charge.quota.limit > 0)
         for charge in plan.charges
     )
 
 
 def _outcome_without_store(plan: Plan, charge: Charge) -> Outcome:
-    quota = charge.applied.quota
+    quota = charge.quota
     if plan.mode == "settle":
         return "reject"  # whether the lease was settled is unknown
     if plan.mode in {"record", "refund"}:

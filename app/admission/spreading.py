@@ -24,9 +24,9 @@ from app.admission.spread import Came, Phase, SlotPlan, Steps, decide, groups_in
 from app.domain.slots import SlotGroups, slot_of, slot_of_tag
 from app.node.shortage import Resource
 from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
-from app.store.encoding import decode_answer, merged_answer, no_answer, release_plan, undo_plan
+from app.store.encoding import release_plan, undo_plan
 from app.store.keys import retry_key, short
-from app.store.port import NONE_KNOWN, Answer, Fault, PackedAnswer, PackedPlan, Plan, StoreError, Undone
+from app.store.port import NONE_KNOWN, Answer, Fault, Plan, StoreError, Undone
 from app.store.port import Came as CallCame
 
 log: Final = structlog.get_logger("quotagate.store")
@@ -75,7 +75,7 @@ class Running:
     def __init__(
         self,
         place: int,
-        plan: Plan | PackedPlan,
+        plan: Plan,
         slots: Sequence[int],
         *,
         sequential: bool = False,
@@ -88,7 +88,7 @@ class Running:
         self.phases: dict[bytes, Phase] = {}
         self.steps: Steps | None = None
         self.wants: tuple[Phase, list[SlotPlan]] | None = None
-        self.answer: PackedAnswer | None = None
+        self.answer: Answer | None = None
         self.error: Exception | None = None
         self.is_refused: bool | None = None
         self.last_phase = Phase.LOOK
@@ -103,21 +103,20 @@ class Running:
     def begin(self, phase: Phase | None) -> None:
         """Begin; an ask of one slot is sent in a given phase."""
         if phase is not None:
-            self.wants = phase, [SlotPlan(self.slots[0], cast("Plan", self.plan))]
+            self.wants = phase, [SlotPlan(self.slots[0], self.plan)]
             return
-        assert isinstance(self.plan, Plan), "a plain ask of several slots was made readable"
         self.steps = decide(self.plan, _groups_of(self.plan, self.slots), sequential=self.sequential)
         self._step(None)
 
-    def came(self, came: list[Came | PackedAnswer]) -> None:
+    def came(self, came: list[Came]) -> None:
         """Go on with what came of what it wanted."""
         if self.steps is not None:
-            self._step([decode_answer(its) if isinstance(its, PackedAnswer) else its for its in came])
+            self._step(came)
             return
         (its,) = came
         self.wants = None
-        if isinstance(its, PackedAnswer):
-            self._ended(its, decode_answer(its))
+        if isinstance(its, Answer):
+            self._ended(its)
         elif isinstance(its, Exception):
             self._failed(its)
 
@@ -127,28 +126,27 @@ class Running:
             self.wants = next(self.steps) if came is None else self.steps.send(came)
         except StopIteration as ended:
             self.wants = None
-            self._ended(merged_answer(ended.value), ended.value)
+            self._ended(ended.value)
         except AdmissionError as error:
             self.wants = None
             self._failed(error)
 
-    def _ended(self, packed: PackedAnswer, answer: Answer) -> None:
-        self.answer, self.undone = packed, answer.undone
+    def _ended(self, answer: Answer) -> None:
+        self.answer, self.undone = answer, answer.undone
         self.is_refused = is_refusal(self.plan, answer)
         if (earlier := self.earlier) is None:
             return
         if answer.error is not None:
-            self.answer = merged_answer(earlier)  # it was decided, though not in the order of the batch
+            self.answer = earlier  # it was decided, though not in the order of the batch
         else:
             undone = (*earlier.undone, *answer.undone)
             if answer.earlier is not None:
                 earlier = structs.replace(answer.earlier, earlier=earlier)
-            self.answer = merged_answer(structs.replace(answer, undone=undone, earlier=earlier))
+            self.answer = structs.replace(answer, undone=undone, earlier=earlier)
 
     def again(self) -> Running:
         """The same ask, to be decided once more; what it wrote this time stays part of its answer."""
-        before = None if self.answer is None else decode_answer(self.answer)
-        return Running(self.place, self.plan, self.slots, sequential=self.sequential, earlier=before)
+        return Running(self.place, self.plan, self.slots, sequential=self.sequential, earlier=self.answer)
 
     def _failed(self, error: Exception) -> None:
         self.error, self.is_refused = error, True
@@ -265,7 +263,7 @@ class ClusterGatherer(Gathering):
 
     # What ``StoreCalls`` has, for one slot
 
-    def ask(self, plans: Sequence[Plan | PackedPlan], done: CallCame) -> None:
+    def ask(self, plans: Sequence[Plan], done: CallCame) -> None:
         """Decide plans of one slot in one call."""
         reached = self._of_slot(plan_slots(plans[0])[0])
         if reached is None:
@@ -370,7 +368,7 @@ class ClusterGatherer(Gathering):
             if each.answer is not None:
                 group.answers.append(each.answer)
             elif isinstance(each.error, StoreError) and len(running) > 1:
-                group.answers.append(no_answer(each.error))  # the others may have another primary
+                group.answers.append(Answer((), error=each.error))  # the others may have another primary
             else:
                 error = error or each.error or StoreError("unexpected")
                 break
@@ -408,12 +406,10 @@ class ClusterGatherer(Gathering):
         *,
         is_first: bool,
         asks: Sequence[Running],
-    ) -> list[Came | PackedAnswer]:
+    ) -> list[Came]:
         """Send parts to their primaries, and wait for what comes of all of them."""
         loop = asyncio.get_running_loop()
-        came: list[Came | PackedAnswer] = [
-            StoreError("cluster_down", "no primary has this slot") for _ in plans
-        ]
+        came: list[Came] = [StoreError("cluster_down", "no primary has this slot") for _ in plans]
         by_primary: dict[Address, tuple[Reached, list[int]]] = {}
         for place, part in enumerate(plans):
             if reached := self._of_slot(part.slot):
@@ -436,8 +432,8 @@ class ClusterGatherer(Gathering):
                 if not finished.done():
                     finished.set_result(None)
 
-            def late(_: Group, at: int, packed: PackedAnswer, places: list[int] = places) -> None:
-                self._undo_late(plans[places[at]], packed, asks, group)
+            def late(_: Group, at: int, answer: Answer, places: list[int] = places) -> None:
+                self._undo_late(plans[places[at]], answer, asks, group)
 
             its = Group.of(
                 [plans[place].plan for place in places],
@@ -460,9 +456,8 @@ class ClusterGatherer(Gathering):
             await each
         return came
 
-    def _undo_late(self, part: SlotPlan, packed: PackedAnswer, asks: Sequence[Running], group: Group) -> None:
+    def _undo_late(self, part: SlotPlan, answer: Answer, asks: Sequence[Running], group: Group) -> None:
         """Take back what a late call charged for an ask that was refused meanwhile, or held for any lease."""
-        answer = decode_answer(packed)
         if is_refusal(part.plan, answer):
             return
         plan = None
@@ -491,7 +486,7 @@ def segments(running: Sequence[Running]) -> Iterator[list[Running]]:
         if each.is_single:
             each.phases = dict.fromkeys(keys, earliest)
         else:
-            each.phases = _phases_of(cast("Plan", each.plan), each.slots)
+            each.phases = _phases_of(each.plan, each.slots)
             is_lease = each.plan.mode == "hold"
             if any(
                 (Phase.LOOK if is_lease else each.phases[key]) < last.get(key, Phase.LOOK) for key in keys
@@ -541,9 +536,7 @@ def _as_came(failure: Exception | None) -> Came:
     return StoreError("unexpected", repr(failure))
 
 
-def _keys_of(plan: Plan | PackedPlan) -> list[bytes]:
-    if isinstance(plan, PackedPlan):
-        return list(plan.keys)
+def _keys_of(plan: Plan) -> list[bytes]:
     keys = [charge.key for charge in plan.charges]
     if plan.retry is not None:
         keys.append(retry_key(*plan.retry, clustered=True))
@@ -567,9 +560,9 @@ def _groups_of(plan: Plan, slots: Sequence[int]) -> SlotGroups:
     own = slots[: len(plan.charges)]
     principal = next(
         (
-            slot_of_tag(short(charge.applied.owner).encode())
+            slot_of_tag(short(charge.owner).encode())
             for charge in plan.charges
-            if charge.applied.owner.startswith("user=")
+            if charge.owner.startswith("user=")
         ),
         None,
     )

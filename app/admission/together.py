@@ -13,140 +13,129 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from app.admission.fallback import without_store
-from app.admission.hold import hold_decision
-from app.admission.plan import Match, by_policy_in, combined, plan_of_matches, verdicts_of
-from app.admission.port import InFull, Joint
+from app.admission.answers import by_policy_in, combined, held, verdict_on, without_store
+from app.admission.plan import PlannedAsk
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict, combine
 from app.domain.quota import KEYS
-from app.domain.usage import usage_of
-from app.store.port import Answer, Plan
+from app.store.port import Answer, Charge, Plan
 
 _PLACE_OF: Final = {key: place for place, key in enumerate(KEYS)}
 _UNASKED: Final = Decision("admit", 0, False, 0, "local", None)
 """What is decided of an ask that nobody looks at, because another one of its request is refused anyway."""
 
 
-class JointCharge(NamedTuple):
-    """A bucket of a request: the ask that charges it most, by its place, and how."""
+class Joint(NamedTuple):
+    """A decision on asks of which all are admitted or none.
 
-    place: int
-    match: Match
+    Attributes:
+        parts: for each ask what its own quotas say of it, with all verdicts.
+    """
+
+    decision: Decision
+    parts: tuple[PlannedAsk, ...]
 
 
 class JointPart(NamedTuple):
     """What comes of one ask of a request, as the decision log records it.
 
     Attributes:
-        ask: in mode peek if it would pass, but was refused with the others: nothing is charged.
-        matches: the quotas whose buckets belong to this ask.
+        planned: with the charges that belong to this ask. Its ask is in mode peek if it would pass, but was
+            refused with the others: nothing is charged.
     """
 
-    ask: Ask
-    matches: tuple[Match, ...]
+    planned: PlannedAsk
     answer: Answer | None
-    decision: Decision
-    verdicts: tuple[Verdict, ...]
+    verdicts: Sequence[Verdict]
 
 
 class Together(NamedTuple):
     """What is decided of the asks of one request.
 
     Attributes:
-        matches, verdicts: of all buckets, each once, in the order that breaks ties.
+        whole: the first ask with the charges to all buckets, each once, in the order that breaks ties.
+        verdicts: on all of these.
         parts: one for each ask.
     """
 
-    decision: Decision
-    matches: tuple[Match, ...]
-    verdicts: tuple[Verdict, ...]
+    whole: PlannedAsk
+    verdicts: Sequence[Verdict]
     parts: tuple[JointPart, ...]
 
 
 class JointAsks:
-    """The asks of one request with their quotas, and the plan that has the buckets of all of them.
+    """The asks of one request with what they charge, and the plan that has the buckets of all of them.
 
     Args:
-        matches: the quotas that apply to each ask.
+        charges: those of each ask.
         held: for each ask, whether a throttle factor of 0 holds it.
+
+    Attributes:
+        charges: to all buckets, each once, in the order that breaks ties between verdicts.
     """
 
     def __init__(
-        self, asks: Sequence[Ask], matches: Sequence[tuple[Match, ...]], held: Sequence[bool]
+        self, asks: Sequence[Ask], charges: Sequence[Sequence[Charge]], held: Sequence[bool]
     ) -> None:
         self.asks = tuple(asks)
-        self.its = tuple(matches)
         self.held = tuple(held)
-        self._charges = charges_of(self.asks, self.its)
-        self.matches = tuple([charge.match for charge in self._charges])
+        self._its = tuple(charges)
+        most = _largest(charges)
+        self.charges = tuple([charge for _, charge in most])
+        self._owners = [place for place, _ in most]
+        """For each of these charges the place of its ask."""
 
     def plan(self) -> Plan | None:
         """Return the plan; None if the store is not needed."""
-        if not self._charges or any(self.held):
+        if not self.charges or any(self.held):
             return None
-        return plan_of_matches([(self.asks[place], match) for place, match in self._charges])
+        return Plan("admit", self.charges, at_ms=self.asks[0].at_ms)
 
-    def decided(self, plan: Plan, answer: Answer) -> Together:
+    def decided(self, answer: Answer) -> Together:
         """Return the decision by the store's answer."""
-        verdicts = verdicts_of([self.asks[place] for place, _ in self._charges], plan, answer)
+        its = zip(self._owners, self.charges, answer.results, strict=True)
+        verdicts = [verdict_on(self.asks[owner], charge, result) for owner, charge, result in its]
         decision = combined("admit", verdicts, detail=False, sequential=False, by_policy=by_policy_in(answer))
         if not answer.is_charged:
             decision = replace(decision, charged=False)
-        is_refused = decision.decision != "admit"
         parts = []
         for place, ask in enumerate(self.asks):
-            own = [at for at, charge in enumerate(self._charges) if charge.place == place]
-            its = tuple([verdicts[at] for at in own])
-            outcome, _, _ = combine(its)
-            recorded = replace(ask, mode="peek") if is_refused and outcome == "admit" else ask
+            own = self._own(place)
+            its_verdicts = [verdicts[at] for at in own]
+            outcome, _, _ = combine(its_verdicts)
+            is_unlucky = decision.decision != "admit" and outcome == "admit"
+            recorded = replace(ask, mode="peek") if is_unlucky else ask
             own_answer = self._part_of(answer, own)
             by_policy = by_policy_in(own_answer)
-            parts.append(
-                JointPart(
-                    recorded,
-                    tuple([self.matches[at] for at in own]),
-                    own_answer,
-                    combined(recorded.mode, its, detail=False, sequential=False, by_policy=by_policy),
-                    its,
-                )
+            its_decision = combined(
+                recorded.mode, its_verdicts, detail=False, sequential=False, by_policy=by_policy
             )
-        return Together(decision, self.matches, verdicts, tuple(parts))
-
-    def _part_of(self, answer: Answer, own: Sequence[int]) -> Answer:
-        """Return the answer to some of the charges."""
-        results = tuple([answer.results[at] for at in own])
-        if not answer.orders:
-            return structs.replace(answer, results=results)
-        keys = {self.matches[at].key for at in own}
-        return structs.replace(
-            answer,
-            results=results,
-            orders=tuple([answer.orders[at] for at in own]),
-            undone=tuple([each for each in answer.undone if each.key in keys]),
-        )
+            part = _decided(recorded, [self.charges[at] for at in own], its_decision)
+            parts.append(JointPart(part, own_answer, its_verdicts))
+        return Together(self._whole(decision), verdicts, tuple(parts))
 
     def without_store(self) -> Together:
         """Return the decision by each quota's ``on_store_failure``."""
+        verdicts: dict[int, Verdict] = {}
         parts = []
         for place, ask in enumerate(self.asks):
-            own = tuple([charge.match for charge in self._charges if charge.place == place])
-            if own:
-                decision, verdicts = without_store(ask, [match.applied for match in own])
-            else:
-                decision, verdicts = combined("admit", (), detail=False, sequential=False), ()
-            parts.append(JointPart(ask, own, None, decision, verdicts))
-        verdicts = self._in_order(parts)
-        outcome, throttle_ms, by = combine(verdicts)
-        decision = Decision(outcome, throttle_ms, False, len(verdicts), "fallback", by)
-        return Together(decision, self.matches, verdicts, tuple(parts))
+            own = self._own(place)
+            charges = [self.charges[at] for at in own]
+            decision, its = without_store(ask, charges)
+            if not own:
+                decision = combined("admit", (), detail=False, sequential=False)
+            verdicts |= zip(own, its, strict=True)
+            parts.append(JointPart(_decided(ask, charges, decision), None, its))
+        in_order = [verdicts[at] for at in range(len(self.charges))]
+        outcome, throttle_ms, by = combine(in_order)
+        whole = Decision(outcome, throttle_ms, False, len(in_order), "fallback", by)
+        return Together(self._whole(whole), in_order, tuple(parts))
 
     def unlimited(self) -> Together:
         """Return the decision on asks to which no quota applies."""
         decision = combined("admit", (), detail=False, sequential=False)
-        return Together(
-            decision, (), (), tuple([JointPart(ask, (), None, decision, ()) for ask in self.asks])
-        )
+        parts = tuple([JointPart(_decided(ask, (), decision), None, ()) for ask in self.asks])
+        return Together(self._whole(decision), (), parts)
 
     def on_hold(self, wait_ms: int, *, away: bool) -> Together:
         """Return the refusal of asks of which the factor holds one at least; the others are not looked at.
@@ -155,51 +144,69 @@ class JointAsks:
             away: whether the store is not available.
         """
         parts = []
-        for ask, its, is_held in zip(self.asks, self.its, self.held, strict=True):
+        for ask, charges, is_held in zip(self.asks, self._its, self.held, strict=True):
             if is_held:
-                decision, verdicts = hold_decision(ask, its, wait_ms, away=away)
-                parts.append(JointPart(ask, its, None, decision, verdicts))
+                decision, verdicts = held(ask, charges, wait_ms, away=away)
+                parts.append(JointPart(_decided(ask, charges, decision), None, verdicts))
             else:
-                parts.append(JointPart(replace(ask, mode="peek"), (), None, _UNASKED, ()))
-        refusals = [part for part in parts if part.decision.decision != "admit"]
-        worst = max(
-            refusals, key=lambda part: (part.decision.decision == "reject", part.decision.throttle_ms)
-        )
-        return Together(worst.decision, worst.matches, worst.verdicts, tuple(parts))
+                parts.append(JointPart(_decided(replace(ask, mode="peek"), (), _UNASKED), None, ()))
+        worst = max(parts, key=_refusal)
+        return Together(worst.planned, worst.verdicts, tuple(parts))
 
     def answer(self, together: Together) -> Joint:
         """Return a decision as the caller gets it: each ask with the verdicts on all of its quotas."""
-        verdict_on = {
-            match.key: verdict for match, verdict in zip(together.matches, together.verdicts, strict=True)
-        }
+        pairs = zip(together.whole.charges, together.verdicts, strict=True)
+        verdict_of = {charge.key: verdict for charge, verdict in pairs}
         found = []
-        for part, its, is_held in zip(together.parts, self.its, self.held, strict=True):
-            if is_held:
-                known, decision = part.matches, replace(part.decision, quotas=part.verdicts)
-            else:
-                known = tuple([match for match in its if match.key in verdict_on])
-                verdicts = tuple([verdict_on[match.key] for match in known])
-                decision = combined("admit", verdicts, detail=True, sequential=False)
-            found.append(InFull(decision, tuple([match.applied.quota for match in known])))
-        return Joint(together.decision, tuple(found))
+        for ask, charges, is_held, part in zip(self.asks, self._its, self.held, together.parts, strict=True):
+            if is_held and part.planned.decision is not None:
+                decision = replace(part.planned.decision, quotas=tuple(part.verdicts))
+                found.append(_decided(ask, charges, decision))
+                continue
+            known = [charge for charge in charges if charge.key in verdict_of]
+            verdicts = [verdict_of[charge.key] for charge in known]
+            found.append(_decided(ask, known, combined("admit", verdicts, detail=True, sequential=False)))
+        assert together.whole.decision is not None
+        return Joint(together.whole.decision, tuple(found))
 
-    def _in_order(self, parts: Sequence[JointPart]) -> tuple[Verdict, ...]:
-        """Return the verdicts of all parts, in the order of the buckets."""
-        waiting = [iter(part.verdicts) for part in parts]
-        return tuple([next(waiting[charge.place]) for charge in self._charges])
+    def _own(self, place: int) -> list[int]:
+        """Return which charges belong to an ask."""
+        return [at for at, owner in enumerate(self._owners) if owner == place]
+
+    def _whole(self, decision: Decision) -> PlannedAsk:
+        return _decided(self.asks[0], self.charges, decision)
+
+    def _part_of(self, answer: Answer, own: Sequence[int]) -> Answer:
+        """Return the answer to some of the charges."""
+        results = tuple([answer.results[at] for at in own])
+        if not answer.orders:
+            return structs.replace(answer, results=results, packed=b"")
+        keys = {self.charges[at].key for at in own}
+        return structs.replace(
+            answer,
+            results=results,
+            orders=tuple([answer.orders[at] for at in own]),
+            undone=tuple([each for each in answer.undone if each.key in keys]),
+        )
 
 
-def charges_of(asks: Sequence[Ask], matches: Sequence[Sequence[Match]]) -> tuple[JointCharge, ...]:
-    """Return the buckets that asks charge, each once, in the order that breaks ties between verdicts."""
-    most: dict[bytes, JointCharge] = {}
-    for place, (ask, its) in enumerate(zip(asks, matches, strict=True)):
-        for match in its:
-            known = most.get(match.key)
-            quota = match.applied.quota
-            if known is None or usage_of(ask, quota) > usage_of(asks[known.place], quota):
-                most[match.key] = JointCharge(place, match)
-    return tuple(sorted(most.values(), key=_rank))
+def _decided(ask: Ask, charges: Sequence[Charge], decision: Decision) -> PlannedAsk:
+    return PlannedAsk(ask, charges, None, decision=decision)
 
 
-def _rank(charge: JointCharge) -> int:
-    return _PLACE_OF[charge.match.applied.quota.key]
+def _refusal(part: JointPart) -> tuple[bool, int]:
+    """How bad a refusal is; that of a part which is not refused is the least."""
+    decision = part.planned.decision
+    assert decision is not None
+    return decision.decision == "reject", decision.throttle_ms
+
+
+def _largest(charges: Sequence[Sequence[Charge]]) -> list[tuple[int, Charge]]:
+    """Return the largest charge to each bucket, with the place of its ask, in the order that breaks ties."""
+    most: dict[bytes, tuple[int, Charge]] = {}
+    for place, its in enumerate(charges):
+        for charge in its:
+            known = most.get(charge.key)
+            if known is None or charge.usage > known[1].usage:
+                most[charge.key] = place, charge
+    return sorted(most.values(), key=lambda each: _PLACE_OF[each[1].quota.key])

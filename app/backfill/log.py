@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import msgpack
 
 from app.backfill.errors import LogFullError
-from app.decision_log.batch import VERSION, Batch, Row, batch_id
+from app.decision_log.batch import OLDEST, Batch, Row, batch_id
 from app.decision_log.stream import LogStream
 from app.node.own_name import own_name
 from app.store.loading import Load, Loader
@@ -52,7 +52,7 @@ class LoadLog:
             for bucket, quotas in buckets.items()
         ]
         self._number += 1
-        batch = Batch(VERSION, batch_id(self._node, self._number), self._node, at_ms, [], rows)
+        batch = Batch(OLDEST, batch_id(self._node, self._number), self._node, at_ms, [], rows)
         return msgpack.encode(batch), len(rows)
 
     async def append(self, batch: bytes, rows: int) -> None:

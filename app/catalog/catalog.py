@@ -16,7 +16,7 @@ from app.catalog import schema
 from app.catalog.deployment import agree_on_debt, agree_on_secret
 from app.catalog.errors import PreconditionError, QuotasNotFoundError
 from app.catalog.port import EVERYTHING, Changes, QuotaRow, QuotaSource
-from app.catalog.snapshot import Snapshot, SnapshotChange
+from app.catalog.snapshot import ChangedSnapshot, Snapshot
 from app.catalog.sql import (
     Origin,
     PastChange,
@@ -350,8 +350,7 @@ class Catalog:
     async def _apply(self, writing: WriteResult, origin: Origin) -> None:
         """Apply a write to the snapshot, and report every entity that it changed."""
         # The version waits for the follower, which may first have to read the changes of other nodes.
-        changes = await self._changes(writing.written)
-        self.snapshot = self.snapshot.apply(self.snapshot.version, changes)
+        await self._take(writing.written, self.snapshot, self.snapshot.version)
         async for name in in_parts({row.entity: None for row in writing.written}):
             before, after = definitions_of(writing.before[name]), definitions_of(writing.after[name])
             self._changed(name, before, after, origin.who, writing.version)
@@ -411,16 +410,14 @@ class Catalog:
     async def _take_in(self, base: Snapshot, loaded: Changes) -> None:
         if loaded.version < base.version:  # restored from a backup: later quotas must go
             base, loaded = Snapshot(), await self._source.changed(EVERYTHING)
-        changes = await self._changes(loaded.rows)
-        if changes or loaded.version != base.version:
-            self.snapshot = base.apply(loaded.version, changes)
+        await self._take(loaded.rows, base, loaded.version)
         if not self.reachable:
             log.info("catalog available", catalog=self.database.name, version=loaded.version)
         self.reachable = True
 
-    async def _changes(self, rows: Sequence[QuotaRow]) -> list[SnapshotChange]:
-        """The snapshot changes that these rows make; with many rows, decisions can run in between."""
-        changes: list[SnapshotChange] = []
+    async def _take(self, rows: Sequence[QuotaRow], base: Snapshot, version: int) -> None:
+        """Make the snapshot of a base and changed rows; with many rows, decisions can run in between."""
+        changed = ChangedSnapshot(base)
         async for row in in_parts(rows):
             try:
                 entity = Entity.parse(row.entity)
@@ -429,10 +426,11 @@ class Catalog:
                     if row.definition is None
                     else resolve(row.quota, row.definition, entity, self.defaults, row.epoch)
                 )
-                changes.append((row.quota, entity, quota))
+                changed.take((row.quota, entity, quota))
             except (ValueError, LookupError, TypeError) as error:  # from a newer version of this program
                 log.warning("quota not understood", entity=row.entity, quota=row.quota, error=repr(error))
-        return changes
+        if rows or version != base.version:
+            self.snapshot = changed.snapshot(version)
 
     def _quota_set(self, entity: Entity, rows: Sequence[QuotaRow]) -> QuotaSet | None:
         live = {row.quota: (row.definition, row.epoch) for row in rows if row.definition is not None}

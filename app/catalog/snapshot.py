@@ -5,13 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
-from app.domain.entity import Entity
+from app.domain.entity import Entity, Rung, rung_of
 from app.domain.ladder import Quotas
 from app.domain.quota import Quota
 
 SnapshotChange = tuple[str, Entity, Quota | None]
 """A quota key, the entity that it is set on, and the quota; None removes it."""
+
+
+@dataclass(slots=True)
+class SetQuota:
+    """A quota, and the entity that it is set on.
+
+    Attributes:
+        compiled: what decisions derive from these two, and keep here; None at first.
+    """
+
+    quota: Quota
+    entity: Entity
+    compiled: Any = None
+
+
+Rungs = Mapping[tuple[str, Rung], Mapping[Any, SetQuota]]
+"""All quotas again, by quota key and rung, and then by the names that ``rung_of`` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +41,68 @@ class Snapshot:
     >>> new = old.apply(7, [("request_rate", user, quota)])
     >>> new.version, new.quotas["request_rate"][user].limit, old.quotas
     (7, 5, mappingproxy({}))
+    >>> new.rungs["request_rate", "user"]["alice"].quota is quota
+    True
+
+    Attributes:
+        quotas: by quota key and entity, for who explains them.
+        rungs: the same by names, as decisions look them up.
     """
 
     version: int = -1
     quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
+    rungs: Rungs = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
+
+    @classmethod
+    def of(cls, quotas: Quotas, version: int = 0) -> Snapshot:
+        """The snapshot of these quotas."""
+        return cls().apply(
+            version, [(key, entity, quota) for key, its in quotas.items() for entity, quota in its.items()]
+        )
 
     def apply(self, version: int, changes: Iterable[SnapshotChange]) -> Snapshot:
-        """The snapshot after some changes; it shares all other quotas with this one.
+        """The snapshot after some changes; it shares all other quotas with this one."""
+        changed = ChangedSnapshot(self)
+        for change in changes:
+            changed.take(change)
+        return changed.snapshot(version)
 
-        Only the dicts of changed quota keys are copied, which takes a millisecond for 100,000 quotas.
-        """
-        touched: dict[str, dict[Entity, Quota]] = {}
-        for key, entity, quota in changes:
-            if key not in touched:
-                touched[key] = dict(self.quotas.get(key, {}))
-            if quota is None:
-                touched[key].pop(entity, None)
-            else:
-                touched[key][entity] = quota
-        if not touched:
-            return Snapshot(version, self.quotas)
-        merged: Mapping[str, Mapping[Entity, Quota]] = {**self.quotas, **touched}
-        return Snapshot(version, MappingProxyType(merged))
+
+class ChangedSnapshot:
+    """A snapshot in the making: another one and changes to it, which can be taken in parts.
+
+    Only the dicts of changed quota keys and rungs are copied, each in a few milliseconds for 100,000 quotas.
+    """
+
+    def __init__(self, base: Snapshot) -> None:
+        self._base = base
+        self._quotas: dict[str, dict[Entity, Quota]] = {}
+        self._rungs: dict[tuple[str, Rung], dict[Any, SetQuota]] = {}
+
+    def take(self, change: SnapshotChange) -> None:
+        """Take a change."""
+        key, entity, quota = change
+        quotas = self._quotas.get(key)
+        if quotas is None:
+            quotas = self._quotas[key] = dict(self._base.quotas.get(key, ()))
+        rung, names = rung_of(entity)
+        on_rung = self._rungs.get((key, rung))
+        if on_rung is None:
+            on_rung = self._rungs[key, rung] = dict(self._base.rungs.get((key, rung), ()))
+        if quota is None:
+            quotas.pop(entity, None)
+            on_rung.pop(names, None)
+        else:
+            quotas[entity] = quota
+            on_rung[names] = SetQuota(quota, entity)
+
+    def snapshot(self, version: int) -> Snapshot:
+        """The snapshot after these changes."""
+        base = self._base
+        if not self._quotas:
+            return Snapshot(version, base.quotas, base.rungs)
+        return Snapshot(
+            version,
+            MappingProxyType({**base.quotas, **self._quotas}),
+            MappingProxyType({**base.rungs, **self._rungs}),
+        )

@@ -3,17 +3,15 @@
 A batch holds each quota that its rows name once. ``columns.py`` has the columns of the files that the writer
 makes of batches; fields here that have a column's name are that column.
 
-Plain admissions (``app.admission.plain``) are not rows yet: a node appends the store's answer as it came, and
-a batch holds what equal asks have in common once. The writer makes the rows
-(``workers.decision_log.admissions``).
+An ask is logged as what was asked, and the store's answer as it came, whatever that is (``AskRow``). The
+writer makes verdicts of it (``workers.decision_log.asked``).
 """
 
 from __future__ import annotations
 
-import struct
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
-from msgspec import MsgspecError, Raw, Struct, msgpack
+from msgspec import Meta, Struct
 
 from app.store.keys import PREFIX
 
@@ -28,27 +26,14 @@ NODES: Final = f"{PREFIX}:{NODES_NAME}"
 """The heartbeat of the nodes, a hash: by a node's name the number of its newest batch in the stream and when
 that came, ``NUMBER:AT_MS``. A node that has sent none for ten minutes is removed."""
 
-VERSION: Final = 3
-"""The newest version of the layout of a batch; a writer leaves a newer one for a newer writer.
+VERSION: Final = 4
+"""The version of the layout that nodes send; a writer leaves a newer one for a newer writer.
 
-The answers of admissions are in the bytes of the script, so another layout of these is another version too.
-Since version 3 some are brief; the first byte of each says so.
+Answers are in the bytes of the script, so another layout of these is another version too.
 """
 
 OLDEST: Final = 1
-"""Batches of this version and later are read. It has no admissions; a batch without them still has it."""
-
-ADMISSION: Final = struct.Struct("<HqqH")
-"""How an admission begins: the place of its ask, ``at_ms`` of its answer, its place in the store's order
-(or ``NOT_ASKED``), and how many ids have an outcome. The answer follows, then a byte for each outcome."""
-
-NOT_ASKED: Final = -1
-
-ASK: Final = struct.Struct("<HI")
-"""How an ask begins among those of the admissions: the place of its quotas, and its length without this."""
-
-NEXT_ROW: Final = b"\xff\xff"
-"""Among the admissions, in place of an ask: the next of a batch's ``rows``."""
+"""Batches of this version and later are read, and who makes rows with verdicts sends this one: ``Batch``."""
 
 SEEN: Final = 0
 CHARGED: Final = 1
@@ -57,7 +42,12 @@ REFRESHED: Final = 2
 
 
 class LoggedQuota(Struct, array_like=True, frozen=True):
-    """A quota as it applied; its limit is the one in force, after the throttle factor."""
+    """A quota as it applied; its limit is the one in force, after the throttle factor.
+
+    Attributes:
+        bucket: empty if each row names its own.
+        applied_as: the enforcement that applied to the asks of the rows; since version 4.
+    """
 
     quota: str
     entity: str
@@ -75,6 +65,7 @@ class LoggedQuota(Struct, array_like=True, frozen=True):
     ttl_ms: int
     epoch: int
     max_debt: float | None = None
+    applied_as: str | None = None
 
 
 class LoggedVerdict(Struct, array_like=True, frozen=True, gc=False):
@@ -85,6 +76,8 @@ class LoggedVerdict(Struct, array_like=True, frozen=True, gc=False):
         enforcement: as it applied to this ask.
         ids: for producer ids, one byte for each of the row's ids: SEEN, CHARGED or REFRESHED.
         bucket_order: its own place in the order, if the buckets of the row are in several slots of a cluster.
+        known_until_ms, known_resets: of a node that knew the ids of the row; see
+            ``app.domain.known_ids.Knowledge``.
     """
 
     quota: int
@@ -98,6 +91,8 @@ class LoggedVerdict(Struct, array_like=True, frozen=True, gc=False):
     correction: int
     ids: bytes
     bucket_order: int | None = None
+    known_until_ms: int | None = None
+    known_resets: int | None = None
 
 
 class LoggedLimit(Struct, array_like=True, frozen=True, gc=False):
@@ -161,75 +156,92 @@ class Sibling(NamedTuple):
     at_ms: int
 
 
-class AdmittedQuotas(Struct, array_like=True, frozen=True):
-    """What the admissions by the same quotas have in common.
+KINDS: Final = ("decision", "late", "lease", "settlement")
+DENY, RECHECK, CLUSTER_ACTION, CHARGED_ASK, REPLAYED = 1, 2, 4, 8, 16
+"""The bits of ``AskRow.flags``."""
+
+
+Place = Annotated[int, Meta(ge=0)]
+"""An index."""
+
+
+class AskRow(Struct, array_like=True, frozen=True, gc=False, tag=0):
+    """An ask and its answer.
 
     Attributes:
-        quotas: without entity and bucket, which are the ask's.
-        enforcements: as they applied, one for each quota.
+        kind: its place in ``KINDS``.
+        mode, decision, source: places in ``MODES``, ``OUTCOMES`` and ``SOURCES`` of ``app.domain``.
+        ids: as in ``Row``.
+        quotas: the places of the quotas that applied, among the batch's.
+        buckets: what each of them charged.
+        answer: the store's as it came; else one in the same bytes that the node made of verdicts by policy;
+            empty if there are no verdicts. It has no result for the quotas that the node answered for alone.
+        alone: how many these are, the first ones.
+        outcomes: what became of the ids, a byte each.
+        orders: for each result its own place in the order, if the buckets are in several slots of a cluster.
+        known: by what the node was certain of ids that it answered for alone: ``until_ms`` and ``resets`` of
+            its ``Knowledge``.
+        lease: its name, and how long it lasts in milliseconds.
     """
 
-    charged: bool
-    applied: int
-    source: str
-    quotas: list[LoggedQuota]
-    enforcements: list[str]
-
-
-class AdmittedCharge(Struct, array_like=True, frozen=True):
-    """What an ask spends of one quota."""
-
-    entity: str
-    bucket: str
-    usage: float
-
-
-class AdmittedAsk(Struct, array_like=True, frozen=True):
-    """What the rows of equal plain asks have in common.
-
-    Attributes:
-        at_ms: the caller's clock; None if the store's counts, which is in the answer.
-    """
-
-    at_ms: int | None
+    kind: Place
+    at_ms: int
+    order: int | None
     principal: str | None
     client_id: str | None
     ip: str | None
     broker: str | None
     listener: str | None
-    deny: bool
+    mode: Place
+    flags: int
     usage: dict[str, float]
     ids: bytes
     plain_ids: list[str] | None
-    charges: list[AdmittedCharge]
+    decision: Place
+    throttle_ms: int
+    applied: int
+    source: Place
+    limited_by: LoggedLimit | None
+    failure: str | None
+    quotas: list[Place]
+    buckets: list[str]
+    answer: bytes
+    alone: Place
+    outcomes: bytes
+    orders: list[int | None]
+    known: tuple[int, int] | None = None
+    lease: tuple[bytes, int] | None = None
 
 
-class Admissions(Struct, array_like=True, frozen=True):
-    """The plain admissions of a batch, each ask once.
-
-    Attributes:
-        more_as_rows: how many bytes the batch would have more if each row had its own ask, at most.
-        rows: all rows of the batch in order, each an ``ADMISSION`` or ``NEXT_ROW``. Answers are in the bytes
-            of the script, and empty if no quota applies.
-        asks: one after the other, each an ``ASK`` and a packed ``AdmittedAsk``.
-    """
-
-    more_as_rows: int
-    rows: bytes
-    quotas: list[AdmittedQuotas]
-    asks: bytes
+class FullRow(Row, array_like=True, frozen=True, gc=False, tag=1):
+    """A row that has its verdicts, or that is no ask."""
 
 
-class Batch(Struct, array_like=True, frozen=True):
-    """Rows of one node.
+class SentBatch(Struct, array_like=True, frozen=True):
+    """Rows of one node, as it sends them.
 
     Attributes:
         id: the node, and a number that grows by one, so that a missing batch is noticed. A row is identified
             by it and the row's place.
         secret: the fingerprint of the secret that made the digests.
         siblings: the other nodes in the heartbeat, so that a node whose batches are all missing is noticed.
-            Nodes of older versions send none.
-        admissions: since version 2; None if all rows are ``rows``.
+    """
+
+    version: int
+    id: str
+    node: str
+    sent_ms: int
+    quotas: list[LoggedQuota]
+    rows: list[AskRow | FullRow]
+    secret: str | None = None
+    siblings: list[Sibling] = []
+
+
+class Batch(Struct, array_like=True, frozen=True):
+    """Rows with their verdicts: of version ``OLDEST``, or what the writer makes of a later one.
+
+    Attributes:
+        siblings: nodes of older versions send none.
     """
 
     version: int
@@ -240,38 +252,3 @@ class Batch(Struct, array_like=True, frozen=True):
     rows: list[Row]
     secret: str | None = None
     siblings: list[Sibling] = []
-    admissions: Admissions | None = None
-
-
-class _AdmissionsHead(Struct, array_like=True, frozen=True):
-    more_as_rows: int
-
-
-class _BatchHead(Struct, array_like=True, frozen=True):
-    """A batch as far as its size is concerned; the rest is skipped."""
-
-    version: Raw
-    id: Raw
-    node: Raw
-    sent_ms: Raw
-    quotas: Raw
-    rows: Raw
-    secret: Raw
-    siblings: Raw
-    admissions: _AdmissionsHead | None = None
-
-
-_HEADS: Final = msgpack.Decoder(_BatchHead)
-
-
-def size_as_rows(packed: bytes) -> int:
-    """How many bytes a batch has if each of its rows has its own ask: the writer's memory follows these.
-
-    >>> size_as_rows(b"whatever is not a batch")
-    23
-    """
-    try:
-        found = _HEADS.decode(packed).admissions
-    except (MsgspecError, UnicodeDecodeError):
-        found = None
-    return len(packed) if found is None else len(packed) + max(found.more_as_rows, 0)

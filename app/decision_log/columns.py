@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from app.domain.quota import Layers, Quota
 
-VERSION: Final = 3
+VERSION: Final = 4
 OLDEST: Final = 1
 """Files of these versions and of all in between are read. A later column is null in an older file."""
 
@@ -91,6 +91,21 @@ VERDICT: Final = (
         " null where all have the ask's.",
         True,
         3,
+    ),
+    Column(
+        "known_until_ms",
+        "int64",
+        "When the first layer dies that holds the ids which the node knew: until then it may answer for them,"
+        " and write them again; null unless it did.",
+        True,
+        4,
+    ),
+    Column(
+        "known_resets",
+        "int64",
+        "The number of the last reset of any bucket of which the node then knew.",
+        True,
+        4,
     ),
 )
 

@@ -20,6 +20,7 @@ class Caller(NamedTuple):
         is_gone: whether it has disconnected.
         key_created_ms: when its key was created, which tells it from a later one of the same name; see
             ``Grant``.
+        traceparent: the field of that name in its head (W3C Trace Context), as it was sent; None without one.
     """
 
     key: str | None = None
@@ -28,6 +29,7 @@ class Caller(NamedTuple):
     came_at: float = 0.0
     is_gone: Callable[[], bool] = lambda: False
     key_created_ms: int | None = None
+    traceparent: bytes | None = None
 
 
 ANYONE: Final = Caller()

@@ -23,6 +23,10 @@ Reason = Literal["capacity", "too_large", "store_failure", "store_full"]
 REASONS: Final[tuple[Reason | None, ...]] = (None, "capacity", "too_large", "store_failure", "store_full")
 
 Source = Literal["store", "local", "fallback"]
+SOURCES: Final[tuple[Source, ...]] = ("store", "local", "fallback")
+
+_RANK: Final = {outcome: rank for rank, outcome in enumerate(OUTCOMES)}
+"""A worse outcome has a higher rank."""
 
 BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 REQUEST_RATES: Final = (REQUEST_RATE, REQUEST_PERCENTAGE)
@@ -91,28 +95,33 @@ def combine(
         sequential: combine delays as KIP-124 says: ``max(B + R, every other delay)``, where B is the byte
             delay and R the request delay, which the caller has measured at now + B.
     """
-    binding = [v for v in verdicts if not v.shadow]
-    for outcome in ("reject", "throttle"):
-        refusals = [v for v in binding if v.outcome == outcome]
-        if refusals:
-            worst = _longest(refusals)
-            return worst.outcome, worst.throttle_ms, limited_by(worst)
-    delays = [v for v in binding if v.outcome == "delay"]
-    if not delays:
+    worst: Verdict | None = None
+    for verdict in verdicts:
+        if verdict.outcome != "admit" and not verdict.shadow and (worst is None or _is_worse(verdict, worst)):
+            worst = verdict
+    if worst is None:
         return "admit", 0, None
-    worst = _longest(delays)
-    if not sequential:
-        return "delay", worst.throttle_ms, limited_by(worst)
-    bytes_, requests, others = (
-        [v for v in delays if v.quota in BYTE_RATES],
-        [v for v in delays if v.quota in REQUEST_RATES],
-        [v for v in delays if v.quota not in BYTE_RATES + REQUEST_RATES],
-    )
+    if sequential and worst.outcome == "delay":
+        return _summed([verdict for verdict in verdicts if verdict.outcome == "delay" and not verdict.shadow])
+    return worst.outcome, worst.throttle_ms, limited_by(worst)
+
+
+def _is_worse(one: Verdict, other: Verdict) -> bool:
+    """Whether a verdict goes before an earlier one."""
+    rank, before = _RANK[one.outcome], _RANK[other.outcome]
+    return rank > before or (rank == before and one.throttle_ms > other.throttle_ms)
+
+
+def _summed(delays: Sequence[Verdict]) -> tuple[Outcome, int, LimitedBy]:
+    """Combine delays as KIP-124 says."""
+    bytes_ = [delay for delay in delays if delay.quota in BYTE_RATES]
+    requests = [delay for delay in delays if delay.quota in REQUEST_RATES]
+    others = [delay for delay in delays if delay.quota not in BYTE_RATES + REQUEST_RATES]
     summed = sum(_longest(part).throttle_ms for part in (bytes_, requests) if part)
     other = _longest(others) if others else None
     if other is not None and other.throttle_ms > summed:
         return "delay", other.throttle_ms, limited_by(other)
-    parts = [v for v in delays if v not in others or v.throttle_ms == summed]
+    parts = [delay for delay in delays if delay not in others or delay.throttle_ms == summed]
     return "delay", min(summed, MAX_THROTTLE_MS), limited_by(_longest(parts))
 
 

@@ -39,6 +39,9 @@ COMBINATIONS: Final = frozenset(
 )
 """The sets of types that an entity can have."""
 
+Rung = str
+"""The types of an entity, each with ``=*`` if its name is the default."""
+
 MAX_NAME_BYTES: Final = 512
 LONGEST_SPELLED: Final = 3 * MAX_NAME_BYTES
 """The longest percent-encoded name, in characters."""
@@ -120,6 +123,22 @@ class Entity(NamedTuple):
 
     def __str__(self) -> str:
         return ",".join([f"{type_}={spell(name)}" for type_, name in self.parts])
+
+
+def rung_of(entity: Entity) -> tuple[Rung, object]:
+    """The rung of a ladder that an entity is on, and the names by which it is found there.
+
+    Returns:
+        the rung, and its name; a tuple of two names, or None for a default.
+
+    >>> rung_of(Entity.of(user="a", client_id=ANY)), rung_of(Entity.of(user=ANY))
+    (('user,client-id=*', 'a'), ('user=*', None))
+    >>> rung_of(Entity.of(user="a", client_id="c"))
+    ('user,client-id', ('a', 'c'))
+    """
+    rung = ",".join([type_ if name is not ANY else f"{type_}=*" for type_, name in entity.parts])
+    names = tuple([name for _, name in entity.parts if name is not ANY])
+    return rung, names if len(names) > 1 else names[0] if names else None
 
 
 def spell(name: Name) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 from app.domain.ask import Ask
-from app.domain.entity import ANY, TYPES, Entity, Name, network_of
+from app.domain.entity import ANY, Entity, Name, network_of
 from app.domain.quota import (
     CLIENTS,
     KEYS,
@@ -66,33 +66,19 @@ def applied_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[Appli
     """The quotas that apply to an ask, in the order that breaks ties.
 
     A quota applies if the ask has its usage field and names the quota's entity.
-
-    This is what ``explained_quotas`` finds, by templates of the same ladders: a name is at most looked up.
     """
-    applied = []
-    parts: Parts | None = None
-    for key in KEYS.values():
-        entities = quotas.get(key.name)
-        if not entities or not _asks_for(key, ask):
-            continue
-        if parts is None:
-            parts = _parts(ask, rules)
-            shape = (ask.principal is None, ask.client_id is None, ask.ip is None, ask.broker is None)
-            listens = ask.listener is not None, _between_brokers(ask, rules)
-        for ladder in _templates(key.name, shape, listens):
-            for entity, bucket in ladder:
-                named: Any = (_chosen(parts, entity),)  # equal to the Entity of these parts
-                quota = entities.get(named)
-                if quota is not None:
-                    applied.append(_applied(quota, Entity(*named), Entity(_chosen(parts, bucket)), ask))
-                    break
-    return applied
+    return [explained.applied for explained in explained_quotas(ask, quotas, rules)]
 
 
 def explained_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[ExplainedQuota]:
-    """The quotas that apply to an ask, as in ``applied_quotas``, each with its whole ladder."""
+    """The quotas that apply to an ask, as in ``applied_quotas``, each with its whole ladder.
+
+    This is the rule as a person reads it. Decisions follow it by tables (``app.admission.compiled``).
+    """
     explained = []
-    for entities, rungs in ladders_of(ask, quotas, rules):
+    asked = [key for key in KEYS.values() if quotas.get(key.name) and asks_for(key, ask)]
+    ladders = [(quotas[key.name], rungs) for key in asked for rungs in ladders_of(key.name, ask, rules)]
+    for entities, rungs in ladders:
         ladder = [(entity, bucket, entities.get(entity)) for entity, bucket in rungs]
         matching = ((quota, entity, bucket) for entity, bucket, quota in ladder if quota is not None)
         if first := next(matching, None):
@@ -161,78 +147,11 @@ def listener_rungs(broker: str | None, listener: str) -> Iterator[tuple[Entity, 
     yield from own_rungs("listener", listener)
 
 
-Parts = tuple[tuple[str, Name], ...]
-"""The pairs of a type and a name of which an ask's entities are made; a template has indexes of these."""
+def ladders_of(key: str, ask: Ask, rules: MatchingRules) -> Iterator[Iterator[tuple[Entity, Entity]]]:
+    """The ladders of a quota key that an ask can match, each once: clients before ip, listener before broker.
 
-Template = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-"""A ladder by indexes of parts: pairs of the quota's entity and the bucket's."""
-
-_NETWORK: Final = 2 * len(TYPES)
-_DEFAULTS: Final[Parts] = tuple((type_, ANY) for type_ in TYPES)
-
-
-def _parts(ask: Ask, rules: MatchingRules) -> Parts:
-    """The pairs by index: the names of an ask, in the order of ``TYPES``, the defaults, and a network."""
-    return (
-        ("user", ask.principal or ""),
-        ("client-id", ask.client_id or ""),
-        ("ip", ask.ip or ""),
-        ("broker", ask.broker or ""),
-        ("listener", ask.listener or ""),
-        *_DEFAULTS,
-        ("ip", "" if ask.ip is None else network_of(ask.ip, rules.ipv6_prefix)),
-    )
-
-
-def _chosen(parts: Parts, indexes: tuple[int, ...]) -> Parts:
-    if len(indexes) == 1:
-        return (parts[indexes[0]],)
-    return tuple([parts[index] for index in indexes])
-
-
-@cache
-def _templates(
-    key: str, lacks: tuple[bool, bool, bool, bool], listens: tuple[bool, bool]
-) -> tuple[Template, ...]:
-    """The templates of a key's ladders, for an ask that has these names: the ladders of a made-up ask.
-
-    Args:
-        lacks: whether the ask has no principal, client-id, ip and broker.
-        listens: whether it has a listener, and whether that is the one between brokers.
+    A rung is a pair of the quota's entity and the bucket's; the first rung on which a quota is set decides.
     """
-    principal, client_id, ip, broker = (
-        None if lacking else type_ for type_, lacking in zip(TYPES, lacks, strict=False)
-    )
-    listener = "listener" if listens[0] else None
-    made_up = Ask(principal=principal, client_id=client_id, ip=ip, broker=broker, listener=listener)
-    rules = MatchingRules(listener if listens[1] else None)
-    return tuple(
-        tuple((_indexes(entity), _indexes(bucket, in_bucket=True, of=entity)) for entity, bucket in rungs)
-        for rungs in _ladders(key, made_up, rules)
-    )
-
-
-def _indexes(entity: Entity, *, in_bucket: bool = False, of: Entity | None = None) -> tuple[int, ...]:
-    """The indexes of an entity's parts; an address in the bucket of a default is its network's."""
-    if in_bucket and entity.types == ("ip",) and entity != of:
-        return (_NETWORK,)
-    return tuple(TYPES.index(type_) + len(TYPES) * (name is ANY) for type_, name in entity.parts)
-
-
-def ladders_of(
-    ask: Ask, quotas: Quotas, rules: MatchingRules
-) -> Iterator[tuple[Mapping[Entity, Quota], Iterator[tuple[Entity, Entity]]]]:
-    """The ladders that an ask can match, each with the quotas of its key by entity."""
-    for key in KEYS.values():
-        entities = quotas.get(key.name)
-        if not entities or not _asks_for(key, ask):
-            continue
-        for rungs in _ladders(key.name, ask, rules):
-            yield entities, rungs
-
-
-def _ladders(key: str, ask: Ask, rules: MatchingRules) -> Iterator[Iterator[tuple[Entity, Entity]]]:
-    """The ladders of a key, each of which may match once: clients before ip, listener before broker."""
     types = KEYS[key].entities
     if any(clients in types for clients in CLIENTS):
         yield client_rungs(ask.principal, ask.client_id)
@@ -249,7 +168,7 @@ def _between_brokers(ask: Ask, rules: MatchingRules) -> bool:
     return ask.listener is not None and ask.listener == rules.inter_broker_listener
 
 
-def _asks_for(key: QuotaKey, ask: Ask) -> bool:
+def asks_for(key: QuotaKey, ask: Ask) -> bool:
     """Whether an ask has the usage that a key limits, and is not exempt from it."""
     if ask.cluster_action and key.name in EXEMPT_FOR_CLUSTER_ACTIONS:
         return False

@@ -18,6 +18,12 @@ MAX_INT: Final = 2**31 - 1
 MAX_PRODUCER_IDS: Final = 500_000
 MAX_DEBT_MS: Final = 3_600_000
 """The default of the longest time that a token bucket's debt lasts."""
+MAX_WHOLE: Final = 999_999_999_999_999
+"""The largest integer of a structured field (RFC 9651); what is more is said as this."""
+_NEARLY_WHOLE: Final = 0.999999
+"""Up to here the fraction of an amount is no rounding error; to round takes longer than to look."""
+_ROUNDING: Final = 2**-51
+"""The error of a product or a quotient, relative to it."""
 RECHECK_MS: Final = 1_000
 """KIP-612: how long an acceptor holds a connection from an address over its rate before it asks again."""
 
@@ -183,6 +189,20 @@ class Quota:
         return self.samples * self.sample_ms
 
     @property
+    def allowance(self) -> tuple[int, int]:
+        """How many whole units it admits, and over how many seconds, as ``RateLimit-Policy`` says it.
+
+        >>> Quota("request_rate", 100, "sampled_rate", "deny", samples=11, sample_ms=1000).allowance
+        (1000, 10)
+        >>> Quota("controller_mutation_rate", 5, "token_bucket", "deny", burst=55).allowance
+        (55, 11)
+        """
+        if self.algorithm == "token_bucket":
+            return whole(self.burst), max(whole(self.burst / self.limit) if self.limit else 0, 1)
+        span_s = (max(self.samples, 2) - 1) * self.sample_ms / 1000  # one sample counts as two under deny
+        return whole(self.limit * span_s), max(whole(span_s), 1)
+
+    @property
     def identity(self) -> tuple[object, ...]:
         """The fields whose change resets the bucket: algorithm, samples, sample_ms and scope."""
         if self.algorithm == "producer_ids":
@@ -213,3 +233,18 @@ class Quota:
         if not self.limit:
             return 0.0, window
         return (ratio if self.enforcement == "deny" else None), window
+
+
+def whole(amount: float) -> int:
+    """Round an amount of at least 0 down, but correct rounding errors.
+
+    0.29 a second over 100 s is 29, not 28.999999999999996.
+
+    >>> whole(20 / (20 / 31_536_000)), whole(28.9), whole(31_535_999.9)
+    (31536000, 28, 31535999)
+    """
+    amount = min(amount, MAX_WHOLE)
+    units = int(amount)
+    if amount - units < _NEARLY_WHOLE:
+        return units
+    return math.floor(max(round(amount, 9), amount * (1 + _ROUNDING)))

@@ -7,11 +7,11 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from app.admission.port import InFull
+from app.admission.plan import PlannedAsk
 from app.domain.decision import Decision, Verdict
-from app.domain.quota import Quota
 from app.envoy.protos.ratelimit_pb2 import HeaderValue, RateLimitResponse
-from app.http.ratelimit import decision_fields, left, policy
+from app.http.ratelimit import decision_fields, left
+from app.store.port import Charge
 
 OK: Final = RateLimitResponse.OK
 OVER_LIMIT: Final = RateLimitResponse.OVER_LIMIT
@@ -31,7 +31,7 @@ UNITS: Final = {
 """Envoy's units by their seconds; a window of another length is of an unknown unit."""
 
 
-def response(decision: Decision, parts: Sequence[InFull | None]) -> RateLimitResponse:
+def response(decision: Decision, parts: Sequence[PlannedAsk | None]) -> RateLimitResponse:
     """Return the answer to a request.
 
     Args:
@@ -39,33 +39,35 @@ def response(decision: Decision, parts: Sequence[InFull | None]) -> RateLimitRes
     """
     if decision.decision == "admit":
         return RateLimitResponse(overall_code=OK, statuses=map(_status, parts))
-    refused = _deciding(decision, filter(None, parts))
+    refused, its_decision = _deciding(decision, filter(None, parts))
     return RateLimitResponse(
         overall_code=OVER_LIMIT,
         statuses=map(_status, parts),
         response_headers_to_add=[
             HeaderValue(key=name.decode(), value=value.decode())
-            for name, value in decision_fields(refused.decision, refused.quotas)
+            for name, value in decision_fields(its_decision, refused.charges)
         ],
     )
 
 
-def _deciding(decision: Decision, parts: Iterable[InFull]) -> InFull:
-    """Return the first part whose own decision is that of the whole."""
+def _deciding(decision: Decision, parts: Iterable[PlannedAsk]) -> tuple[PlannedAsk, Decision]:
+    """Return the first part whose own decision is that of the whole, and its decision."""
     whole = decision.decision, decision.throttle_ms
-    return next(part for part in parts if (part.decision.decision, part.decision.throttle_ms) == whole)
+    its = ((part, part.decision) for part in parts if part.decision is not None)
+    return next(each for each in its if (each[1].decision, each[1].throttle_ms) == whole)
 
 
-def _status(part: InFull | None) -> Status:
-    if part is None or (not part.quotas and part.decision.decision == "admit"):
+def _status(part: PlannedAsk | None) -> Status:
+    decision = None if part is None else part.decision
+    if part is None or decision is None or (not part.charges and decision.decision == "admit"):
         return Status(code=OK, limit_remaining=MOST)
-    decision, verdicts = part.decision, part.decision.quotas or ()
+    verdicts = decision.quotas or ()
     is_over = decision.decision != "admit"
     status = Status(code=OVER_LIMIT if is_over else OK)
-    shown = _shown(list(zip(verdicts, part.quotas, strict=True)), is_over=is_over)
+    shown = _shown(list(zip(verdicts, part.charges, strict=True)), is_over=is_over)
     if shown is not None:
-        verdict, quota = shown
-        units, span_s = policy(quota)
+        verdict, charge = shown
+        units, span_s = charge.compiled.allowance
         status.current_limit.requests_per_unit = min(units, MOST)
         status.current_limit.unit = UNITS.get(span_s, RateLimitResponse.RateLimit.UNKNOWN)
         status.current_limit.name = verdict.quota
@@ -76,7 +78,7 @@ def _status(part: InFull | None) -> Status:
     return status
 
 
-def _shown(judged: Sequence[tuple[Verdict, Quota]], *, is_over: bool) -> tuple[Verdict, Quota] | None:
+def _shown(judged: Sequence[tuple[Verdict, Charge]], *, is_over: bool) -> tuple[Verdict, Charge] | None:
     """Return the verdict that a status is about: the one that refuses longest, or that has the least left.
 
     What is left is unknown without the store; then this returns None.

@@ -14,8 +14,8 @@ from hpack import NeverIndexedHeaderTuple
 from app.admission.errors import OverloadedError
 from app.envoy.bounded import BoundedBySource
 from app.envoy.http2 import Headers, Http2Connection, Http2Stream
+from app.http.head import AUTHORIZATION, RequestHead
 from app.http.intake import Intake
-from app.http.peer import PEER
 
 MAX_BODY: Final = 512 * 1024
 """The largest request in bytes: a header of a visitor, of which Envoy takes 60 KiB, in eight descriptors."""
@@ -166,7 +166,7 @@ class GrpcCall(Http2Stream):
         self._method: Method | None = None
         self._limits = limits
         self._peer = peer
-        self._authorization: list[tuple[bytes, bytes]] = []
+        self._authorization: list[bytes] = []
         self._reader = MessageReader()
         self._taken = 0
         self._has_started = False
@@ -176,9 +176,9 @@ class GrpcCall(Http2Stream):
         """Whether the caller has left, or has its answer."""
         return self.is_closed
 
-    def scope(self) -> dict[str, Any]:
-        """Return the call as the scope of a request, for the rules of access."""
-        return {**self._peer, "headers": self._authorization}
+    def head(self) -> RequestHead:
+        """Return the call as the head of a request, for the rules of access."""
+        return RequestHead(fields={AUTHORIZATION: self._authorization}, **self._peer)
 
     # Events of the stream
 
@@ -199,7 +199,7 @@ class GrpcCall(Http2Stream):
             elif name == b"grpc-encoding":
                 encoding = value
             elif name == b"authorization":
-                self._authorization.append((name, value))
+                self._authorization.append(value)
         if method != b"POST" or not _is_grpc(kind):
             self.start([(b":status", b"405" if method != b"POST" else b"415")], is_end=True)
             return
@@ -216,7 +216,7 @@ class GrpcCall(Http2Stream):
             raise RefusedCallError(StatusCode.UNIMPLEMENTED, "Messages must not be compressed.")
         if timeout is not None:
             self.deadline = asyncio.get_running_loop().time() + timeout_s(timeout)
-        self._take(sum(len(value) for _, value in self._authorization))
+        self._take(sum(map(len, self._authorization)))
 
     def received(self, data: bytes) -> None:
         """Take a part of the message."""
@@ -328,15 +328,12 @@ class GrpcCall(Http2Stream):
 
 
 def peer_of(address: str, name: str | None, path: str) -> dict[str, Any]:
-    """Return the fields that the scopes of all calls of a connection share.
+    """Return the attributes that the heads of all calls of a connection share.
 
     Args:
         name: the name in the client certificate; None without one.
     """
-    scope: dict[str, Any] = {"type": "grpc", "path": path, "client": (address, 0)}
-    if name is not None:
-        scope["state"] = {PEER: name}
-    return scope
+    return {"path": path, "address": address, "peer": name}
 
 
 def timeout_s(sent: bytes) -> float:

@@ -14,7 +14,8 @@ from google.protobuf.message import DecodeError
 from app.admission.caller_clock import CallerClock
 from app.admission.errors import OverloadedError
 from app.admission.metrics import Metrics
-from app.admission.port import Decider, InFull
+from app.admission.plan import PlannedAsk
+from app.admission.port import Decider
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.domain.decision import Decision
@@ -127,11 +128,12 @@ class RateLimitService:
 
     async def _decided(
         self, asks: Sequence[Ask], caller: Caller, within_s: float
-    ) -> tuple[Decision, Sequence[InFull]]:
+    ) -> tuple[Decision, Sequence[PlannedAsk]]:
         if not asks:
             return _NO_DETAIL, ()
         if len(asks) == 1:
-            one = await self._admission.decide_in_full(asks[0], caller, within_s)
+            (one,) = await self._admission.decide(asks, caller, within_s)
+            assert one.decision is not None
             return one.decision, (one,)
         return await self._admission.decide_together(asks, caller, within_s)
 
@@ -142,9 +144,9 @@ class RateLimitService:
             ProblemError: it may not ask for decisions.
         """
         access = self._access
-        scope = call.scope()
-        grant = access.require(scope, "decide")
-        sender = access.sender(grant, scope)
+        head = call.head()
+        grant = access.require(head, "decide")
+        sender = access.sender(grant, head)
         caller = Caller(
             grant.name, sender.turn, grant.bound_to, came_at, call.is_gone, key_created_ms=grant.created_ms
         )

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
-from starlette.types import Scope
+from msgspec import Struct
 
 from app.admission.errors import OverloadedError
 from app.domain.ask import Ask
 from app.domain.errors import OutOfBoundsError
 from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http import host
-from app.http.peer import PEER
+from app.http.head import AUTHORIZATION, HOST, TRACEPARENT, RequestHead
 from app.http.problems import FieldError, ProblemError
 from app.http.refusals import Refusals, fingerprint
 from app.http.slowdown import Slowdown, source_of
@@ -42,7 +42,6 @@ ADMINISTERED: Final = "/v1/"
 ADMINS_ALONE: Final = ("/v1/keys", "/v1/volumes:drill")
 LEASES: Final = "/v1/leases"
 
-_BY_A_BROWSER: Final = frozenset({b"origin", b"sec-fetch-site", b"host"})
 _ADDRESS: ContextVar[str] = ContextVar("address", default="")
 """The sender of the current request, for the log: later refusals do not have the request."""
 
@@ -67,18 +66,17 @@ Ring = Mapping[bytes, Grant]
 _NO_KEYS: Final[Ring] = MappingProxyType({})
 
 
-class Sender(NamedTuple):
+class Sender(Struct, gc=False):
     """The sender of a request, as its head and its connection identify it.
 
     Attributes:
         turn: the name under which the sender takes turns: its key, or else its address.
-        ring: the keys by which it was identified.
+        traceparent: the caller's span, as the head names it; None unless it came once.
     """
 
     grant: Grant
     turn: str
-    address: str
-    ring: Ring
+    traceparent: bytes | None
 
 
 class Access:
@@ -119,21 +117,20 @@ class Access:
         self._slowdown = Slowdown()
         self._by_address = lru_cache(REMEMBERED_ADDRESSES)(lambda address: is_in(address, self._open_to))
 
-    def caller(self, scope: Scope) -> Grant:
+    def caller(self, head: RequestHead) -> Grant:
         """Return what the caller of a request may do.
 
         Raises:
             ProblemError: 401 for an invalid key, even if none is needed.
             OverloadedError: the process is starting, so keys are not known yet.
         """
-        if sent := [value for name, value in scope["headers"] if name == b"authorization"]:
-            grant = self._with_key(sent, scope)
+        if keys := head.fields.get(AUTHORIZATION):
+            grant = self._with_key(keys, head.address)
         else:
-            grant = OPEN if self.is_open(scope) else NOBODY
-        state = scope.get("state")
-        return grant.certified(state[PEER]) if state and PEER in state else grant
+            grant = OPEN if self._by_address(head.address) else NOBODY
+        return grant if head.peer is None else grant.certified(head.peer)
 
-    def asker(self, scope: Scope) -> Sender:
+    def asker(self, head: RequestHead) -> Sender:
         """Return the sender of a decision request; without a key, pages of other sites are refused.
 
         A browser sends the requests of such a page from its own address, which may be in an open network.
@@ -142,69 +139,58 @@ class Access:
             ProblemError: 401 as ``caller``; 403 for a page of another site, and for an unknown host name over
                 loopback, since a page can make its own name resolve to this address.
         """
-        grant = self.caller(scope)
+        grant, fields = self.caller(head), head.fields
         if grant.name is not None:
-            return self.sender(grant, scope)
-        sent = [(name, value) for name, value in scope["headers"] if name in _BY_A_BROWSER]
-        hosts = [value for name, value in sent if name == b"host"]
-        for name, value in sent:
-            if (name == b"sec-fetch-site" and value.strip().lower() == b"cross-site") or (
-                name == b"origin" and not (hosts and host.is_same(value.strip(), hosts[0]))
+            return self.sender(grant, head)
+        if b"origin" in fields or b"sec-fetch-site" in fields:
+            named = head.host
+            if any(
+                site.strip().lower() == b"cross-site" for site in fields.get(b"sec-fetch-site", ())
+            ) or not all(
+                named and host.is_same(origin.strip(), named) for origin in fields.get(b"origin", ())
             ):
                 self._failed("origin")
                 raise ProblemError(403, "A page of another site needs a key.")
         # Callers outside the open networks need a key anyway.
-        if grant.scopes and hosts and not self._is_ours(hosts[0]) and _is_loopback(_address(scope)):
+        hosts = fields.get(HOST)
+        if hosts and grant.scopes and _is_loopback(head.address) and not self._is_ours(hosts[0]):
             self._failed("host")
             raise ProblemError(
                 403, "Without a key, ask over loopback by an address or by a name in QUOTAGATE_ALLOWED_HOSTS."
             )
-        return self.sender(grant, scope)
+        return self.sender(grant, head)
 
-    def sender(self, grant: Grant, scope: Scope) -> Sender:
+    def sender(self, grant: Grant, head: RequestHead) -> Sender:
         """Return the sender of a request, which has this grant."""
-        address = _address(scope)
-        turn = f"key {grant.name}" if grant.name is not None else source_of(address)
-        return Sender(grant, turn, address, self._ring())
+        spans = head.fields.get(TRACEPARENT)
+        return Sender(
+            grant,
+            source_of(head.address) if grant.name is None else f"key {grant.name}",
+            spans[0] if spans and len(spans) == 1 else None,
+        )
 
-    def renew(self, sender: Sender) -> bool:
-        """Return whether the same head, sent again over the same connection, has the same sender now.
-
-        Keys end and change. Everything else lasts as long as the process or the connection.
-        """
-        grant = sender.grant
-        if sender.ring is not self._ring():
-            return False
-        if grant.name is not None:
-            if grant.until_ms is not None and grant.until_ms <= self._now_ms():
-                return False
-            _ADDRESS.set(sender.address)
-            self._slowdown.forgive(sender.address)
-        return True
-
-    def is_open(self, scope: Scope) -> bool:
+    def is_open(self, head: RequestHead) -> bool:
         """Whether the caller's address is in an open network, with or without a key."""
-        client = scope.get("client")
-        return client is not None and self._by_address(client[0])
+        return self._by_address(head.address)
 
-    def may_read(self, scope: Scope) -> bool:
+    def may_read(self, head: RequestHead) -> bool:
         """Whether the caller of a request has the scope read.
 
         Raises:
             ProblemError: 401 for an invalid key.
         """
         try:
-            return "read" in self.caller(scope).scopes
+            return "read" in self.caller(head).scopes
         except OverloadedError:
             return False
 
-    def require(self, scope: Scope, wanted: Permission) -> Grant:
+    def require(self, head: RequestHead, wanted: Permission) -> Grant:
         """Require a scope of a request, and return its grant.
 
         Raises:
             ProblemError: 401 without a valid key, 403 with a key that lacks the scope.
         """
-        caller = self.caller(scope)
+        caller = self.caller(head)
         self.demand(caller, wanted)
         return caller
 
@@ -216,7 +202,8 @@ class Access:
             OverloadedError: the process is starting.
         """
         if wanted in caller.scopes:
-            self._require_start()
+            if self._is_starting():
+                raise OverloadedError(STARTING)
             return
         if caller.name is None:
             raise self._key_needed(f"a key with the scope {wanted}")
@@ -255,50 +242,47 @@ class Access:
         else:
             self._refused("bound", key=caller.name)
 
-    def require_key(self, scope: Scope) -> Grant:
+    def require_key(self, head: RequestHead) -> Grant:
         """Require a valid key of a request, with any scopes, and return its grant.
 
         Raises:
             ProblemError: 401 without one.
         """
-        caller = self.caller(scope)
+        caller = self.caller(head)
         if caller.name is None:
             raise self._key_needed("a key")
         return caller
 
-    def who(self, scope: Scope) -> str:
+    def who(self, head: RequestHead) -> str:
         """Return who sends a request: ``admin`` for the admin key, else the name of the key.
 
         Raises:
             ProblemError: 401 without a valid key.
         """
-        return self.require_key(scope).name or ADMIN
+        return self.require_key(head).name or ADMIN
 
-    def _require_start(self) -> None:
+    def _with_key(self, sent: Sequence[bytes], address: str) -> Grant:
         if self._is_starting():
             raise OverloadedError(STARTING)
-
-    def _with_key(self, sent: list[bytes], scope: Scope) -> Grant:
-        self._require_start()
         scheme, _, key = sent[0].partition(b" ")
         key = key.strip(b" ")
-        _ADDRESS.set(_address(scope))
+        _ADDRESS.set(address)
         if len(sent) != 1 or not key or scheme.lower() != b"bearer":
-            raise self._not_valid("malformed", scope)
+            raise self._not_valid("malformed", address)
         digest = sha256(key).digest()
         is_admin = hmac.compare_digest(digest, self._admin)
         grant = self._admin_grant if is_admin else self._ring().get(digest)
         if grant is None:
-            raise self._not_valid("unknown", scope, fingerprint=fingerprint(digest))
+            raise self._not_valid("unknown", address, fingerprint=fingerprint(digest))
         if grant.until_ms is not None and grant.until_ms <= self._now_ms():
-            raise self._not_valid("expired", scope, key=grant.name or "")
-        self._slowdown.forgive(_address(scope))
+            raise self._not_valid("expired", address, key=grant.name or "")
+        self._slowdown.forgive(address)
         return grant
 
-    def _not_valid(self, reason: str, scope: Scope, **key: str) -> ProblemError:
+    def _not_valid(self, reason: str, address: str, **key: str) -> ProblemError:
         """Return the same answer for every reason, so that it does not reveal former keys."""
         self._refused(reason, **key)
-        wait_s = self._slowdown.wait_s(_address(scope), time.monotonic())
+        wait_s = self._slowdown.wait_s(address, time.monotonic())
         challenge = f'{CHALLENGE}, error="invalid_token"'
         return ProblemError(
             401, "The key is not valid.", headers={"WWW-Authenticate": challenge}, wait_s=wait_s
@@ -311,7 +295,7 @@ class Access:
 
     def _is_ours(self, name: bytes) -> bool:
         found = host.parts(name)
-        return found is not None and (host.is_address(found[0]) or found[0] in self._allowed_hosts)
+        return found is not None and (found.is_address or found.name in self._allowed_hosts)
 
     def _key_needed(self, key: str) -> ProblemError:
         self._failed("missing")
@@ -333,9 +317,3 @@ def is_in(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
     if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
         parsed = parsed.ipv4_mapped
     return any(parsed in network for network in networks)
-
-
-def _address(scope: Scope) -> str:
-    """Return the caller's address; empty if it has none."""
-    client = scope.get("client")
-    return client[0] if client else ""

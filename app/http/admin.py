@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.http.access import Access, scope_of
+from app.http.head import head_of
 from app.http.problems import away
 from app.store.port import StoreError
 
@@ -37,7 +38,7 @@ def admin_router(tag: str, access: Access) -> APIRouter:
     """
 
     async def guard(request: Request) -> None:
-        access.require(request.scope, scope_of(request.method, request.scope["path"]))
+        access.require(head_of(request.scope), scope_of(request.method, request.scope["path"]))
 
     return APIRouter(
         tags=[tag], default_response_class=Response, route_class=AdminRoute, dependencies=[Depends(guard)]

@@ -29,12 +29,13 @@ from app.http import check, console, decisions, documents, health, openapi
 from app.http.access import ADMINISTERED, LEASES, NOBODY, Access, scope_of
 from app.http.check import Check, CheckRoute
 from app.http.check_question import Sources
-from app.http.decisions import DecisionRoutes
+from app.http.decisions import BatchRoute, DecisionRoute
+from app.http.head import RequestHead, head_of
 from app.http.health import Readiness
-from app.http.hot import HotRoute, PlainRoute, failure, refuse
+from app.http.hot import PlainRoute, failure, refuse
+from app.http.hot_protocol import Outbox
 from app.http.intake import BodyBytes, Intake
 from app.http.leases import LeaseRoute, LeaseRoutes
-from app.http.outbox import Outbox
 from app.http.problems import FieldError, ProblemError, away, overloaded, retry_ms, unprocessable
 from app.http.static import Redirect, StaticPage, Turnstile
 from app.http.strict import TAKE
@@ -71,13 +72,12 @@ def create_app(
     """
     slices = Slices() if slices is None else slices
     intake = Intake() if intake is None else intake
-    hot = DecisionRoutes(admission, access, clock, slices)
     now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
     gateways = Check(admission, sources, now_ms, metrics.count_shed)
     api = administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan)
     routes: dict[str, PlainRoute] = {
-        decisions.ONE: HotRoute(hot.one, access, metrics.count_shed, intake, hot.begin),
-        decisions.BATCH: HotRoute(hot.batch, access, metrics.count_shed, intake),
+        decisions.ONE: DecisionRoute(admission, access, metrics.count_shed, intake, clock, slices),
+        decisions.BATCH: BatchRoute(admission, access, metrics.count_shed, intake, clock, slices),
         check.PATH: CheckRoute(gateways, access, metrics.count_shed),
     }
     below: dict[str, PlainRoute] = {}
@@ -93,6 +93,7 @@ def create_app(
         access,
         Outbox(metrics.count_unsent_answer),
         metrics.count_shed,
+        metrics.count_handed_over_connection,
         ready,
     )
 
@@ -132,9 +133,10 @@ class Front:
         shed: called with the cause whenever a request is shed.
 
     Attributes:
-        hot: the hot routes by path; the lane answers their ordinary requests itself.
+        hot: the hot routes by path; the hot protocol answers their ordinary requests.
         below: the hot routes whose paths have one more segment, a name.
-        outbox: for answers of the lane.
+        outbox: for answers of the hot protocol.
+        handed_over: to be called for each connection that the hot protocol hands over.
         bodies: the waiting bodies of administration. They have bounds of their own, so that callers cannot
             keep administrators out.
         ready: what the readiness of the process depends on, now.
@@ -151,6 +153,7 @@ class Front:
         access: Access,
         outbox: Outbox,
         shed: Callable[[str], None],
+        handed_over: Callable[[], None],
         ready: Callable[[], Readiness],
     ) -> None:
         self.hot = hot
@@ -159,6 +162,7 @@ class Front:
         self.drained: Callable[[], None] = lambda: None
         self.short: Callable[[OSError], None] = lambda _error: None
         self.outbox = outbox
+        self.handed_over = handed_over
         self.bodies = Intake()
         self._shed = shed
         self._same = same
@@ -186,14 +190,15 @@ class Front:
         return self.below.get(above) if name else None
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        head = head_of(scope)
         try:
             same = self._same.get(scope["path"])
             if same is not None or scope["path"] in OPEN:
-                grant = self._grant_where_none_is_needed(scope)
+                grant = self._grant_where_none_is_needed(head)
             elif scope["path"].startswith(ADMINISTERED):
-                grant = self._access.require(scope, scope_of(scope["method"], scope["path"]))
+                grant = self._access.require(head, scope_of(scope["method"], scope["path"]))
             else:
-                grant = self._access.require_key(scope)
+                grant = self._access.require_key(head)
         except ProblemError as problem:
             await refuse(problem, scope, send)
             return
@@ -207,17 +212,17 @@ class Front:
         if scope["method"] == "HEAD":  # like GET; the server drops the body
             scope = {**scope, "method": "GET"}
         try:
-            sender = self._access.sender(grant, scope)
+            sender = self._access.sender(grant, head)
             with self.bodies.request(sender.turn) as taken:
                 scope[TAKE] = partial(self._take, taken)
                 await self._rest(scope, receive, send)
         except Exception:  # already answered; Starlette raises it again so that it can be logged
             log.exception("a request failed", path=scope["path"])
 
-    def _grant_where_none_is_needed(self, scope: Scope) -> Grant:
+    def _grant_where_none_is_needed(self, head: RequestHead) -> Grant:
         """Return the grant of a request; a key that is sent must be valid, once keys are known."""
         try:
-            return self._access.caller(scope)
+            return self._access.caller(head)
         except OverloadedError:
             return NOBODY
 

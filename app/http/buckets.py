@@ -18,6 +18,7 @@ from app.domain.quota import KEYS, MAX_EXACT
 from app.http import buckets_schema as schema
 from app.http.access import Access
 from app.http.admin import admin_router, needing_store
+from app.http.head import head_of
 from app.http.problems import Rule, faults, unprocessable
 from app.http.query import Parameters
 from app.http.strict import JSON, answer, read_json
@@ -50,7 +51,7 @@ def router(
 
     @routes.get(PATH, **schema.show(timed=now_ms is not None))
     async def get_buckets(request: Request) -> Response:
-        query = Parameters(request.scope, *FIELDS, *(["at_ms"] if now_ms else []))
+        query = Parameters(request.scope["query_string"], *FIELDS, *(["at_ms"] if now_ms else []))
         if not query.texts("bucket"):
             query.wrong("bucket", MISSING)
         bucket, quota = query.one("bucket", buckets.parse), query.one("quota", _key)
@@ -69,10 +70,10 @@ def router(
     @routes.post(RESET, **schema.RESET)
     async def reset_bucket(request: Request) -> Response:
         bucket, quota = await read_json(request, JSON, of=partial(_wanted, buckets))
-        Parameters(request.scope).check()
+        Parameters(request.scope["query_string"]).check()
         with needing_store(schema.AWAY):
             emptied, order = await buckets.reset(bucket, quota)
-        who = access.who(request.scope)
+        who = access.who(head_of(request.scope))
         log.info("a bucket was reset", bucket=str(bucket), quotas=emptied, who=who)
         was_reset(str(bucket), emptied, who, order)
         return Response(status_code=204)

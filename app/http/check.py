@@ -4,59 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope
 
 from app.admission.errors import OverloadedError
-from app.admission.generations import Generations
-from app.admission.plain import ADMITTED, PlainAsk
-from app.admission.port import Decider, InFull, Remaining
+from app.admission.plan import PlannedAsk
+from app.admission.port import Decider
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
-from app.domain.quota import Quota
 from app.http.access import Access, Sender
-from app.http.check_question import Callers, CheckQuery, Headers, Sources, read_query
-from app.http.hot import (
-    SENDER,
-    Answer,
-    HttpAnswer,
-    IsGone,
-    PlainRoute,
-    ReadyAnswer,
-    Result,
-    Then,
-    caller_of,
-    is_gone_of,
-    length_line,
-    lines_of,
-)
+from app.http.check_question import Callers, Sources, read_query
+from app.http.head import EXPECT, HeadFields, RequestHead, head_of
+from app.http.hot import HttpAnswer, IsGone, PlainRoute, Then, caller_of, is_gone_of
 from app.http.problems import FieldError, ProblemError, retry_ms
-from app.http.ratelimit import admitted_rate_limits, decision_fields, left
+from app.http.ratelimit import decision_fields
 from app.http.wire import encode_decision
 
 PATH: Final = "/v1/check"
 WITHIN_S: Final = 0.3
 """How long a check may wait in this node: meanwhile the gateway holds a client's request."""
 
-MAX_REMEMBERED: Final = 1_024
-"""The longest query that is cached, in bytes; a gateway sends the same few."""
-
-
-MAX_KNOWN: Final = 1_024
-"""The longest check that is kept, in bytes of its query and of the headers that name its caller."""
-KNOWN_BYTES: Final = 16 * 1024 * 1024
-"""The memory for checks that came before, and what was made of them."""
-
-QUESTION: Final = "quotagate.question"
-"""The key in a scope of the ``Question`` of a check, once it was looked for."""
 _CONTENT: Final = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
 """The fields of any answer to a gateway."""
-
-Question = tuple[bytes, tuple[tuple[bytes, bytes], ...]]
-"""What a check says: its query, and the headers that name its caller."""
 
 
 class AskedCheck(NamedTuple):
@@ -66,31 +38,12 @@ class AskedCheck(NamedTuple):
     deny_status: int
 
 
-class KnownCheck(NamedTuple):
-    """What was made of a plain check; an admission needs only the numbers of its answer.
-
-    Attributes:
-        lines: the fields of an admission, with a place for what is left of each quota.
-        body: that of an admission.
-    """
-
-    ask: PlainAsk
-    deny_status: int
-    lines: bytes
-    body: bytes
-
-    def admission(self, remaining: Remaining) -> ReadyAnswer:
-        """Return the answer if every quota admits."""
-        return ReadyAnswer(self.lines % tuple([left(each) for each in remaining]), self.body)
-
-
 class Check:
     """Turns headers and a query into an answer, whatever carries them.
 
     Args:
         now_ms: the time of an ask without ``at_ms``; None under the store's clock, where asks have none.
         shed: called with the cause whenever a request is shed.
-        known_bytes: the size of the cache of checks.
     """
 
     def __init__(
@@ -99,18 +52,16 @@ class Check:
         sources: Sources,
         now_ms: Callable[[], int] | None,
         shed: Callable[[str], None] = lambda _cause: None,
-        known_bytes: int = KNOWN_BYTES,
     ) -> None:
         self._shed = shed
         self._admission = admission
         self._callers = Callers(sources)
         self._now_ms = now_ms
-        self._known: Generations[Question, KnownCheck] = Generations(known_bytes)
 
     async def answer(
         self,
         query: bytes,
-        headers: Headers,
+        headers: HeadFields,
         allow: Callable[[Ask], Ask] | None = None,
         caller: Caller = ANYONE,
     ) -> HttpAnswer:
@@ -125,78 +76,52 @@ class Check:
         asked = self._read(query, headers)
         ask = asked.ask if allow is None else allow(asked.ask)
         try:
-            decision, quotas = await self._admission.decide_in_full(ask, caller, WITHIN_S)
+            (planned,) = await self._admission.decide((ask,), caller, WITHIN_S)
         except OverloadedError as error:
             return self._shed_answer(error, asked.deny_status)
-        return answer_to(decision, quotas, asked.deny_status)
-
-    def question(self, query: bytes, headers: Headers) -> Question:
-        """Return what a check says: equal ones are equal asks."""
-        return query, self._callers.fields_of(headers)
+        return answer_to(planned, asked.deny_status)
 
     def begin(
         self,
-        question: Question,
+        query: bytes,
+        headers: HeadFields,
+        allow: Callable[[Ask], Ask] | None,
         caller: Caller,
-        then: Callable[[ReadyAnswer | InFull | Exception], None],
-    ) -> bool:
-        """Decide a check that is valid and plain; return False for any other one, and do nothing then.
-
-        ``then`` is called once, perhaps before this returns. ``finish`` makes of what it gets what ``answer``
-        would return or raise.
+        then: Callable[[HttpAnswer | Exception], None],
+    ) -> None:
+        """Decide a request as ``answer`` does, and call ``then`` once, perhaps before this returns.
 
         Raises:
-            OverloadedError: instead of the call.
+            ProblemError: instead of the call.
         """
-        if self._now_ms is not None:
-            return False  # no time comes again
-        known = self._known.get(question) or self._plain(question)
-        if known is None:
-            return False
-        edition = self._admission.begin_in_full(known.ask, caller, known.admission, then, WITHIN_S)
-        if edition is not known.ask.quotas.edition:
-            self._known.remove(question)
-        return True
+        asked = self._read(query, headers)
+        ask = asked.ask if allow is None else allow(asked.ask)
+        deny_status = asked.deny_status
 
-    def finish(self, result: InFull, query: bytes) -> HttpAnswer:
-        """Return the answer to a question that was decided by a call."""
-        return answer_to(result.decision, result.quotas, self._deny_status(query))
+        def decided(result: PlannedAsk | Exception) -> None:
+            if isinstance(result, OverloadedError):
+                then(self._shed_answer(result, deny_status))
+            else:
+                then(result if isinstance(result, Exception) else answer_to(result, deny_status))
 
-    def refuse(self, error: OverloadedError, query: bytes) -> HttpAnswer:
-        """Return the answer to a check that was shed."""
-        return self._shed_answer(error, self._deny_status(query))
-
-    def _deny_status(self, query: bytes) -> int:
-        return _read(query, timed=self._now_ms is not None).deny_status
-
-    def _plain(self, question: Question) -> KnownCheck | None:
-        """Return what is made of a check, and remember it; None if it is not plain, or anything is wrong."""
-        query, headers = question
         try:
-            asked = self._read(query, headers)
-        except ProblemError:
-            return None  # ``answer`` says what
-        ask = self._admission.plain(asked.ask)
-        if ask is None:
-            return None
-        known = known_check(ask, asked.deny_status)
-        size = len(query) + sum([len(name) + len(value) for name, value in headers])
-        if size <= MAX_KNOWN:
-            self._known.add(question, known, 2 * size + ask.size + len(known.lines))
-        return known
+            self._admission.begin(ask, caller, decided, WITHIN_S)
+        except OverloadedError as error:
+            then(self._shed_answer(error, deny_status))
 
     def _shed_answer(self, error: OverloadedError, deny_status: int) -> HttpAnswer:
         """Refuse as a quota would: gateways take a 5xx for an outage, and may let requests through."""
         self._shed(error.cause)
-        return answer_to(Decision("throttle", retry_ms(), False, 0, "local", None), (), deny_status)
+        decision = Decision("throttle", retry_ms(), False, 0, "local", None)
+        return answer_to(PlannedAsk(Ask(), (), None, decision=decision), deny_status)
 
-    def _read(self, query: bytes, headers: Headers) -> AskedCheck:
+    def _read(self, query: bytes, headers: HeadFields) -> AskedCheck:
         """Read a check.
 
         Raises:
             ProblemError: 400 that names each invalid parameter and header.
         """
-        what = _read(query, timed=self._now_ms is not None)
+        what = read_query(query, timed=self._now_ms is not None)
         errors = list(what.errors)
         who = self._callers.of(headers, errors)
         if errors:
@@ -225,86 +150,55 @@ class CheckRoute(PlainRoute):
         super().__init__(access, shed)
         self._check = check
 
-    def is_ordinary(self, method: str, size: int) -> bool:
+    def is_ordinary(self, method: bytes, size: int) -> bool:
         """Whether the request has no body, and its answer has one."""
-        return method not in ("HEAD", "CONNECT") and size == 0
+        return method not in (b"HEAD", b"CONNECT") and size == 0
 
-    def identify(self, scope: Scope) -> Sender:
+    def identify(self, head: RequestHead) -> Sender:
         """Check the sender."""
-        return self.access.sender(self.access.require(scope, "decide"), scope)
+        return self.access.sender(self.access.require(head, "decide"), head)
 
     async def answered(self, scope: Scope, receive: Receive) -> HttpAnswer:  # noqa: ARG002  no body is read
         """Return the answer to the head of a request."""
-        sender = scope[SENDER] = self.identify(scope)
-        answer = await self.respond(scope, b"", sender, is_gone_of(scope))
-        if any(name == b"expect" for name, _ in scope["headers"]):
+        head = head_of(scope)
+        answer = await self.respond(head, b"", self.identify(head), is_gone_of(scope))
+        if EXPECT in head.fields:
             # The body may or may not follow (RFC 9110, 10.1.1); closing is the only safe way out.
-            answer = answer._replace(headers=[*answer.headers, (b"connection", b"close")])
+            answer.headers = [*answer.headers, (b"connection", b"close")]
         return answer
 
     async def respond(
         self,
-        scope: Scope,
+        head: RequestHead,
         body: bytes,  # noqa: ARG002  the head says everything
         sender: Sender,
         is_gone: IsGone,
     ) -> HttpAnswer:
         """Return the answer to a head."""
-        grant = sender.grant
-        allow = partial(self.access.confine, grant) if not grant.is_unrestricted else None
-        caller = caller_of(sender, is_gone)
-        return await self._check.answer(scope["query_string"], scope["headers"], allow, caller)
+        return await self._check.answer(
+            head.query, head.fields, self._allow(sender), caller_of(sender, is_gone)
+        )
 
-    def begin(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002
-        """Answer a head by a call, if that is possible."""
-        if not sender.grant.is_unrestricted:
-            return False
-
-        question = scope.get(QUESTION)
-        if question is None:
-            question = scope[QUESTION] = self._check.question(scope["query_string"], scope["headers"])
+    def begin(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002
+        """Answer a head by a call."""
         try:
-            return self._check.begin(question, caller_of(sender, is_gone), then)
+            self._check.begin(head.query, head.fields, self._allow(sender), caller_of(sender, is_gone), then)
         except Exception as error:  # noqa: BLE001  it is logged, or is an answer
             then(error)
-            return True
+        return True
 
-    def finish(self, result: Result, scope: Scope) -> Answer | None:
-        """Return the answer to a check for which ``begin`` called back; None if its caller has gone."""
-        if isinstance(result, ReadyAnswer):
-            return result
-        if isinstance(result, InFull):
-            return self._check.finish(result, scope["query_string"])
-        return super().finish(result, scope)
-
-    def _of_error(self, error: Exception, scope: Scope) -> HttpAnswer | None:
-        if isinstance(error, OverloadedError):
-            return self._check.refuse(error, scope["query_string"])
-        return super()._of_error(error, scope)
+    def _allow(self, sender: Sender) -> Callable[[Ask], Ask] | None:
+        """Return what makes an ask one that a sender may ask; None for a sender who may ask any."""
+        grant = sender.grant
+        return None if grant.is_unrestricted else partial(self.access.confine, grant)
 
 
-_read_remembered: Final = lru_cache(256)(read_query)  # at most a quarter of a megabyte of queries
-
-
-def _read(query: bytes, *, timed: bool) -> CheckQuery:
-    """Return what a query says, perhaps as it was read before."""
-    return (_read_remembered if len(query) <= MAX_REMEMBERED else read_query)(query, timed=timed)
-
-
-def known_check(ask: PlainAsk, deny_status: int) -> KnownCheck:
-    """Return what all admissions of a plain check have in common, as ``answer_to`` would answer them."""
-    matches = ask.planned.matches
-    limits = admitted_rate_limits((match.applied.quota, match.applied.entity) for match in matches)
-    admitted = ADMITTED[len(matches)]
-    body = encode_decision(admitted)
-    fields = [*_CONTENT, (b"x-throttle-ms", b"%d" % admitted.throttle_ms), *limits]
-    return KnownCheck(ask, deny_status, lines_of(fields) + length_line(body), body)
-
-
-def answer_to(decision: Decision, quotas: Sequence[Quota], deny_status: int) -> HttpAnswer:
-    """Return a detailed decision and its quotas as the answer to a gateway."""
+def answer_to(planned: PlannedAsk, deny_status: int) -> HttpAnswer:
+    """Return a detailed decision as the answer to a gateway."""
+    decision = planned.decision
+    assert decision is not None
     body = encode_decision(replace(decision, quotas=None))
-    headers = [*_CONTENT, *decision_fields(decision, quotas)]
+    headers = [*_CONTENT, *decision_fields(decision, planned.charges)]
     return HttpAnswer(200 if decision.decision == "admit" else deny_status, headers, body)
 
 

@@ -14,11 +14,11 @@ from app.domain.errors import EntityError
 from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
 from app.http.access import is_in
+from app.http.head import HeadFields
 from app.http.problems import FieldError
 from app.http.query import parameters
 from app.http.wire import read_address, read_name, wrong_name
 
-Headers = Iterable[tuple[bytes, bytes]]
 Network = IPv4Network | IPv6Network
 
 FORWARDED_FOR: Final = "X-Forwarded-For"
@@ -63,23 +63,16 @@ class Callers:
         self._trusted = sources.trusted
         self._is_trusted = lru_cache(4096)(lambda sent: is_in(sent, sources.trusted))
 
-    def fields_of(self, headers: Headers) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the headers that the caller is read from: equal ones give the same caller, or errors."""
-        spelled = self._spelled
-        return tuple([field for field in headers if field[0] in spelled])
-
-    def of(self, headers: Headers, errors: list[FieldError]) -> CallerIdentity:
-        """Return the caller that these headers (lower-case names) give; adds errors to ``errors``."""
-        spelled = self._spelled
+    def of(self, headers: HeadFields, errors: list[FieldError]) -> CallerIdentity:
+        """Return the caller that these headers give; adds errors to ``errors``."""
         sent: dict[bytes, bytes] = {}
-        for name, value in headers:
-            if name in spelled:
-                if name not in sent:
-                    sent[name] = value
-                elif self._trusted and name == self._ip:
-                    sent[name] += b"," + value
-                else:
-                    errors.append(self._wrong(name, "is duplicated"))
+        for name in self._spelled:
+            values = headers.get(name)
+            if not values:
+                continue
+            sent[name] = b",".join(values) if self._trusted and name == self._ip else values[0]
+            if len(values) > 1 and not (self._trusted and name == self._ip):
+                errors.append(self._wrong(name, "is duplicated"))
         return CallerIdentity(
             self._name(self._principal, sent, errors) or None,
             self._name(self._client, sent, errors),

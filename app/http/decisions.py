@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from app.admission.plain import PlainAsk
+from app.admission.plan import PlannedAsk
 from app.admission.port import Decider
 from app.admission.slices import STRIDE, Slices, Work, weight_of
 from app.domain.ask import Ask
-from app.domain.caller import Caller
-from app.domain.decision import Decision
 from app.domain.errors import OutOfBoundsError
-from app.domain.grant import Grant
-from app.http.access import Access
+from app.domain.grant import Grant, Permission
+from app.http.access import Access, Sender
 from app.http.bodies import MAX_IDS_IN_BATCH
-from app.http.known_bodies import KnownBodies
+from app.http.head import RequestHead
+from app.http.hot import JSON, UNCOUNTED, BodyRoute, HttpAnswer, IsGone, Result, Then, caller_of
+from app.http.intake import Intake
 from app.http.wire import (
     Clock,
-    SentAsk,
     decode_ask,
     decode_batch,
     encode_decision,
@@ -30,141 +29,130 @@ from app.http.wire import (
 
 ONE: Final = "/v1/decisions"
 BATCH: Final = "/v1/decisions:batch"
+ACCOUNTED: Final = ("record", "refund")
+"""The modes that need the scope ``account``."""
 
 
-class DecisionRoutes:
-    """Turns bodies of asks into bodies of decisions.
+class DecisionRoute(BodyRoute):
+    """The route of one ask.
 
     Args:
+        shed: called with the cause whenever a request is shed.
+        intake: the waiting bodies of all callers.
         slices: runs long work in slices, so that it does not block the event loop.
     """
 
-    def __init__(self, admission: Decider, access: Access, clock: Clock, slices: Slices) -> None:
+    def __init__(
+        self,
+        admission: Decider,
+        access: Access,
+        shed: Callable[[str], None],
+        intake: Intake,
+        clock: Clock,
+        slices: Slices,
+    ) -> None:
+        super().__init__("POST", access, shed, intake)
         self._admission = admission
-        self._access = access
         self._clock = clock
-        self._is_timed = clock == "caller"
-        """Whether asks have times, which are noted after a decision."""
         self._slices = slices
-        self._known = KnownBodies()
 
-    async def one(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
-        """Decide one ask."""
-        ask: Ask | PlainAsk
-        known = self._known.get(body, self._admission.edition) if grant.is_unrestricted else None
-        if known is not None:
-            self._access.demand(grant, "decide")
-            ask = known.ask
-        else:
-            ask = await self._slices.run(caller.turn, self._read(body, grant))
-        try:
-            (decision,) = await self._admission.decide((ask,), caller)
-        except OutOfBoundsError as outside:
-            raise self._access.shared(grant, outside) from None
-        return encode_decision(decision)
+    def identify(self, head: RequestHead) -> Sender:
+        """Return the sender, which may decide or account: the body decides which of them is needed."""
+        sender = self.access.asker(head)
+        its: Permission = "account" if "account" in sender.grant.scopes else "decide"
+        self.access.demand(sender.grant, its)
+        return sender
 
-    def begin(
-        self, body: bytes, grant: Grant, caller: Caller, then: Callable[[Decision | Exception], None]
-    ) -> bool:
-        """Decide one ask; return False, and do nothing, if it is invalid or more has to be looked at.
-
-        ``then`` is called once, perhaps before this returns, with the decision that ``one`` would encode, or
-        what it would raise.
-
-        Raises:
-            ProblemError, OverloadedError: instead of the call.
-        """
-        if not grant.is_unrestricted or self._is_timed:
+    def begin(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002  the body says everything
+        """Decide a small ask in which nothing is odd by a call."""
+        if len(body) > UNCOUNTED:
             return False
-        known = self._known.get_any(body)
-        if known is None:
-            ask = self._slices.at_once(caller.turn, lambda: self._read_valid(body, grant))
-            if ask is None:
+        grant = sender.grant
+        try:
+            if self.intake.total:  # else there is room for a small body
+                self.intake.require_room(sender.turn, len(body))
+            sent = read_ask(body, self._clock)
+            if sent is None:
                 return False
-            self._admission.begin(ask, caller, then)
-            return True
-        if "decide" not in grant.scopes:
-            self._access.demand(grant, "decide")
-        if self._admission.begin(known.ask, caller, then) is not known.ask.quotas.edition:
-            self._known.remove(body)
+            self._admission.begin(self._allowed(sent[0], grant, ""), caller_of(sender, is_gone), then)
+        except OutOfBoundsError as outside:
+            then(self.access.shared(grant, outside))
+        except Exception as error:  # noqa: BLE001  it is an answer; an unexpected one is logged
+            then(error)
         return True
 
-    async def batch(self, body: bytes, grant: Grant, caller: Caller) -> bytes:
-        """Decide a batch of asks, in order, if all of them are allowed."""
-        asks = await self._slices.run(caller.turn, self._read_batch(body, grant))
+    def finish(self, result: Result, head: RequestHead) -> HttpAnswer | None:
+        """Return the answer to an ask for which ``begin`` called back; None if its caller has gone."""
+        if isinstance(result, PlannedAsk):
+            return HttpAnswer(200, JSON, encode_decision(result.decision))
+        return super().finish(result, head)
+
+    async def reply_to(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:  # noqa: ARG002  the body says everything
+        """Decide one ask."""
+        grant, caller = sender.grant, caller_of(sender, is_gone)
+        ask = await self._slices.run(sender.turn, self._read(body, grant))
         try:
-            decisions = await self._admission.decide(asks, caller)
+            (planned,) = await self._admission.decide((ask,), caller)
         except OutOfBoundsError as outside:
-            raise self._access.shared(grant, outside, f"/asks/{outside.place}") from None
-        return await self._slices.run(caller.turn, encode_decisions(decisions))
+            raise self.access.shared(grant, outside) from None
+        return encode_decision(planned.decision)
 
-    def _read(self, body: bytes, grant: Grant) -> Work[Ask | PlainAsk]:
-        """Return the ask in a body that is not known; remember the body if the ask is plain."""
+    def _read(self, body: bytes, grant: Grant) -> Work[Ask]:
+        """Return the ask in a body."""
         require_few_values(body)
-        ask = self._read_valid(body, grant)
-        if ask is None:
-            yield
-            ask = self._allowed((yield from decode_ask(body, self._clock)), grant, "")
-        return ask
-
-    def _read_valid(self, body: bytes, grant: Grant) -> Ask | PlainAsk | None:
-        """Return the ask in a body as ``_read`` does; None if it may be invalid."""
         sent = read_ask(body, self._clock)
         if sent is None:
-            return None
-        ask = self._allowed(sent.ask, grant, "")
-        return self._remembered(body, sent) if grant.is_unrestricted else ask
+            yield
+            return self._allowed((yield from decode_ask(body, self._clock)), grant, "")
+        ask, _ = sent
+        return self._allowed(ask, grant, "")
 
-    def _remembered(self, body: bytes, sent: SentAsk) -> Ask | PlainAsk:
-        plain = self._admission.plain(sent.ask)
-        if plain is None:
-            return sent.ask
-        if sent.ask.at_ms is None:  # no time comes again
-            self._known.add(body, plain, sent.ids)
-        return plain
+    def _allowed(self, ask: Ask, grant: Grant, field: str) -> Ask:
+        wanted: Permission = "account" if ask.mode in ACCOUNTED or ask.cluster_action else "decide"
+        if wanted not in grant.scopes:
+            self.access.demand(grant, wanted)
+        return ask if grant.is_unrestricted else self.access.confine(grant, ask, field)
 
-    def _read_batch(self, body: bytes, grant: Grant) -> Work[Sequence[Ask | PlainAsk]]:
+
+class BatchRoute(DecisionRoute):
+    """The route of a batch of asks, which are decided in order, if all of them are allowed."""
+
+    def begin(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002
+        """Return False: it takes more than a call."""
+        return False
+
+    async def reply_to(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:  # noqa: ARG002
+        """Decide a batch of asks."""
+        grant, caller = sender.grant, caller_of(sender, is_gone)
+        asks = await self._slices.run(sender.turn, self._read_batch(body, grant))
+        try:
+            planned = await self._admission.decide(asks, caller)
+        except OutOfBoundsError as outside:
+            raise self.access.shared(grant, outside, f"/asks/{outside.place}") from None
+        return await self._slices.run(sender.turn, encode_decisions([each.decision for each in planned]))
+
+    def _read_batch(self, body: bytes, grant: Grant) -> Work[Sequence[Ask]]:
         """Return the asks of a batch."""
         require_few_values(body)
-        if grant.is_unrestricted and (asks := (yield from self._read_quickly(body, grant))):
-            return asks
-        yield
-        sent = yield from decode_batch(body, self._clock)
-        return [self._allowed(ask, grant, f"/asks/{place}") for place, ask in enumerate(sent)]
+        asks = yield from self._read_valid(body)
+        if asks is None:
+            yield
+            asks = yield from decode_batch(body, self._clock)
+        return [self._allowed(ask, grant, f"/asks/{place}") for place, ask in enumerate(asks)]
 
-    def _read_quickly(self, body: bytes, grant: Grant) -> Work[list[Ask | PlainAsk] | None]:
-        """Return the asks of a batch, those that are known unread; None if anything is wrong."""
-        asks: list[Ask | PlainAsk] = []
+    def _read_valid(self, body: bytes) -> Work[list[Ask] | None]:
+        """Return the asks of a batch; None if anything is wrong."""
+        asks: list[Ask] = []
         ids = weight = 0
-        are_plain, edition, get_known = "decide" in grant.scopes, self._admission.edition, self._known.get_any
         for part in split_batch(body) or ():
-            known = get_known(part)
-            if known is not None and known.ask.quotas.edition is edition:
-                asks.append(known.ask)
-                ids += known.ids
-                weight += 1
-            else:
-                if known is not None:
-                    self._known.remove(part)
-                sent = read_ask(part, self._clock)
-                if sent is None:
-                    return None
-                ask = self._remembered(part, sent)
-                are_plain = are_plain and isinstance(ask, PlainAsk)
-                asks.append(ask)
-                ids += sent.ids
-                weight += weight_of(sent.ids)
+            sent = read_ask(part, self._clock)
+            if sent is None:
+                return None
+            ask, its_ids = sent
+            asks.append(ask)
+            ids += its_ids
+            weight += weight_of(its_ids)
             if weight >= STRIDE:
                 weight = 0
                 yield
-        if ids > MAX_IDS_IN_BATCH:
-            return None
-        if not are_plain:  # plain ones only ask
-            for place, ask in enumerate(asks):
-                self._allowed(ask.planned.ask if isinstance(ask, PlainAsk) else ask, grant, f"/asks/{place}")
-        return asks
-
-    def _allowed(self, ask: Ask, grant: Grant, field: str) -> Ask:
-        accounts = ask.cluster_action or ask.mode in ("record", "refund")
-        self._access.demand(grant, "account" if accounts else "decide")
-        return ask if grant.is_unrestricted else self._access.confine(grant, ask, field)
+        return asks if asks and ids <= MAX_IDS_IN_BATCH else None

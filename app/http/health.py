@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from app.admission.metrics import Metrics
 from app.http.access import Access
+from app.http.head import head_of
 
 Status = Literal["live", "ready", "starting", "stopping"]
 
@@ -80,7 +81,7 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
             state.catalog,
             state.throttle_factor,
             "unknown" if unknown else "ok",
-            tuple(unknown) if access.may_read(request.scope) else (),
+            tuple(unknown) if access.may_read(head_of(request.scope)) else (),
         )
 
     @routes.get(
@@ -119,8 +120,8 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
         responses={200: {"description": "Metrics.", "content": {"text/plain": _SCRAPED}}},
     )
     async def scrape(request: Request) -> Response:
-        if not access.is_open(request.scope):
-            access.require(request.scope, "read")
+        if not access.is_open(head_of(request.scope)):
+            access.require(head_of(request.scope), "read")
         return Response(await metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, NamedTuple
 
 LONGEST: Final = 261
 """In bytes: a name of 255, a colon and a port."""
@@ -16,6 +16,20 @@ _HOST: Final = re.compile(
 )
 _ORIGIN: Final = re.compile(r"(https?)://(.+)")
 _PORTS: Final = {"http": 80, "https": 443}
+
+
+class HostName(NamedTuple):
+    """A valid host.
+
+    Attributes:
+        name: in lower case; an IPv6 address without brackets.
+        port: None without one.
+        is_address: whether the name is an address, which no name server can redirect.
+    """
+
+    name: str
+    port: int | None
+    is_address: bool
 
 
 def is_wrong(hosts: Sequence[bytes], *, version: str) -> bool:
@@ -34,28 +48,26 @@ def is_wrong(hosts: Sequence[bytes], *, version: str) -> bool:
 
 
 @lru_cache(1024)  # of at most LONGEST bytes each
-def parts(host: bytes) -> tuple[str, int | None] | None:
-    """Return the name in lower case, and the port if there is one; None for an invalid host.
+def parts(host: bytes) -> HostName | None:
+    """Return the parts of a host; None for an invalid one.
 
-    >>> parts(b"LocalHost:8080"), parts(b"[::1]"), parts(b"example."), parts(b"a/b")
-    (('localhost', 8080), ('::1', None), ('example', None), None)
+    >>> parts(b"LocalHost:8080"), parts(b"a/b")
+    (HostName(name='localhost', port=8080, is_address=False), None)
+    >>> parts(b"[::1]"), parts(b"example.").name
+    (HostName(name='::1', port=None, is_address=True), 'example')
     """
     if not (found := _HOST.fullmatch(host.decode("latin-1"))):
         return None
     name, port = found[1].strip("[]").lower().removesuffix("."), found[2]
-    if found[1].startswith("[") and not is_address(name):
+    is_address = _is_address(name)
+    if found[1].startswith("[") and not is_address:
         return None
     if not port:
-        return name, None
-    return (name, int(port)) if len(port) <= 5 and int(port) <= 65_535 else None
+        return HostName(name, None, is_address)
+    return HostName(name, int(port), is_address) if len(port) <= 5 and int(port) <= 65_535 else None
 
 
-def is_address(name: str) -> bool:
-    """Whether a host is an address, which no name server can redirect.
-
-    >>> is_address("127.0.0.1"), is_address("::1"), is_address("localhost")
-    (True, True, False)
-    """
+def _is_address(name: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
@@ -78,4 +90,4 @@ def is_same(origin: bytes, host: bytes) -> bool:
     there, here = parts(found[2].encode("latin-1")), parts(host)
     if there is None or here is None:
         return False
-    return (there[0], there[1] or default) == (here[0], here[1] or default)
+    return (there.name, there.port or default) == (here.name, here.port or default)

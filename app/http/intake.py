@@ -31,6 +31,12 @@ class BodyBytes:
         self._intake.take(self._turn, size)
         self.size += size
 
+    def release(self) -> None:
+        """Stop counting these bytes: they wait no longer, or begin anew."""
+        if self.size:
+            self._intake.give_back(self._turn, self.size)
+            self.size = 0
+
 
 class Intake:
     """Counts waiting bytes by caller: nothing else is known of a body before it is decoded.
@@ -52,8 +58,7 @@ class Intake:
         try:
             yield taken
         finally:
-            if taken.size:
-                self.give_back(turn, taken.size)
+            taken.release()
 
     def take(self, turn: str, size: int) -> None:
         """Count bytes of a caller.

@@ -23,6 +23,7 @@ from app.domain.quota_value import pointer
 from app.http import keys_schema as schema
 from app.http.access import ADMIN, Access
 from app.http.admin import admin_router
+from app.http.head import head_of
 from app.http.problems import (
     MAX_ERRORS,
     FieldError,
@@ -50,7 +51,7 @@ def router(keys: Keys, access: Access) -> APIRouter:
 
     @routes.get(PATH, **schema.LIST)
     async def get_keys(request: Request) -> Response:
-        Parameters(request.scope).check()
+        Parameters(request.scope["query_string"]).check()
         async with _refusals():
             found = await keys.all()
         return _json(schema.KeyListBody([schema.KeyBody(**_fields(key)) for key in found]))
@@ -58,25 +59,25 @@ def router(keys: Keys, access: Access) -> APIRouter:
     @routes.post(PATH, **schema.CREATE)
     async def create_key(request: Request) -> Response:
         wanted = await read_json(request, JSON, of=wanted_of)
-        Parameters(request.scope).check()
+        Parameters(request.scope["query_string"]).check()
         async with _refusals():
             key, secret = await keys.create(*wanted, _now_ms())
-        log.info("key created", key=key.name, scopes=key.scopes, who=access.who(request.scope))
+        log.info("key created", key=key.name, scopes=key.scopes, who=access.who(head_of(request.scope)))
         return _json(schema.KeyOnceBody(**_fields(key), key=secret), 201)
 
     @routes.post(ROTATE, **schema.ROTATE)
     async def rotate_key(request: Request, name: str) -> Response:
         grace_ms = await read_json(request, JSON, of=_grace_ms) if _has_body(request) else 0
-        Parameters(request.scope).check()
+        Parameters(request.scope["query_string"]).check()
         async with _refusals():
             key, secret = await keys.rotate(name, grace_ms, _now_ms())
-        log.info("key rotated", key=name, grace_ms=grace_ms, who=access.who(request.scope))
+        log.info("key rotated", key=name, grace_ms=grace_ms, who=access.who(head_of(request.scope)))
         return _json(schema.KeyOnceBody(**_fields(key), key=secret))
 
     @routes.delete(ONE, **schema.REVOKE)
     async def revoke_key(request: Request, name: str) -> Response:
-        Parameters(request.scope).check()
-        who = access.who(request.scope)  # the request may revoke its own key
+        Parameters(request.scope["query_string"]).check()
+        who = access.who(head_of(request.scope))  # the request may revoke its own key
         async with _refusals():
             await keys.revoke(name)
         log.info("key revoked", key=name, who=who)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from starlette.types import Scope
-
 from app.admission.caller_clock import CallerTime
 from app.admission.leases import LeaseAnswer, Leases, Settlement, lasting_ms
 from app.admission.slices import Slices
@@ -17,6 +15,7 @@ from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
 from app.http.access import LEASES, Access, Sender
 from app.http.bodies import SettledBody
+from app.http.head import RequestHead
 from app.http.hot import BodyRoute, IsGone, caller_of
 from app.http.intake import Intake
 from app.http.problems import FieldError, unprocessable
@@ -51,9 +50,9 @@ class LeaseRoutes:
         self._slices = slices
         self._time = time
 
-    async def take(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:
+    async def take(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:
         """Settle leases and grant one."""
-        Parameters(scope).check()
+        Parameters(head.query).check()
         sent = await self._slices.run(sender.turn, decode_lease(body, self._clock))
         grant = sender.grant
         wish = self._access.confine(grant, sent.wish, "/ask")
@@ -72,10 +71,10 @@ class LeaseRoutes:
         ]
         return encode_lease(leased)
 
-    async def end(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:
+    async def end(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:
         """Settle the lease that the path names; without a body all of it was spent."""
-        lease = scope["path"].removeprefix(f"{LEASES}/")
-        query = Parameters(scope, *(["at_ms"] if self._time is not None else []))
+        lease = head.path.removeprefix(f"{LEASES}/")
+        query = Parameters(head.query, *(["at_ms"] if self._time is not None else []))
         at_ms = query.integer("at_ms", 0, MAX_EXACT) if self._time is not None else None
         query.check()
         if at_ms is None and self._time is not None:
@@ -130,7 +129,7 @@ class LeaseRoute(BodyRoute):
     def __init__(
         self,
         method: str,
-        answer: Callable[[Scope, bytes, Sender, IsGone], Awaitable[bytes]],
+        answer: Callable[[RequestHead, bytes, Sender, IsGone], Awaitable[bytes]],
         access: Access,
         shed: Callable[[str], None],
         intake: Intake,
@@ -138,11 +137,11 @@ class LeaseRoute(BodyRoute):
         super().__init__(method, access, shed, intake)
         self._answer = answer
 
-    def judge(self, scope: Scope) -> Sender:
+    def identify(self, head: RequestHead) -> Sender:
         """Return the sender, which may account."""
-        return self.access.sender(self.access.require(scope, "account"), scope)
+        return self.access.sender(self.access.require(head, "account"), head)
 
-    async def reply_to(self, scope: Scope, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:
+    async def reply_to(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:
         """Return the answer to a whole request."""
         require_few_values(body)
-        return await self._answer(scope, body, sender, is_gone)
+        return await self._answer(head, body, sender, is_gone)

@@ -1,9 +1,12 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, plus the limits and cases that it does not handle."""
+"""HTTP/1.1 on one connection: uvicorn's protocol, plus the limits and cases that it does not handle.
+
+A connection gets here from the hot protocol (``app.http.hot_protocol``), with its first request that is not
+an ordinary one to a hot route, and stays.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, ClassVar, Final, cast
@@ -13,7 +16,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.http import host
-from app.http.connections import UNREAD_S, ClientConnection
+from app.http.connections import ClientConnection
+from app.http.deadlines import RequestDeadline, UnreadDeadline
 from app.http.drain import DrainState
 from app.http.hot import IS_GONE
 from app.http.parsing import ParsingTurns
@@ -36,8 +40,6 @@ TURN_S: Final = 0.000_25
 is read and handed on in the same turn, which takes ten times as long as parsing it."""
 WAITING: Final = 8
 """Parsing stops while this many requests are queued."""
-BODY_RATE: Final = 65_536
-"""The slowest body in bytes per second."""
 FRAMING: Final = 8
 """The most framing bytes per byte of a chunked body; chunks of one byte need six."""
 THROWN_AWAY: Final = 16 * 2**20
@@ -126,11 +128,6 @@ class Protocol(PeerProtocol):
         turns: shares the time for parsing among the connections of the port.
     """
 
-    HEAD_S: ClassVar[float] = 10.0
-    """The longest time for a head."""
-    BODY_S: ClassVar[float] = 10.0
-    """The longest time for a body, plus a second for each 64 KiB."""
-    UNREAD_S: ClassVar[float] = UNREAD_S
     LINGER_S: ClassVar[float] = 1.0
     """How long the connection stays open after the final response, so that the caller can read it."""
 
@@ -156,10 +153,9 @@ class Protocol(PeerProtocol):
         self._final_response: bytes | None = None  # once it is set, parsing stops
         self._peer_has_ended = False
         self._unparsed = b""
-        self._due = 0.0  # the deadline, by the loop's clock
-        self._is_timed = False  # whether the deadline counts
-        self._wakes_at = 0.0  # when the timer runs out, if there is one
-        self._unread_timer: asyncio.TimerHandle | None = None
+        self._deadline = RequestDeadline(connection, self.loop, self.timeout_keep_alive_handler)
+        self._unread: UnreadDeadline
+        self._linger: asyncio.TimerHandle | None = None
         self._refusal: ProblemError | None = None
         self._announced_size = 0
         self._body_size = 0
@@ -181,8 +177,33 @@ class Protocol(PeerProtocol):
         """Wait for a request, with the keep-alive timeout."""
         super().connection_made(transport)
         self.flow = Flow(transport, self.loop)
+        self._unread = UnreadDeadline(transport, self.loop)
         self._connection.time_out = self._time_out  # during a handshake there is no transport to end
-        self._wait_until(self.loop.time() + self.timeout_keep_alive)
+        self._deadline.set(self.loop.time() + self.timeout_keep_alive)
+
+    def take_over(
+        self, transport: asyncio.Transport, data: bytes, *, has_ended: bool, is_write_paused: bool
+    ) -> None:
+        """Serve a connection from now on, whose earlier requests were answered by another protocol.
+
+        Args:
+            data: the bytes that have arrived, from the beginning of a request.
+            has_ended: whether the caller sends no more.
+            is_write_paused: whether earlier answers wait for the caller to read.
+        """
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        if is_write_paused:
+            self.pause_writing()
+        self.data_received(data)
+        if has_ended and not self.eof_received():
+            transport.close()
+
+    def refuse(self, transport: asyncio.Transport, problem: ProblemError) -> None:
+        """End a connection with a problem, after its earlier requests were answered by another protocol."""
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        self._end(problem)
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived."""
@@ -195,13 +216,13 @@ class Protocol(PeerProtocol):
             return
         if self._in_request:
             if not was_in_request or self._begun != begun:
-                self._wait_until(self._due)
+                self._deadline.set(self._deadline.at)
         elif not self._is_idle():
             self._unset_keepalive_if_required()
         elif was_in_request:  # what came was answered before it ended
-            self._wait_until(self.loop.time() + self.timeout_keep_alive)
+            self._deadline.set(self.loop.time() + self.timeout_keep_alive)
         else:  # blank lines, which begin nothing
-            self._wait_until(min(self._due, self.loop.time() + self.HEAD_S))
+            self._deadline.set(min(self._deadline.at, self.loop.time() + self._deadline.HEAD_S))
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Stay open while there is something to answer; with TLS, a connection cannot be half-closed."""
@@ -215,9 +236,10 @@ class Protocol(PeerProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Answer nothing more."""
         super().connection_lost(exc)
-        self._cancel_timer()
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
+        self._deadline.end()
+        self._unread.cancel()
+        if self._linger is not None:
+            self._linger.cancel()
         self._connection.closed()
         self.pipeline.clear()
         self._unparsed = b""
@@ -228,7 +250,7 @@ class Protocol(PeerProtocol):
         """Stop reading from a caller that does not read."""
         super().pause_writing()
         self.flow.hold()
-        self._watch_unread()
+        self._unread.watch()
 
     def resume_writing(self) -> None:
         """Parse on."""
@@ -248,19 +270,13 @@ class Protocol(PeerProtocol):
             super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Handle a timeout, unless the deadline was moved or dropped since the timer was set."""
-        self.timeout_keep_alive_task = None
-        if not self._is_timed:
+        """Handle a deadline that has passed."""
+        if (self._in_request or self._is_queued) and self._deadline.is_excused(
+            is_held=self.flow.read_paused, read_since=self.flow.read_since
+        ):
             return
-        now = self.loop.time()
-        if self._in_request or self._is_queued:
-            if self.flow.read_paused:  # the wait is ours
-                self._due = max(self._due, now + self.BODY_S)
-            self._due = max(self._due, self.flow.read_since + self.BODY_S)
         answered = not self._in_head and self._newest is not None and self._newest.response_complete
-        if now < self._due:
-            self._wait_until(self._due)
-        elif self._in_request and not answered:
+        if self._in_request and not answered:
             self._connection.late()
             self._end(TOO_SLOW)
         else:
@@ -276,7 +292,7 @@ class Protocol(PeerProtocol):
             self._begun += 1
             self._in_head = True
             self._head_size = self._head_size_at_most = 0
-            self._due = self.loop.time() + self.HEAD_S
+            self._deadline.at = self.loop.time() + self._deadline.HEAD_S
 
     def on_headers_complete(self) -> None:
         """Check the head, and begin to answer."""
@@ -311,14 +327,15 @@ class Protocol(PeerProtocol):
             self.headers = []  # for trailers, which are not headers
             self._announced_size = announced
             self._body_size = self._framed_size = self._thrown_away = 0
-            in_time = announced / BODY_RATE if announced <= THROWN_AWAY else 0
-            self._due = self.loop.time() + self.BODY_S + in_time
+            self._deadline.at = self.loop.time() + self._deadline.body_s(
+                announced if announced <= THROWN_AWAY else 0
+            )
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body, or discard it if the request was answered already."""
         self._body_size += len(body)
         if not self._announced_size:
-            self._due += len(body) / BODY_RATE
+            self._deadline.at += len(body) / self._deadline.BODY_RATE
         if self.cycle.response_complete:
             self._thrown_away += len(body)
             if self._thrown_away > (THROWN_AWAY if self._announced_size <= THROWN_AWAY else A_LITTLE):
@@ -357,50 +374,18 @@ class Protocol(PeerProtocol):
         if self._unparsed:
             self._parse()
         if self._in_request:
-            self._wait_until(self._due)
+            self._deadline.set(self._deadline.at)
         elif self._is_idle():
-            self._wait_until(self.loop.time() + self.timeout_keep_alive)
+            self._deadline.set(self.loop.time() + self.timeout_keep_alive)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._begin_answer(cycle)
-        super()._start_asgi_task(cycle, app)
-
-    def _begin_answer(self, cycle: RequestResponseCycle) -> None:
         self._answering = cycle
         cast("dict[str, Any]", cycle.scope)[IS_GONE] = lambda: cycle.disconnected
-
-    def _wait_until(self, due: float) -> None:
-        """Set the deadline. A timer that runs out before it stays, and is set again then: most never are."""
-        self._due = due
-        self._is_timed = True
-        if self._connection.idle_since == math.inf:
-            self._connection.idle_since = self.loop.time()
-        if self.timeout_keep_alive_task is None or self._wakes_at > due:
-            self._cancel_timer()
-            self._wakes_at = due
-            self.timeout_keep_alive_task = self.loop.call_at(due, self.timeout_keep_alive_handler)
+        super()._start_asgi_task(cycle, app)
 
     def _unset_keepalive_if_required(self) -> None:
-        """Drop the deadline, as no caller is waited for; the timer stays for the next one."""
-        self._is_timed = False
-        self._connection.idle_since = math.inf
-
-    def _cancel_timer(self) -> None:
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            self.timeout_keep_alive_task = None
-
-    def _watch_unread(self) -> None:
-        size = self.transport.get_write_buffer_size()
-        self._unread_timer = self.loop.call_later(self.UNREAD_S, self._check_unread, size)
-
-    def _check_unread(self, before: int) -> None:
-        self._unread_timer = None
-        left = self.transport.get_write_buffer_size()
-        if left >= before:
-            self.transport.abort()
-        elif left:
-            self._watch_unread()
+        """Drop the deadline, as no caller is waited for."""
+        self._deadline.drop()
 
     def _parse(self) -> bool:
         """Parse what fits the queue; read nothing until all is parsed. Return False if it must wait."""
@@ -412,8 +397,7 @@ class Protocol(PeerProtocol):
             self._is_queued = True
             self._turns.add(self)
             self.flow.hold()
-            if self._connection.idle_since < math.inf:
-                self._connection.idle_since = self.loop.time()
+            self._deadline.note_arrival()
             return False
         self._refusal = NOT_HTTP
         try:
@@ -559,8 +543,8 @@ class Protocol(PeerProtocol):
         self.transport.write_eof()
         self.flow.release()
         self.flow.resume_reading()
-        self._cancel_timer()
-        self.timeout_keep_alive_task = self.loop.call_later(self.LINGER_S, self.transport.close)
+        self._deadline.cancel()
+        self._linger = self.loop.call_later(self.LINGER_S, self.transport.close)
 
 
 def _give_up(cycle: RequestResponseCycle) -> None:

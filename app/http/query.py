@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from starlette.types import Scope
-
 from app.domain.quota_value import pointer
 from app.http.problems import FieldError, unprocessable
 
@@ -21,17 +19,17 @@ _INTEGER: Final = re.compile("0|[1-9][0-9]{0,18}")
 class Parameters:
     """The query parameters of a request, and their errors.
 
-    >>> query = Parameters({"query_string": b"limit=5&entity=user%3Da"}, "limit", "entity")
+    >>> query = Parameters(b"limit=5&entity=user%3Da", "limit", "entity")
     >>> query.integer("limit", 1, 1000), query.one("entity", str.upper), query.one("cursor", str.upper)
     (5, 'USER=A', None)
     """
 
-    def __init__(self, scope: Scope, *known: str) -> None:
+    def __init__(self, query: bytes, *known: str) -> None:
         """Read the query of a request to a route that has these parameters."""
         self._errors: list[FieldError] = []
         self._sent: list[tuple[str, str]] = []
         use = f": use {', '.join(known)}" if known else ", as every parameter here"
-        for name, value in parameters(scope["query_string"], self._errors):
+        for name, value in parameters(query, self._errors):
             if name in known:
                 self._sent.append((name, value))
             else:

@@ -91,7 +91,7 @@ def _entity(scope: Scope) -> Entity:
 
     Generated clients escape a whole path segment, also the ``=``: a segment without one is decoded first.
     """
-    Parameters(scope).check()
+    Parameters(scope["query_string"]).check()
     raw = scope["raw_path"].decode("utf-8", "surrogateescape")
     segments = raw.split("/", 3)
     if len(segments) < 4 or "/" in segments[3]:

@@ -49,7 +49,7 @@ def add_routes(routes: APIRouter, catalog: Catalog, access: Access) -> None:
     async def read(request: Request, most: int) -> tuple[list[Alteration], bool]:
         """Return the alterations of a request, and whether to keep what they change."""
         alterations, keep = await read_json(request, JSON, of=partial(_alterations, most, catalog.defaults))
-        Parameters(request.scope).check()
+        Parameters(request.scope["query_string"]).check()
         return alterations, keep
 
     async def change(request: Request, good: list[Alteration], *, keep: bool) -> ChangeResult:

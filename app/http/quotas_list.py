@@ -39,7 +39,7 @@ def add_lists(routes: APIRouter, catalog: Catalog) -> None:
 
     @routes.get("/v1/quotas", **schema.LIST)
     async def list_quotas(request: Request) -> Response:
-        query = Parameters(request.scope, "match", "strict", "limit", "cursor")
+        query = Parameters(request.scope["query_string"], "match", "strict", "limit", "cursor")
         wanted = _filter(query)
         limit = query.integer("limit", 1, MAX_LIMIT) or LIMIT
         after = _place(query, "entity", Entity.parse)
@@ -54,7 +54,7 @@ def add_lists(routes: APIRouter, catalog: Catalog) -> None:
 
     @routes.get("/v1/quotas:history", **schema.HISTORY)
     async def quotas_history(request: Request) -> Response:
-        query = Parameters(request.scope, "entity", "limit", "cursor")
+        query = Parameters(request.scope["query_string"], "entity", "limit", "cursor")
         of = query.one("entity", _subject, blank=True)
         limit = query.integer("limit", 1, MAX_LIMIT) or LIMIT
         before = _place(query, "change", _change)
@@ -76,7 +76,7 @@ def add_effective(
 
     @routes.get("/v1/quotas:effective", **schema.effective(timed=timed))
     async def effective_quotas(request: Request) -> Response:
-        query = Parameters(request.scope, *NAMES, *(["at_ms"] if timed else []))
+        query = Parameters(request.scope["query_string"], *NAMES, *(["at_ms"] if timed else []))
         ask = _ask(query)
         query.check()
         found = explained_quotas(ask, catalog.snapshot.quotas, rules)

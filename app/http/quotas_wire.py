@@ -18,6 +18,7 @@ from app.domain.entity import has_control_characters
 from app.domain.errors import QuotaValueError
 from app.domain.quota_value import bound
 from app.http.access import Access
+from app.http.head import head_of
 from app.http.problems import FieldError, ProblemError, unprocessable
 from app.http.quotas_schema import AWAY, EntityQuotasBody
 
@@ -61,7 +62,7 @@ def origin_of(request: Request, access: Access) -> Origin:
     """
     sent = request.headers.get("x-reason", "").strip().encode("latin-1")
     now_ms = time.time_ns() // 1_000_000
-    return Origin(access.who(request.scope), now_ms, _reason(sent) or None)
+    return Origin(access.who(head_of(request.scope)), now_ms, _reason(sent) or None)
 
 
 def _reason(sent: bytes) -> str:

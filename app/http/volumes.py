@@ -26,6 +26,7 @@ from app.domain.volumes import Drill, VolumeRules, after_missed_pushes
 from app.http import volumes_schema as schema
 from app.http.access import Access
 from app.http.admin import admin_router, needing_store
+from app.http.head import head_of
 from app.http.problems import FieldError, ProblemError, away, unprocessable
 from app.http.query import Parameters
 from app.http.quotas_lists_schema import THROTTLE_FACTOR
@@ -101,14 +102,14 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
             raise unprocessable(FieldError("/volumes", why)) from error
         if not says_complete and not warned:
             warned = True
-            log.warning(UNSAID, who=access.who(request.scope))
+            log.warning(UNSAID, who=access.who(head_of(request.scope)))
         if callers is not None and at_ms is not None:
             callers.note(at_ms)
         return await asyncio.to_thread(_answer, throttling.status(at_ms))
 
     @routes.delete(PATH, **schema.forget(timed=timed))
     async def forget_volumes(request: Request) -> Response:
-        query = Parameters(request.scope, "broker", *(["at_ms"] if timed else []))
+        query = Parameters(request.scope["query_string"], "broker", *(["at_ms"] if timed else []))
         at_ms = _read_at_ms(query, timed=timed)
         broker = query.one("broker", read_name)
         if not query.texts("broker"):
@@ -123,13 +124,15 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
             raise ProblemError(404, schema.NO_BROKER.format(broker=broker)) from error
         if callers is not None and at_ms is not None:
             callers.note(at_ms)
-        log.info("the volumes of a broker were forgotten", broker=broker, who=access.who(request.scope))
+        log.info(
+            "the volumes of a broker were forgotten", broker=broker, who=access.who(head_of(request.scope))
+        )
         return Response(status_code=204)
 
     @routes.post(DRILL, **schema.BEGIN)
     async def begin_drill(request: Request) -> Response:
         factor, for_ms = await read_json(request, JSON, of=drill_of)
-        Parameters(request.scope).check()
+        Parameters(request.scope["query_string"]).check()
         with suppress(StoreError):  # to learn the store's time, and whether another drill is running
             await throttling.refresh()
         now = throttling.status()
@@ -142,7 +145,7 @@ def router(throttling: Throttling, catalog: Catalog, access: Access, callers: Ca
 
     @routes.delete(DRILL, **schema.END)
     async def end_drill(request: Request) -> Response:
-        Parameters(request.scope).check()
+        Parameters(request.scope["query_string"]).check()
         with needing_store(schema.AWAY):
             await throttling.refresh()
         drill = throttling.status().drill
@@ -162,7 +165,7 @@ def _at_ms(request: Request, *, timed: bool) -> int | None:
     Raises:
         ProblemError: 422 for an invalid one, and for any under the store's clock.
     """
-    query = Parameters(request.scope, *(["at_ms"] if timed else []))
+    query = Parameters(request.scope["query_string"], *(["at_ms"] if timed else []))
     at_ms = _read_at_ms(query, timed=timed)
     query.check()
     return at_ms

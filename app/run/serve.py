@@ -8,7 +8,6 @@ import signal
 import ssl
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,7 +93,7 @@ def _one(settings: Settings, listeners: Listeners, counts: Path | None, ready_fd
 
     from app.http.acceptor import PortTakenError
     from app.http.drain import DrainState
-    from app.http.lane import LaneProtocol
+    from app.http.hot_protocol import HttpPort
     from app.http.parsing import ParsingTurns
     from app.http.protocol import TURN_S
     from app.http.server import Server
@@ -111,10 +110,8 @@ def _one(settings: Settings, listeners: Listeners, counts: Path | None, ready_fd
         return drain.has_begun or server.should_exit
 
     app = wiring.build(settings, counts, is_stopping, connections, fail, listeners.envoy)
-    protocol = partial(
-        LaneProtocol, drain=drain, turns=ParsingTurns(TURN_S), routes=app.hot, outbox=app.outbox
-    )
-    config = uvicorn.Config(**_options(settings, app, protocol))
+    port = HttpPort(app.hot, app.outbox, drain, ParsingTurns(TURN_S), app.handed_over)
+    config = uvicorn.Config(**_options(settings, app, port))
 
     def announce() -> bool:
         """Tell the supervisor that this process is ready; return False while it is not."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
-from msgspec.structs import force_setattr
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -23,15 +22,14 @@ from app.node.store_url import REDIS_PORT, place_of, single_url
 from app.node.url import read_hosts
 from app.store.client import SPARES, Reserve, blocking_client_of
 from app.store.connection import Command, Connection, Done
-from app.store.encoding import encode_plans, no_answer
+from app.store.encoding import encode_plans
 from app.store.keys import order_key, probe_key, resets_key, retry_key
 from app.store.library import MissingFunctionError
 from app.store.port import (
+    Answer,
     Came,
     Fault,
     Memory,
-    PackedAnswer,
-    PackedPlan,
     Plan,
     ShortageError,
     StoreError,
@@ -86,7 +84,7 @@ class PrimaryStore(RedisStore):
         self._cluster = cluster
         self._lost_at = asyncio.get_running_loop().time()  # calls wait for the first connection
 
-    def ask(self, plans: Sequence[Plan | PackedPlan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         """Decide plans; those of one slot in order, each atomically.
 
         Args:
@@ -98,7 +96,7 @@ class PrimaryStore(RedisStore):
             by_slot.setdefault(plan_slots(plan)[0], []).append(place)
         _SlotCalls(self, plans, by_slot, done).send()
 
-    def command(self, plans: Sequence[Plan | PackedPlan], slot: int) -> Command:
+    def command(self, plans: Sequence[Plan], slot: int) -> Command:
         """The command that decides plans of one slot."""
         return self._command(*encode_plans(plans, clustered=True), order_key(slot))
 
@@ -107,7 +105,7 @@ class PrimaryStore(RedisStore):
         """The connection for calls."""
         return self._calls
 
-    def answers(self, reply: Any) -> list[PackedAnswer] | Exception:
+    def answers(self, reply: Any) -> list[Answer] | Exception:
         """What a reply says."""
         return self._answers(reply)
 
@@ -197,7 +195,7 @@ class _SlotCalls:
     def __init__(
         self,
         primary: PrimaryStore,
-        plans: Sequence[Plan | PackedPlan],
+        plans: Sequence[Plan],
         by_slot: Mapping[int, list[int]],
         done: Came,
     ) -> None:
@@ -205,7 +203,7 @@ class _SlotCalls:
         self._plans = plans
         self._by_slot = by_slot
         self._done = done
-        self._answers: list[PackedAnswer | None] = [None] * len(plans)
+        self._answers: list[Answer | None] = [None] * len(plans)
         self._missing = len(plans)
         self._failures: list[StoreError] = []
         """One for each plan that failed at this primary."""
@@ -240,7 +238,7 @@ class _SlotCalls:
             failed = _as_failure(answers)
             if at is self._primary:
                 self._failures += [failed] * sum(self._answers[place] is None for place in places)
-            self._fill(places, [no_answer(failed)] * len(places))
+            self._fill(places, [Answer((), error=failed)] * len(places))
         else:
             self._fill(places[: len(answers)], answers)
             if len(answers) < len(places) and not self._is_done:
@@ -266,7 +264,7 @@ class _SlotCalls:
             cluster.refresh_soon()
         if loop.time() >= self._until:
             failed = failure(error)
-            self._fill(places, [no_answer(failed)] * len(places))
+            self._fill(places, [Answer((), error=failed)] * len(places))
         elif isinstance(error, TryAgainError) and len(places) > 1:
             for place in places:  # the keys of one ask are more likely all in one place
                 self._send(at, slot, [place])
@@ -283,9 +281,9 @@ class _SlotCalls:
     def _give_up(self, places: list[int], error: StoreError) -> None:
         """Answer what was sent on and is not answered yet; what comes later is not looked at."""
         if not self._is_done:
-            self._fill(places, [no_answer(error)] * len(places))
+            self._fill(places, [Answer((), error=error)] * len(places))
 
-    def _fill(self, places: Sequence[int], answers: Sequence[PackedAnswer]) -> None:
+    def _fill(self, places: Sequence[int], answers: Sequence[Answer]) -> None:
         for place, answer in zip(places, answers, strict=True):
             if self._answers[place] is None:
                 self._answers[place] = answer
@@ -294,7 +292,7 @@ class _SlotCalls:
             return
         self._is_done = True
         if len(self._failures) < len(self._plans):
-            self._done(cast("list[PackedAnswer]", self._answers))
+            self._done(cast("list[Answer]", self._answers))
             return
         failed = min(self._failures, key=_is_unsent)
         if self._connection is not None and self._connection is self._primary.connection:
@@ -441,12 +439,8 @@ class ClusterStore:
         self._reserve.close()
 
 
-def plan_slots(plan: Plan | PackedPlan) -> Sequence[int]:
+def plan_slots(plan: Plan) -> Sequence[int]:
     """The slots of a plan: of its charges in order, and then of its kept answer, if it has one."""
-    if isinstance(plan, PackedPlan):
-        if not plan.slots:
-            force_setattr(plan, "slots", tuple([slot_of(key) for key in plan.keys]))
-        return plan.slots
     slots = [slot_of(charge.key) for charge in plan.charges]
     if plan.retry is not None:
         slots.append(slot_of(retry_key(*plan.retry, clustered=True)))

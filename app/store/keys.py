@@ -24,6 +24,7 @@ from typing import Final
 
 from app.domain.entity import Entity
 from app.domain.ladder import AppliedQuota
+from app.domain.quota import Quota
 from app.domain.slots import slot_tags
 
 PREFIX: Final = "qg1"
@@ -51,13 +52,19 @@ LONGEST_TTL_MS: Final = 400 * 86_400_000
 
 
 def bucket_key(applied: AppliedQuota) -> bytes:
-    """The key of the bucket that a quota charges.
-
-    It has the fields whose change resets the bucket, and the epoch of the last such change.
-    """
+    """The key of the bucket that a quota charges."""
     quota = applied.quota
-    identity = ".".join(map(str, (*quota.identity, quota.epoch)))
-    return f"{PREFIX}:{{{short(applied.owner)}}}:{quota.key}:{short(applied.bucket)}:{identity}".encode()
+    return key_of(short(applied.owner), quota.key, short(applied.bucket), identity_of(quota)).encode()
+
+
+def key_of(owner: str, quota: str, bucket: str, identity: str) -> str:
+    """The text of the key of a bucket; owner and bucket are short."""
+    return f"{PREFIX}:{{{owner}}}:{quota}:{bucket}:{identity}"
+
+
+def identity_of(quota: Quota) -> str:
+    """The fields of a quota whose change resets the bucket, and the epoch of the last such change."""
+    return ".".join(map(str, (*quota.identity, quota.epoch)))
 
 
 def reset_key(bucket: bytes) -> bytes:

@@ -16,8 +16,9 @@ from app.domain.sampled_rate import Sample
 from app.domain.slots import slot_of
 from app.domain.token_bucket import Tokens
 from app.store.client import client_of, is_clustered
-from app.store.encoding import ALGORITHMS as NUMBERS
-from app.store.encoding import ORDER_STEP, QUOTA, encode_call, parameters
+from app.store.compiled_quota import AFTER, BEFORE, BETWEEN, parameters
+from app.store.compiled_quota import ALGORITHMS as NUMBERS
+from app.store.encoding import ORDER_STEP, encode_call
 from app.store.keys import ORDER_KEY, PREFIX, RESETS_KEY, bucket_key, order_key, resets_key, slot_key
 from app.store.library import Library, MissingFunctionError, call_function
 from app.store.redis import run, run_script
@@ -185,13 +186,9 @@ def written_id(digest: int, at_ms: int, layer_ms: int) -> WrittenId:
 def _encode(quota: Quota, items: Items) -> bytes:
     """A bucket's parameters and what it should hold; ``lua/load.lua`` draws it."""
     kind, layout = _LAYOUTS[type(items[0])]
-    head = QUOTA.pack(
-        NUMBERS[quota.algorithm],
-        0,
-        len(items),
-        quota.limit,
-        kind,
-        *parameters(quota),
-        quota.longest_delay_ms,
+    head = (
+        BEFORE.pack(NUMBERS[quota.algorithm], 0),
+        BETWEEN.pack(len(items), quota.limit, kind),
+        AFTER.pack(*parameters(quota), quota.longest_delay_ms),
     )
-    return b"".join([head, *(layout.pack(*item) for item in items)])
+    return b"".join([*head, *(layout.pack(*item) for item in items)])

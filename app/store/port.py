@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
 
 from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason
 from app.domain.ladder import AppliedQuota
-from app.domain.quota import Enforcement
+from app.domain.quota import Enforcement, Quota
 from app.domain.undo import Stamp
 from app.node.shortage import Resource, shortage_of
+from app.store.compiled_quota import CompiledQuota
 
+SPREAD_BYTES: Final = 32
+"""What the store takes for a producer id."""
+LAYER: Final = 4
+"""One live layer, in the byte that also holds the clock correction: so kept answers keep their length."""
 NONE_KNOWN: Final[Mapping[bytes, int]] = MappingProxyType({})
 
 
@@ -53,26 +58,48 @@ def as_shortage(error: Exception) -> ShortageError | None:
     return None if resource is None else ShortageError(resource, repr(error))
 
 
-class Charge(Struct, frozen=True):
+class Charge(Struct, gc=False):
     """What an ask spends of one quota that applies to it.
 
     Attributes:
-        key: the bucket's key in the store (``app.store.keys``); a caller may keep it for the next ask.
+        compiled: the quota, as it applies to this ask.
+        owner, bucket: the names of the bucket's owner and of the bucket.
+        key: the bucket's key in the store (``app.store.keys``).
         usage: in units of the limit; for producer ids their number, or, to renew them, the number of the last
             reset that the node knew of.
-        enforcement: as it applies to this ask.
         spreads: for producer ids, 32 bytes each, joined; in mode undo, the stamp of the charge; otherwise
             empty.
     """
 
-    applied: AppliedQuota
+    compiled: CompiledQuota
+    owner: str
+    bucket: str
     key: bytes
     usage: float
-    enforcement: Enforcement
     spreads: bytes = b""
 
+    @property
+    def quota(self) -> Quota:
+        """The quota."""
+        return self.compiled.quota
 
-class Plan(Struct, frozen=True):
+    @property
+    def entity(self) -> str:
+        """The entity that the quota is set on."""
+        return self.compiled.entity
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """How the quota is enforced for this ask."""
+        return self.compiled.enforcement
+
+    @property
+    def applied(self) -> AppliedQuota:
+        """The quota that applies, in the words of the domain."""
+        return AppliedQuota(self.compiled.quota, self.compiled.entity, self.bucket, self.owner)
+
+
+class Plan(Struct, gc=False):
     """What the store needs to know of an ask.
 
     Attributes:
@@ -86,7 +113,6 @@ class Plan(Struct, frozen=True):
         context: the node's own bytes, given back with a kept answer; in mode ``renew`` the birth of the state
             that the node knows (``Mark``).
         at_ms: the caller's clock; None under the store's.
-        ids: how many producer ids it has, which is counted from the charges; many ids make a call long.
         keeps: keep the answer even if nothing was charged, since other parts of the ask were.
         stamped: answer with the stamps of what was charged, by which it can be undone.
         byte_delay_ms: the delay that byte rates of other slots gave, to be waited out first (KIP-124).
@@ -97,95 +123,89 @@ class Plan(Struct, frozen=True):
 
     mode: Mode | Literal["refresh", "renew", "hold", "settle", "undo", "look"]
     charges: tuple[Charge, ...]
-    recheck: bool = False
     retry: tuple[str | None, bytes] | None = None
     context: bytes = b""
     at_ms: int | None = None
-    ids: int = 0
     keeps: bool = False
     stamped: bool = False
     byte_delay_ms: int = 0
     lease: tuple[bytes, int] | None = None
 
-    def __post_init__(self) -> None:
-        ids = 0
-        for charge in self.charges:
-            ids += len(charge.spreads)
-        if ids:
-            force_setattr(self, "ids", ids // 32)
+    @property
+    def ids(self) -> int:
+        """How many producer ids it has; many ids make a call long. Only the first charge may count ids."""
+        return len(self.charges[0].spreads) // SPREAD_BYTES if self.charges else 0
 
 
-class PackedPlan(Struct, frozen=True):
-    """A plan in the bytes that the store takes (``app.store.encoding``), kept for asks that are equal.
-
-    Attributes:
-        slots: of its keys, once they were wanted; only on a cluster.
-    """
-
-    keys: tuple[bytes, ...]
-    argument: bytes
-    ids: int = 0
-    mode: Mode = "admit"
-    slots: tuple[int, ...] = ()
-
-
-class ChargeResult(Struct, frozen=True):
+class ChargeResult(Struct, frozen=True, gc=False):
     """What the store answers to one charge.
 
     Attributes:
-        correction: 0; 1 if the clock was behind the bucket, whose newest time was used instead; 2 if it was
-            behind by more than a window, and the bucket was moved back.
-        observed, remaining: the bucket after the ask's effect.
-        remembered, fill: for producer ids; otherwise 0, but see ``forgiven``.
-        layers: how many layers of producer ids are live; otherwise 0.
-        open_ms: for producer ids, for how long the layer stays open that now holds all ids of the ask; 0 if
-            it does not hold all of them. Always 0 for a peek.
-        given: in mode undo, how much was given back; otherwise not to be used, but see ``unseen``.
+        clock: 0; 1 if the clock was behind the bucket, whose newest time was used instead; 2 if it was behind
+            by more than a window, and the bucket was moved back; plus 4 for each live layer of producer ids.
+        observed, remaining: the bucket after the ask's effect, in the limit's unit; not a number if unknown.
+        given: what depends on the mode; see the properties.
+        remembered: for producer ids how many the bucket remembers; see ``lapsed``.
+        fill: for producer ids the fill of the newest filter, from 0 to 1; see ``forgiven`` and ``held``.
     """
 
     outcome: Outcome
-    throttle_ms: int
-    reason: Reason | None
-    correction: int
-    observed: float
-    remaining: float
-    largest: float | None
-    remembered: int
-    fill: float
-    layers: int = 0
-    open_ms: int = 0
+    reason: Reason | None = None
+    clock: int = 0
+    throttle_ms: int = 0
+    observed: float = math.nan
+    remaining: float = math.nan
     given: float = 0.0
+    remembered: float = 0.0
+    fill: float = 0.0
+
+    @property
+    def correction(self) -> int:
+        """0; 1 or 2 as ``clock`` says."""
+        return self.clock % LAYER
+
+    @property
+    def layers(self) -> int:
+        """How many layers of producer ids are live; otherwise 0."""
+        return self.clock // LAYER
+
+    @property
+    def largest(self) -> float | None:
+        """With reason ``too_large``, the most that an empty bucket can hold."""
+        return self.given if self.reason == "too_large" else None
+
+    @property
+    def open_ms(self) -> int:
+        """For producer ids, for how long the layer stays open that now holds all ids of the ask.
+
+        0 if it does not hold all of them; always 0 for a peek.
+        """
+        return 0 if self.reason == "too_large" else int(max(self.given, 0.0))
 
     @property
     def forgiven(self) -> float:
-        """For a token bucket, how many units of its debt were forgiven; the script returns it as ``fill``."""
+        """For a token bucket, how many units of its debt were forgiven."""
         return self.fill
 
     @property
     def unseen(self) -> int:
-        """For producer ids that are throttled, how many are new; the script returns them below 0."""
+        """For producer ids that are throttled, how many are new."""
         return int(max(-self.given, 0))
 
     @property
     def held(self) -> float:
-        """In modes hold, look and settle, the units that the bucket holds now; the script's ``fill``."""
+        """In modes hold, look and settle, the units that the bucket holds now."""
         return self.fill
 
     @property
     def lapsed(self) -> float:
-        """For a quota of units, those of leases that ended before the ask and that nobody had settled.
-
-        The script returns them as ``remembered``; they may have a fraction.
-        """
+        """For a quota of units, those of leases that ended before the ask and that nobody had settled."""
         return self.remembered
 
     @property
     def granted(self) -> float:
-        """In mode hold, the units that are held now, if every quota admits; the script's ``open_ms``.
-
-        In mode look, those that this bucket would grant.
-        """
-        return self.open_ms
+        """In mode hold, the units held now, if every quota admits; in mode look, those that would be."""
+        return 0.0 if self.reason == "too_large" else max(self.given, 0.0)
 
 
 class Undone(NamedTuple):
@@ -232,6 +252,8 @@ class Answer(Struct, frozen=True):
             could only peek.
         id_outcomes: what became of its ids, a byte each: SEEN, CHARGED or REFRESHED of
             ``app.decision_log.batch``.
+        admits: every quota admits, by the word of the store.
+        packed: the answer as it came; empty if it was put together.
         stamps: of its charges, if the plan wanted them.
         orders: for each result its own place, if the buckets of the ask are in several slots of a cluster;
             else empty: all have ``order``.
@@ -250,6 +272,8 @@ class Answer(Struct, frozen=True):
     at_ms: int = 0
     order: int | None = None
     id_outcomes: bytes = b""
+    admits: bool = False
+    packed: bytes = b""
     stamps: tuple[Stamp, ...] = ()
     orders: tuple[int | None, ...] = ()
     failure: StoreError | None = None
@@ -263,20 +287,6 @@ class Answer(Struct, frozen=True):
     def tries(self) -> tuple[Answer, ...]:
         """The answers of all tries of the ask, newest first: each may have written something."""
         return (self,) if self.earlier is None else (self, *self.earlier.tries)
-
-
-class PackedAnswer(Struct, frozen=True, gc=False):
-    """What the store answers to one plan, in its bytes; ``app.store.encoding`` makes an ``Answer`` of it.
-
-    Attributes:
-        unpacked: the answer itself, if it was put together from those of several slots.
-    """
-
-    packed: bytes
-    at_ms: int = 0
-    order: int | None = None
-    id_outcomes: bytes = b""
-    unpacked: Answer | None = None
 
 
 class Memory(NamedTuple):
@@ -313,7 +323,7 @@ class Fault(NamedTuple):
     detail: str
 
 
-Came = Callable[[list[PackedAnswer] | Exception], None]
+Came = Callable[[list[Answer] | Exception], None]
 """Called with the answers of a call, or with the error in their place: mostly a ``StoreError``."""
 
 
@@ -323,7 +333,7 @@ class StoreCalls(Protocol):
     The store itself offers them, and so does the circuit in front of it (``app.admission.circuit``).
     """
 
-    def ask(self, plans: Sequence[Plan | PackedPlan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         """Decide plans in order, each atomically, in one round trip on the open connection.
 
         Args:

@@ -47,8 +47,6 @@ from app.store.port import (
     Fault,
     Mark,
     Memory,
-    PackedAnswer,
-    PackedPlan,
     Plan,
     ShortageError,
     StoreError,
@@ -157,7 +155,7 @@ class RedisStore:
         self.memory: Memory | None = None
         """The memory that the last examination found in use; None if that is unknown."""
 
-    def ask(self, plans: Sequence[Plan | PackedPlan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         """Decide plans in order, each atomically, in one round trip on the open connection.
 
         Args:
@@ -188,7 +186,7 @@ class RedisStore:
             keys.append(order_key)
         return ("FCALL", self._library.name, len(keys), *keys, self._call, *arguments)
 
-    def _answers(self, reply: Any) -> list[PackedAnswer] | Exception:
+    def _answers(self, reply: Any) -> list[Answer] | Exception:
         if isinstance(reply, Exception):
             return reply
         try:

@@ -8,11 +8,14 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
+from random import Random
 from typing import Final, NamedTuple, Self
 
 import pytest
@@ -21,9 +24,21 @@ import redis
 from app.decision_log.batch import STREAM
 from tests import service, stores
 from tests.bench import generator
-from tests.bench.generator import Found, Load
+from tests.bench.generator import BUILT, Found, Load
 from tests.bench.results import SHED
-from tests.bench.works import HOT, MANY, QUOTAS, THROTTLE, Log, Subject, Work, numbers, request
+from tests.bench.works import (
+    MANY,
+    QUOTAS,
+    SERVICES,
+    THROTTLE,
+    WITH_KNOWN_IDS,
+    Log,
+    Subject,
+    Work,
+    numbers,
+    odd_requests,
+    request,
+)
 from tests.load.holding import programs_of
 from tests.programs import end
 from tests.service import Service, eventually
@@ -32,10 +47,11 @@ from tests.tools import need
 ROOT: Final = Path(__file__).parents[2]
 PEERS: Final = Path(__file__).parent / "peers"
 NODE: Final = PEERS / "node"
+BEFORE: Final = "9ec3e4c148"
+"""The commit of the service with which works of `before` run: the last one with a fast and a slow way."""
+SEED: Final = 936
+BATCH: Final = 100
 ALTERED_AT_ONCE: Final = 100
-MOST_A_SECOND: Final = 60_000
-"""Asks for which enough ids are made known elsewhere; if there are more, some are answered from memory, and
-the results say how many."""
 INSTALL_WITHIN_S: Final = 300
 READY_WITHIN_S: Final = 30
 
@@ -54,19 +70,11 @@ http {{
     limit_req_status 429;
     limit_req_log_level info;
     limit_req_zone $arg_principal zone=first:32m rate=1000000r/s;
-    limit_req_zone $arg_principal zone=second:32m rate=1000000r/s;
-    limit_req_zone $arg_principal zone=third:32m rate=1000000r/s;
-    limit_req_zone $arg_principal zone=tight:1m rate=1r/m;
+    limit_req_zone $arg_principal zone=tight:32m rate=1r/m;
     server {{
         listen 127.0.0.1:{port};
         location /one {{ limit_req zone=first burst=1000000 nodelay; empty_gif; }}
-        location /three {{
-            limit_req zone=first burst=1000000 nodelay;
-            limit_req zone=second burst=1000000 nodelay;
-            limit_req zone=third burst=1000000 nodelay;
-            empty_gif;
-        }}
-        location /denied {{ limit_req zone=tight; empty_gif; }}
+        location /refused {{ limit_req zone=tight; empty_gif; }}
     }}
 }}
 """
@@ -120,7 +128,6 @@ class Subjected(NamedTuple):
     address: tuple[str, int]
     pid: int
     store: stores.Server | None
-    database_url: str = ""
 
     def programs(self) -> tuple[list[int], list[int]]:
         """The process ids of the program, and of its store."""
@@ -132,12 +139,11 @@ class Variant(NamedTuple):
 
     subject: Subject
     log: Log = "denied"
-    remembers: bool = True
 
     @classmethod
     def of(cls, work: Work) -> Self:
         """The variant that a work needs."""
-        return cls(work.subject, work.log, work.remembers)
+        return cls(work.subject, work.log)
 
     def __str__(self) -> str:
         """Its name in results.
@@ -145,7 +151,7 @@ class Variant(NamedTuple):
         >>> print(Variant("quotagate", "all"))
         quotagate/all
         """
-        return f"{self.subject}/{self.log}" + ("" if self.remembers else "/no memory")
+        return f"{self.subject}/{self.log}"
 
 
 class MissingError(Exception):
@@ -165,8 +171,8 @@ class Arena:
         self.skipped: dict[str, str] = {}
         self._running: dict[Variant, Subjected] = {}
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-bench-")))
-        self._fresh = self._known = 0
-        self._other: Subjected | None = None
+        self._fresh = 0
+        self._draw = Random(SEED)
         self._primed: set[tuple[int, str]] = set()
 
     def has(self, work: Work) -> bool:
@@ -196,13 +202,15 @@ class Arena:
             nanoseconds.
         """
         subject = self._running[Variant.of(work)]
-        sequence = self._prime(work, subject, round(MOST_A_SECOND * (warm_s + seconds)))
+        self._prime(work, subject)
         own, its_stores = subject.programs()
         found = self._generated(
             Load(
                 address=subject.address,
                 request=request(work),
-                sequence=sequence,
+                odd=odd_requests(work),
+                odd_in=work.odd_in,
+                sequence=numbers(work.callers, self._draw),
                 schedule=schedule,
                 connections=connections,
                 warm_s=warm_s,
@@ -215,23 +223,27 @@ class Arena:
         )
         return found, sum(found.processor_ns[: len(own)]), sum(found.processor_ns[len(own) :])
 
+    def ask_each(self, work: Work, each: Sequence[int]) -> None:
+        """Ask a work that this has once for each caller, by requests that are all due at once."""
+        self._ask_each(self._running[Variant.of(work)], work, each)
+
     def store_bytes(self, kind: str) -> float:
         """Bytes that a new store needs for each of 100,000 principals that asked once."""
         with ExitStack() as stack:
-            subject = self._quotagate("off", stack)
+            subject = self._quotagate(Variant("quotagate", "off"), stack)
             assert subject.store is not None
             with redis.Redis.from_url(subject.store.url) as client:
                 before = client.info("memory")["used_memory"]
-                self._ask_each(subject, batch_of(kind), range(MANY))
+                self._ask_each(subject, batch_of("quotagate", kind), range(MANY))
                 return float(client.info("memory")["used_memory"] - before) / MANY
 
     def resident_bytes(self) -> dict[str, int]:
         """The memory of each running program, without its store."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        return {
-            str(variant): page * sum(_resident_pages(pid) for pid in subject.programs()[0])
-            for variant, subject in self._running.items()
-        }
+        return {str(variant): _resident_bytes(subject) for variant, subject in self._running.items()}
+
+    def resident_bytes_of(self, work: Work) -> int:
+        """The memory of a work's program."""
+        return _resident_bytes(self._running[Variant.of(work)])
 
     def versions(self) -> dict[str, str]:
         """The versions of the programs that run, as far as they are no packages of Python."""
@@ -258,7 +270,8 @@ class Arena:
     def _started(self, work: Work) -> Subjected:
         start: dict[Subject, Callable[[], Subjected]] = {
             "echo": lambda: self._asgi("tests.bench.peers.echo", None),
-            "quotagate": lambda: self._quotagate(work.log, self._stack, work.remembers),
+            "quotagate": lambda: self._quotagate(Variant.of(work), self._stack),
+            "before": lambda: self._quotagate(Variant.of(work), self._stack),
             "fastapi": lambda: self._asgi("tests.bench.peers.fastapi_gcra", self._store(self._stack)),
             "node": self._node,
             "nginx": self._nginx,
@@ -269,18 +282,15 @@ class Arena:
         with pinned(self.cores.store):
             return stack.enter_context(stores.server("valkey"))
 
-    def _quotagate(self, log: Log, stack: ExitStack, remembers: bool = True) -> Subjected:
+    def _quotagate(self, variant: Variant, stack: ExitStack) -> Subjected:
+        environment: dict[str, str] = {"QUOTAGATE_LOG": variant.log}
+        if variant.subject == "before":
+            environment["PYTHONPATH"] = str(checked_out(BEFORE))
         store = self._store(stack)
         with pinned(self.cores.server):
-            node = stack.enter_context(
-                service.running(
-                    store_url=store.url,
-                    environment={"QUOTAGATE_LOG": log},
-                    program="app.run.cli" if remembers else "tests.bench.peers.without_memory",
-                )
-            )
+            node = stack.enter_context(service.running(store_url=store.url, environment=environment))
         set_quotas(node)
-        return Subjected(node.address, node.pid, store, node.database_url)
+        return Subjected(node.address, node.pid, store)
 
     def _asgi(self, module: str, store: stores.Server | None) -> Subjected:
         with socket.create_server(("127.0.0.1", 0)) as listener, pinned(self.cores.server):
@@ -324,52 +334,27 @@ class Arena:
         eventually(lambda: _answers(process, address))
         return Subjected(address, process.pid, None)
 
-    def _prime(self, work: Work, subject: Subjected, count: int) -> array[int]:
-        """Make what the work takes for granted: buckets, known ids, and an empty stream of the log.
-
-        Args:
-            count: the most asks that the work can make.
-
-        Returns:
-            the numbers that the work's requests take in turn.
-        """
-        if work.asked.decision == THROTTLE:  # the first ask of each principal is admitted
-            self._ask_each(subject, work, range(HOT))
-        if work.subject != "quotagate":
-            return numbers(work.keys)
+    def _prime(self, work: Work, subject: Subjected) -> None:
+        """Make what a work takes for granted: buckets, known ids, and an empty stream of the log."""
+        if work.subject == "nginx" and work.asked.decision == THROTTLE:  # the first ask is admitted
+            self._ask_each(subject, work, range(work.callers))
+        if work.subject not in SERVICES:
+            return
         assert subject.store is not None
         with redis.Redis.from_url(subject.store.url) as client:
             client.xtrim(STREAM, maxlen=0, approximate=False)
-        many = work.keys != "hot"
-        if work.kind == "known id elsewhere":
-            ids = array("I", range(self._known, self._known + count))
-            self._known += count
-            self._ask_each(self._elsewhere(subject), batch_of(work.kind), ids)
-            return ids
-        if work.kind in {"known id", "three quotas"}:
-            self._prime_once(subject, "known id", MANY if many else HOT)
-        if many and work.kind not in {"known id", "new id", "no quota"}:
-            # Their buckets have expired since the last round, and would not have at this rate of asks.
+        if work.kind in WITH_KNOWN_IDS:
+            self._prime_once(subject, batch_of(work.subject, "known id"))  # they charge each caller's limit
+        if work.asked.applied and work.kind not in {"known id", "refused id", "new id"}:
+            # Buckets of rates have expired since the last round, and would not have at this rate of asks.
             kind = "one quota" if work.kind == "check" else work.kind
-            self._ask_each(subject, batch_of(kind), range(MANY))
-        return numbers(work.keys)
+            self._ask_each(subject, batch_of(work.subject, kind), range(work.callers))
 
-    def _elsewhere(self, subject: Subjected) -> Subjected:
-        """Another node with the same store and catalog."""
-        if self._other is None:
-            assert subject.store is not None
-            with pinned(self.cores.generator):
-                node = self._stack.enter_context(
-                    service.running(store_url=subject.store.url, database_url=subject.database_url)
-                )
-            self._other = Subjected(node.address, node.pid, subject.store)
-        return self._other
-
-    def _prime_once(self, subject: Subjected, kind: str, count: int) -> None:
-        key = subject.pid, f"{kind} {count}"
+    def _prime_once(self, subject: Subjected, work: Work) -> None:
+        key = subject.pid, work.kind
         if key not in self._primed:
             self._primed.add(key)
-            self._ask_each(subject, batch_of(kind), range(count))
+            self._ask_each(subject, work, range(MANY))
 
     def _ask_each(self, subject: Subjected, work: Work, each: Sequence[int]) -> None:
         """Ask once for each principal, by requests that are all due at once."""
@@ -391,9 +376,25 @@ class Arena:
         assert found.statuses.get(SHED, 0) <= found.answers / 10, found.statuses
 
 
-def batch_of(kind: str) -> Work:
+def batch_of(subject: Subject, kind: str) -> Work:
     """Return asks of a kind in batches that make many buckets quickly."""
-    return Work(subject="quotagate", kind=kind, batch=HOT)
+    return Work(subject=subject, kind=kind, batch=BATCH)
+
+
+def checked_out(commit: str) -> Path:
+    """A folder with the service as it was at a commit."""
+    folder = BUILT / f"before-{commit}"
+    if not folder.exists():
+        command = ["git", "archive", commit, "app", "migrations", "workers"]
+        archive = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+        if archive.returncode:
+            raise MissingError(archive.stderr.decode(errors="replace").strip())
+        BUILT.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=BUILT))
+        with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
+            tar.extractall(partial, filter="data")
+        partial.rename(folder)
+    return folder
 
 
 def set_quotas(node: Service) -> None:
@@ -432,8 +433,10 @@ def _install_node_packages() -> None:
     installed.touch()
 
 
-def _resident_pages(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+def _resident_bytes(subject: Subjected) -> int:
+    own, _ = subject.programs()
+    pages = [Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1] for pid in own]
+    return os.sysconf("SC_PAGE_SIZE") * sum(map(int, pages))
 
 
 def _first_line(program: str, option: str) -> str:

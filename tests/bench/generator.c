@@ -31,24 +31,27 @@ enum {
     PROGRAMS = 64,      /* whose processor clocks are read */
     ODD = 400,          /* bytes of an unexpected answer that are shown */
     FIRST_BUFFER = 16384,
+    TEMPLATES = 8,
 };
 static const uint64_t SECOND = 1000000000ull, GRACE = 10 * SECOND;
 
-enum { NEXT, SAME, FRESH }; /* the number of a slot: the sequence's next, that one again, or one never used */
+/* What a slot gets: the sequence's next number, that one again, a number never used, or random digits. */
+enum { NEXT, SAME, FRESH, HEX, DIGITS };
 typedef struct { uint32_t offset, digits, kind; } Slot;
+typedef struct { uint32_t size, slot_count; const Slot *slots; const char *bytes; } Template;
 
 typedef struct {
     int socket, busy, counted;  /* busy: 1 waits for an answer, -1 is lost; counted: its request is in the window */
     uint64_t began;
-    char *request, *in;
-    size_t written, in_room, got;
+    char *requests[TEMPLATES], *request, *in;  /* a request from each template; the newest that was sent */
+    size_t size, written, in_room, got;
 } Connection;
 
-static const char *request;     /* all requests are this one, with other numbers in its slots */
-static const Slot *slots;
+/* Requests are made from the first template; one in odd_in, at random, from one of the others. */
+static Template templates[TEMPLATES];
 static const uint32_t *sequence;
 static const uint64_t *schedule;
-static uint32_t request_size, slot_count, sequence_size, schedule_size, next_in_sequence, next_due;
+static uint32_t template_count, odd_in, sequence_size, schedule_size, next_in_sequence, next_due;
 static uint64_t fresh, start, window_from, window_to, last_answer;
 static const char *expected = "", *local = "";
 static size_t expected_size, local_size;
@@ -92,8 +95,8 @@ static void note(uint64_t *histogram, uint64_t ns) {
 static uint64_t upper(uint64_t at) { return at < 64 ? at : ((65 + at % 64) << (at / 64 - 1)) - 1; }
 
 static void write_request(Connection *one) {
-    while (one->written < request_size) {
-        ssize_t wrote = send(one->socket, one->request + one->written, request_size - one->written, MSG_NOSIGNAL);
+    while (one->written < one->size) {
+        ssize_t wrote = send(one->socket, one->request + one->written, one->size - one->written, MSG_NOSIGNAL);
         if (wrote < 0) {
             if (errno != EAGAIN) { lost++; one->busy = -1; return; }
             struct epoll_event wanted = {.events = EPOLLIN | EPOLLOUT, .data.ptr = one};
@@ -104,16 +107,42 @@ static void write_request(Connection *one) {
     }
 }
 
+/* SplitMix64. Its seed differs in each run: what one run sent, the next does not repeat. */
+static uint64_t random_state;
+static uint64_t random_bits(void) {
+    uint64_t mixed = random_state += 0x9e3779b97f4a7c15ull;
+    mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9ull;
+    mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111ebull;
+    return mixed ^ mixed >> 31;
+}
+
+static void put_hex(char *to, uint32_t digits) {
+    uint64_t bits = 0;
+    for (uint32_t digit = 0; digit < digits; digit++, bits >>= 4) {
+        if (digit % 16 == 0) bits = random_bits();
+        to[digit] = "0123456789abcdef"[bits & 15];
+    }
+}
+
+static void put_number(char *to, uint32_t digits, uint64_t rest) {
+    for (char *end = to + digits; end > to; rest /= 10) *--end = (char)('0' + rest % 10);
+}
+
 static void ask(Connection *one, uint64_t began) {
+    uint32_t which = odd_in && random_bits() % odd_in == 0 ? 1 + (uint32_t)(random_bits() % (template_count - 1)) : 0;
+    const Template *its = &templates[which];
     uint64_t number = 0;
-    for (uint32_t each = 0; each < slot_count; each++) {
-        if (slots[each].kind == NEXT) {
+    one->request = one->requests[which];
+    one->size = its->size;
+    for (const Slot *slot = its->slots; slot < its->slots + its->slot_count; slot++) {
+        char *to = one->request + slot->offset;
+        if (slot->kind == NEXT) {
             number = sequence[next_in_sequence];
             if (++next_in_sequence == sequence_size) next_in_sequence = 0;
         }
-        uint64_t rest = slots[each].kind == FRESH ? fresh++ : number;
-        char *end = one->request + slots[each].offset + slots[each].digits;
-        for (uint32_t digit = 0; digit < slots[each].digits; digit++, rest /= 10) *--end = (char)('0' + rest % 10);
+        if (slot->kind == HEX) put_hex(to, slot->digits);
+        else if (slot->kind == DIGITS) put_number(to, slot->digits, random_bits());
+        else put_number(to, slot->digits, slot->kind == FRESH ? fresh++ : number);
     }
     one->written = 0;
     one->busy = 1;
@@ -187,11 +216,18 @@ static void load(const char *path) {
     const char *at = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, file, 0);
     if (at == MAP_FAILED) fail("mmap");
     const uint32_t *header = (const uint32_t *)at;
-    request_size = header[0], slot_count = header[1], sequence_size = header[2], schedule_size = header[3];
+    template_count = header[0], odd_in = header[1], sequence_size = header[2], schedule_size = header[3];
+    if (template_count > TEMPLATES) { fprintf(stderr, "at most %d templates\n", TEMPLATES); exit(2); }
     schedule = (const uint64_t *)(header + 4);
     sequence = (const uint32_t *)(schedule + schedule_size);
-    slots = (const Slot *)(sequence + sequence_size);
-    request = (const char *)(slots + slot_count);
+    const uint32_t *sizes = sequence + sequence_size;
+    const Slot *slots = (const Slot *)(sizes + 2 * template_count);
+    for (uint32_t each = 0; each < template_count; each++) {
+        templates[each] = (Template){.size = sizes[2 * each], .slot_count = sizes[2 * each + 1], .slots = slots};
+        slots += templates[each].slot_count;
+    }
+    const char *bytes = (const char *)slots;
+    for (uint32_t each = 0; each < template_count; bytes += templates[each++].size) templates[each].bytes = bytes;
 }
 
 static void connect_to(Connection *one, const char *host, int port) {
@@ -203,7 +239,8 @@ static void connect_to(Connection *one, const char *host, int port) {
     setsockopt(one->socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     fcntl(one->socket, F_SETFL, O_NONBLOCK);
     one->in = malloc(one->in_room = FIRST_BUFFER);
-    one->request = memcpy(malloc(request_size), request, request_size);
+    for (uint32_t each = 0; each < template_count; each++)
+        one->requests[each] = memcpy(malloc(templates[each].size), templates[each].bytes, templates[each].size);
     struct epoll_event wanted = {.events = EPOLLIN, .data.ptr = one};
     epoll_ctl(events, EPOLL_CTL_ADD, one->socket, &wanted);
 }
@@ -243,6 +280,7 @@ int main(int count_of, char **words) {
     epoll_ctl(events, EPOLL_CTL_ADD, timer, &wanted);
 
     start = now();
+    random_state = start ^ (uint64_t)getpid() << 48;
     window_from = start + warm, window_to = window_from + window;
     for (int each = 0; each < connections; each++)
         if (schedule_size) idle[idle_count++] = &all[each];

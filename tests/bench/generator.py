@@ -25,8 +25,8 @@ FLAGS: Final = ("-O2", "-std=gnu11")
 ENDS_WITHIN_S: Final = 900.0
 """How much longer than its window it may take: connections at the beginning, outstanding answers at the
 end."""
-SLOT: Final = re.compile(rb"\{(next|same|fresh)(\d+)\}")
-KINDS: Final = {b"next": 0, b"same": 1, b"fresh": 2}
+SLOT: Final = re.compile(rb"\{(next|same|fresh|hex|digits)(\d+)\}")
+KINDS: Final = {b"next": 0, b"same": 1, b"fresh": 2, b"hex": 3, b"digits": 4}
 
 
 class Load(msgspec.Struct, kw_only=True, frozen=True):
@@ -34,7 +34,10 @@ class Load(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         request: the whole of a request. In it ``{next6}`` becomes the next number of the sequence in six
-            digits, ``{same6}`` that number again, and ``{fresh12}`` a number that was never used.
+            digits, ``{same6}`` that number again, ``{fresh12}`` a number that was never used, ``{hex32}``
+            random hexadecimal digits, and ``{digits5}`` random decimal ones. The seed differs in each run.
+        odd: other requests, likewise; at most seven.
+        odd_in: one in so many requests, at random, is one of `odd`; 0: none is.
         sequence: the numbers that ``{next…}`` takes in turn, again and again; as an array of unsigned 32-bit
             integers.
         schedule: when requests are due, in nanoseconds from the start; empty: each connection asks when it is
@@ -46,6 +49,8 @@ class Load(msgspec.Struct, kw_only=True, frozen=True):
 
     address: tuple[str, int]
     request: bytes
+    odd: Sequence[bytes] = ()
+    odd_in: int = 0
     sequence: array[int]
     schedule: Sequence[int] = ()
     connections: int = 64
@@ -115,17 +120,25 @@ def filled(text: bytes) -> bytes:
 
 
 def packed(load: Load) -> bytes:
-    """The generator's input: four counts, the schedule, the sequence, the slots, and the request."""
-    slots, shorter = [], 0
-    for slot in SLOT.finditer(load.request):
-        digits = int(slot[2])
-        slots.append(struct.pack("<III", slot.start() - shorter, digits, KINDS[slot[1]]))
-        shorter += len(slot[0]) - digits
-    request = filled(load.request)
+    """The generator's input: four counts, the schedule, the sequence, and the requests with their slots."""
+    requests = (load.request, *load.odd)
+    slots = [_slots(request) for request in requests]
+    bodies = [filled(request) for request in requests]
+    sizes = [struct.pack("<II", *map(len, pair)) for pair in zip(bodies, slots, strict=True)]
     schedule = array("Q", load.schedule)
     assert load.sequence.itemsize == 4, "the generator reads 32-bit numbers"
-    counts = struct.pack("<IIII", len(request), len(slots), len(load.sequence), len(schedule))
-    return b"".join([counts, schedule.tobytes(), load.sequence.tobytes(), *slots, request])
+    counts = struct.pack("<IIII", len(requests), load.odd_in, len(load.sequence), len(schedule))
+    inner = [slot for its in slots for slot in its]
+    return b"".join([counts, schedule.tobytes(), load.sequence.tobytes(), *sizes, *inner, *bodies])
+
+
+def _slots(request: bytes) -> list[bytes]:
+    found, shorter = [], 0
+    for slot in SLOT.finditer(request):
+        digits = int(slot[2])
+        found.append(struct.pack("<III", slot.start() - shorter, digits, KINDS[slot[1]]))
+        shorter += len(slot[0]) - digits
+    return found
 
 
 def run(load: Load) -> Found:

@@ -8,7 +8,7 @@ from html import escape
 from typing import Final, NamedTuple
 
 from tests.bench.results import Results
-from tests.bench.targets import HOT, ratio
+from tests.bench.targets import ROWS, ratio
 
 WIDTH: Final = 900
 NAMES: Final = 330
@@ -34,17 +34,20 @@ class Bar(NamedTuple):
 
 def costs(results: Results) -> str:
     """Decisions for the processor time of one echo, by work."""
-    targets = {
-        f"quotagate/{kind.partition('/')[0]}/hot" + ("/batch 100" if "/" in kind else ""): wanted
-        for kind, wanted in HOT.items()
-    }
     bars = [
-        Bar(name, reached, "own" if name.startswith("quotagate") else "peer", targets.get(name))
+        Bar(
+            name,
+            reached,
+            "own" if name.startswith("quotagate") else "peer",
+            ROWS[name].ratio if name in ROWS else None,
+        )
         for name in results.works
         if (reached := ratio(results, name)) is not None
     ]
     return _drawn(
-        "Decisions for the processor time of one ASGI echo (more is better; red: the target)", bars, results
+        "Decisions for the processor time of one echo of the same requests (more is better; red: the target)",
+        bars,
+        results,
     )
 
 

@@ -15,7 +15,6 @@ from tests.bench.arithmetic import best_ratio, usual_ratio
 from tests.bench.markdown import number, table
 from tests.bench.results import Measured, Results, read
 from tests.bench.targets import TARGETS
-from tests.bench.works import ECHO
 
 DISTURBED = 0.1
 """The median share of the machine's processor time for other programs, above which a page warns."""
@@ -58,7 +57,7 @@ def page(results: Results, stem: str) -> str:
             "",
             "## Targets",
             "",
-            *table(["target", "wanted", "reached", ""], _targets(results)),
+            *table(["target", "wanted", "floor", "reached", ""], _targets(results)),
             "",
             "## Processor time",
             "",
@@ -69,6 +68,7 @@ def page(results: Results, stem: str) -> str:
                     "work",
                     "decisions for one echo",
                     "median of rounds",
+                    "echo us",
                     "API us per decision",
                     "store us",
                     "store, echoes",
@@ -129,8 +129,8 @@ def _how(results: Results) -> str:
     plan = results.plan
     return (
         f"Closed loop, {plan.connections} connections, {plan.rounds} interleaved rounds of "
-        f"{plan.seconds:g} s, an echo before each work. Each figure is the best of all rounds, each ratio "
-        "that of two such figures. "
+        f"{plan.seconds:g} s, an echo of the same requests before each work. "
+        "Each figure is the best of all rounds, each ratio that of two such figures. "
         f"Cores: {results.cores}."
     )
 
@@ -139,14 +139,12 @@ def _targets(results: Results) -> Iterator[Sequence[object]]:
     for target in TARGETS:
         reached = target.reached(results)
         wanted = f"{'at least' if target.at_least else 'at most'} {target.wanted:g}"
-        met = {True: "met", False: "**short**", None: ""}[target.is_met(results)]
-        yield target.name, wanted, "not measured" if reached is None else number(reached), met
+        floor = "" if target.floor == target.wanted else f"{target.floor:g}"
+        shown = "not measured" if reached is None else number(reached)
+        yield target.name, wanted, floor, shown, target.outcome(results) or ""
 
 
 def _costs(results: Results) -> Iterator[Sequence[object]]:
-    echoes = [pair.echo for pair in results.pairs]
-    if echoes:
-        yield _cost_row(ECHO.name, echoes, echoes)
     for name in results.works:
         pairs = results.pairs_of(name)
         if pairs:
@@ -161,11 +159,12 @@ def _cost_row(name: str, echoes: Sequence[Measured], works: Sequence[Measured]) 
         name,
         number(best_ratio(echo_us, work_us)),
         number(usual_ratio(echo_us, work_us)),
+        number(min(echo_us)),
         number(min(work_us)),
         number(store_us) if store_us else "",
         number(store_us / min(echo_us)) if store_us else "",
         number(1e6 / min(work_us)),
-        f"{median(work.local for work in works):.1%}" if name.startswith("quotagate") else "",
+        f"{median(work.local for work in works):.1%}" if name.startswith(("quotagate/", "before/")) else "",
         f"{max(work.busy for work in works):.0%}",
         number(max(work.answers / work.wall_s for work in works)),
         number(min(work.waits_ms["p50"] for work in works)),

@@ -8,27 +8,22 @@ from typing import Final, NamedTuple
 
 from tests.bench.markdown import number, table
 from tests.bench.results import Results
-from tests.bench.targets import COMPARED
-from tests.bench.works import Work
+from tests.bench.works import COMPARED
 
 KINDS: Final = (
-    "one quota/hot",
-    "one quota/uniform",
-    "token bucket/hot",
-    "three quotas/hot",
-    "three quotas/uniform",
-    "known id/hot",
-    "known id/hot/no memory",
-    "known id elsewhere/hot",
-    "new id/hot",
-    "denied rate/hot",
-    "no quota/hot",
-    "check/hot",
-    "one quota/hot/batch 10",
-    "one quota/hot/batch 100",
-    "one quota/hot/batch 1000",
-    "three quotas/hot/batch 100",
+    "one quota",
+    "one quota/100 callers",
+    "rate and bytes",
+    "three quotas",
+    "known id",
+    "new id/100 callers",
+    "refused by a rate",
+    "refused id",
+    "no quota",
+    "check",
+    "one quota/batch 100",
 )
+"""Rows of the service, by name; callers are 100,000 if there is no number of them."""
 FULL: Final = 0.7
 """The share of a core's time that sizing allows for."""
 RATES: Final = (1_000, 10_000, 100_000)
@@ -77,6 +72,7 @@ def page(results: Results) -> str:
             "## What a core does",
             "",
             "Decisions a second of one core that does nothing else, for an API process and for the store.",
+            "A row without a number of callers has 100,000; each request has a head of its own.",
             "",
             *table(
                 [
@@ -153,7 +149,7 @@ def _wall(costs: Sequence[Cost]) -> Iterator[str]:
     yield "One primary is one thread, so what it decides in a second is the limit of a deployment without a"
     yield "cluster, however many nodes ask."
     by_name = {cost.name: cost for cost in costs}
-    single, batch = by_name.get("one quota, hot"), by_name.get("one quota, hot, batch 100")
+    single, batch = by_name.get("one quota"), by_name.get("one quota, batch 100")
     if single and single.store_us:
         yield (
             f"Asks of one quota, one at a time, reach it at {number(1e6 / single.store_us)} a second, which "
@@ -188,10 +184,9 @@ def _sized(cost: Cost, rate: int) -> str:
 
 
 def _latency(results: Results) -> Iterator[str]:
-    work: Work | None = results.works.get(COMPARED)
     rows = []
-    for share in results.plan.open_shares if work else ():
-        runs = results.open_runs_of(COMPARED, share)
+    for share in results.plan.open_shares:
+        runs = results.open_runs_of(COMPARED.name, share)
         if runs:
             waits = min((run.measured.waits_ms for run in runs), key=lambda each: each["p99"])
             rows.append((f"{share:.0%}", *(number(waits[name]) for name in ("p50", "p99", "p99.9"))))

@@ -13,7 +13,7 @@ from time import perf_counter, process_time
 import pytest
 from sqlalchemy import insert, update
 
-from app.admission.plan import matches_of
+from app.admission.compiled import Tables
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.catalog.port import QuotaRow
@@ -106,7 +106,7 @@ def test_many_quotas_load_and_change(many: str) -> None:
         applied = []
         for _ in range(9):
             began = process_time()
-            catalog.snapshot.apply(99, await catalog._changes([row]))
+            await catalog._take([row], catalog.snapshot, 99)
             applied.append((process_time() - began) * 1_000)
         await catalog.close()
         return min(loads), median(applied), write_ms
@@ -157,12 +157,12 @@ def test_a_lookup_costs_the_same_among_many_as_among_few(tmp_path: Path) -> None
     async def microseconds(count: int) -> float:
         catalog, _ = await opened(filled(f"sqlite:///{tmp_path / f'{count}.db'}", count))
         await catalog.put(Entity.of(user=ANY), {"request_rate": 5}, BY)
-        quotas = catalog.snapshot.quotas
+        tables = Tables(catalog.snapshot, MatchingRules())
         spent = []
         for _ in range(9):
             began = process_time()
             for ask in asks:
-                assert matches_of(ask, quotas, MatchingRules())
+                assert tables.charges(ask)
             spent.append((process_time() - began) / len(asks) * 1e6)
         await catalog.close()
         return min(spent)

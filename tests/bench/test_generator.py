@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -86,6 +87,34 @@ def test_slots_get_the_next_and_fresh_numbers():
     assert found.fresh == 45
     assert found.answers == found.expected == 4
     assert found.statuses == {"200": 4}
+
+
+def test_random_digits_differ_in_each_request_and_in_each_run():
+    bodies: list[bytes] = []
+
+    def answer(_: int, body: bytes) -> bytes:
+        bodies.append(body)
+        return b"yes"
+
+    template = b"{hex15} {digits6}"  # as long as the body of the head above
+    with serving(answer) as address:
+        for _ in range(2):
+            loaded(address, request=ASK + template, schedule=[0] * 50)
+    assert len(set(bodies)) == 100
+    assert all(re.fullmatch(rb"[0-9a-f]{15} [0-9]{6}", body) for body in bodies)
+    assert {chr(each) for body in bodies for each in body[:15]} == set("0123456789abcdef")
+
+
+@pytest.mark.parametrize(("odd_in", "least", "most"), [(0, 0, 0), (10, 50, 150), (1, 1_000, 1_000)])
+def test_one_in_so_many_requests_is_odd(odd_in: int, least: int, most: int):
+    def answer(_: int, body: bytes) -> bytes:
+        return b"yes" if body.startswith(b"odd") else b"no"
+
+    odd = [ASK + b"odd-{next6} and again".ljust(26), ASK + b"odd too, and {fresh6}"]
+    with serving(answer) as address:
+        found = loaded(address, schedule=[0] * 1_000, odd=odd, odd_in=odd_in)
+    assert found.answers == 1_000
+    assert least <= found.expected <= most
 
 
 def test_texts_of_answers_are_counted():

@@ -11,8 +11,20 @@ import pytest
 from tests.bench.arena import Arena
 from tests.bench.works import ECHO, Subject, Work, selected
 
-LIMITED = {"principal": "denied-000001", "usage": {"requests": 1}}
-GENEROUS = {"principal": "user-000001", "usage": {"requests": 1, "produce_bytes": 1000, "fetch_bytes": 1}}
+LIMITED = {"principal": "user-000001", "usage": {"fetch_bytes": 1}}
+GENEROUS = {"principal": "user-000001", "usage": {"requests": 1, "produce_bytes": 1000}}
+COSTS = {"fetch_bytes": 1, "produce_bytes": 10**9}
+"""Each is all that its limit admits at once."""
+RUN = (
+    "quotagate/one quota/100 callers",
+    "quotagate/new id/100 callers",
+    "quotagate/refused by a rate",
+    "quotagate/one quota/all odd",
+    "fastapi/refused by a rate",
+    "node/rate and bytes",
+    "nginx/refused by a rate",
+)
+"""A row of each sort."""
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +60,29 @@ def test_a_peer_with_a_store_admits_up_to_its_limits(arena, subject):
 
 def test_nginx_admits_up_to_its_limits(arena):
     with client(arena, "nginx") as http:
-        statuses = [http.get(f"/denied?principal={who}").status_code for who in ("a", "a", "b")]
+        statuses = [http.get(f"/refused?principal={who}").status_code for who in ("a", "a", "b")]
         assert statuses == [200, 429, 200]
-        assert http.get("/one?principal=a").status_code == http.get("/three?principal=a").status_code == 200
+        assert http.get("/one?principal=a").status_code == 200
 
 
 def test_the_gcra_script_charges_all_limits_or_none(arena):
     """One of two limits refuses, so the other is not charged."""
     with client(arena, "fastapi") as http:
-        one = {"principal": "denied-000002", "usage": {"requests": 1}}
-        both = {"principal": "denied-000002", "usage": {"requests": 1, "fetch_bytes": 1}}
-        other = {"principal": "denied-000002", "usage": {"fetch_bytes": 1}}
-        decisions = [http.post("/v1/decisions", json=ask).json()["decision"] for ask in (one, both, other)]
+        limited, generous = (
+            {"principal": "user-000002", "usage": {name: cost}} for name, cost in COSTS.items()
+        )
+        both = {"principal": "user-000002", "usage": COSTS}
+        asks = [limited, both, generous]
+        decisions = [http.post("/v1/decisions", json=ask).json()["decision"] for ask in asks]
     assert decisions == ["admit", "throttle", "admit"]
 
 
-@pytest.mark.parametrize("name", ["echo", "quotagate/one quota/hot", "quotagate/denied id/hot"])
+@pytest.mark.parametrize("name", ["echo", *RUN])
 def test_a_work_can_be_measured(arena, name):
     (work,) = [ECHO] if name == "echo" else selected(name)
-    assert arena.has(work)
+    if not arena.has(work):
+        pytest.skip(arena.skipped[work.subject])
     found, api_ns, store_ns = arena.run(work, warm_s=0.1, seconds=0.2, connections=4)
     assert found.answers
     assert api_ns > 0
-    assert (store_ns > 0) == (work.subject == "quotagate")
+    assert (store_ns > 0) == (work.subject not in {"echo", "nginx"})

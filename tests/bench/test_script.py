@@ -11,6 +11,7 @@ import redis
 from app.domain.entity import Entity
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import KEYS, Quota
+from app.store.compiled_quota import compiled
 from app.store.encoding import encode_call, encode_plans
 from app.store.keys import bucket_key
 from app.store.library import Library
@@ -34,9 +35,8 @@ def charge(key: str, user: int, limit: float, spreads: bytes = b"", ip: str | No
     quota = Quota(key, limit, row.algorithm, row.enforcement, burst=limit)
     entity = str(Entity.of(ip=ip) if ip else Entity.of(user=f"user-{user}"))
     applied = AppliedQuota(quota, entity, entity, entity)
-    return Charge(
-        applied=applied, key=bucket_key(applied), usage=1, enforcement=row.enforcement, spreads=spreads
-    )
+    its = compiled(quota, entity, 0)
+    return Charge(its, entity, entity, bucket_key(applied), 1, spreads)
 
 
 def rates(user: int) -> tuple[Charge, Charge]:

@@ -59,8 +59,9 @@ async def _send(node: Admission, wanted: list[Ask]) -> None:
 
     async def call() -> None:
         for ask in work:
-            (decision,) = await node.decide([ask])
-            assert decision.source == "store"
+            (planned,) = await node.decide([ask])
+            assert planned.decision is not None
+            assert planned.decision.source == "store"
 
     await asyncio.gather(*(call() for _ in range(CALLERS)))
 

@@ -1,13 +1,11 @@
-"""What the benchmark asks: kinds of asks, the principals that ask, and the requests as bytes."""
+"""What the benchmark asks: kinds of asks, how many callers ask, and the requests as bytes."""
 
 from __future__ import annotations
 
-import random
 from array import array
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from functools import cache
-from itertools import accumulate
+from random import Random
 from typing import Final, Literal
 
 import msgspec
@@ -15,32 +13,44 @@ import msgspec
 from tests.bench.generator import filled
 
 MANY: Final = 100_000
-"""Principals of uniform and Zipf keys."""
-HOT: Final = 64
-"""Principals of hot keys: one for each connection."""
+FEW: Final = 100
+DRAWS: Final = 2**18
+"""Callers that are drawn for one measurement; it ends before they repeat, apart from batches."""
 IN_FLIGHT: Final = 8_000
 """The most asks that wait for an answer at once."""
-DRAWS: Final = 2**18
-SEED: Final = 936
+ODD_IN: Final = 100
+"""One in so many requests of a mix is odd."""
 
-Keys = Literal["hot", "uniform", "zipf"]
+Head = Literal["own", "one"]
 Log = Literal["denied", "off", "all"]
-Subject = Literal["echo", "quotagate", "fastapi", "node", "nginx"]
+Subject = Literal["echo", "quotagate", "before", "fastapi", "node", "nginx"]
+SERVICES: Final = frozenset({"quotagate", "before"})
+"""The service: of this working tree, and of the commit in `tests.bench.arena.BEFORE`."""
 
 ADMIT: Final = '"decision":"admit"'
 THROTTLE: Final = '"decision":"throttle"'
 LOCAL: Final = '"source":"local"'
 """Texts of answers."""
 
+HEAD: Final = (
+    "Host: 127.0.0.1\r\n"
+    "User-Agent: python-httpx/0.28.1\r\n"
+    "Accept: application/json\r\n"
+    "Content-Type: application/json\r\n"
+)
+"""The head of a client that traces nothing."""
+OWN: Final = "traceparent: 00-{hex32}-{hex16}-01\r\nx-request-id: {hex16}\r\n"
+"""The fields that a client with tracing adds. Their values differ in each request."""
+
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of ask of the service.
+    """One kind of ask.
 
     Attributes:
         usage: the ask's usage as JSON, with the generator's slots.
-        applied: how many quotas apply to it.
-        principal: who asks, likewise.
-        decision: what every answer must be.
+        applied: the number of quotas that apply.
+        principal: the caller, likewise.
+        decision: the text that every answer has.
     """
 
     usage: str
@@ -51,98 +61,106 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 KINDS: Final = {
     "one quota": Kind(usage='{"requests":1}'),
-    "token bucket": Kind(usage='{"mutations":1}'),
+    "rate and bytes": Kind(usage='{"requests":1,"produce_bytes":1{digits5}}', applied=2),
+    "no quota": Kind(usage='{"connections":1}', applied=0),
+    "check": Kind(usage='{"requests":1}'),
+    "refused by a rate": Kind(usage='{"fetch_bytes":900}', decision=THROTTLE),
+    "refused id": Kind(usage='{"producer_ids":["n{fresh12}"]}', decision=THROTTLE),
+    "new id": Kind(usage='{"producer_ids":["n{fresh12}"]}', principal="new-{next6}"),
+    "known id": Kind(usage='{"producer_ids":["id-{same6}"]}'),
     "three quotas": Kind(
         usage='{"requests":1,"produce_bytes":1000,"producer_ids":["id-{same6}"]}', applied=3
     ),
-    "known id": Kind(usage='{"producer_ids":["id-{same6}"]}'),
-    "known id elsewhere": Kind(usage='{"producer_ids":["{same12}"]}', principal="known-{next2}"),
-    "new id": Kind(usage='{"producer_ids":["n{fresh12}"]}', principal="new-{next6}"),
-    "denied id": Kind(usage='{"producer_ids":["n{fresh12}"]}', principal="denied-{next6}", decision=THROTTLE),
-    "denied rate": Kind(usage='{"fetch_bytes":9}', principal="denied-{next6}", decision=THROTTLE),
-    "no quota": Kind(usage='{"connections":1}', applied=0),
-    "check": Kind(usage='{"requests":1}'),
 }
-"""What the service is asked. `three quotas` are two rates and a known id. The ids of `known id elsewhere`
-became known through another node, and each is asked for once, so that a node's memory of known ids cannot
-answer."""
+"""What is asked. `three quotas` are two rates and a known id."""
+OF_PEERS: Final = ("one quota", "rate and bytes", "refused by a rate")
+"""Kinds of asks that the peers with a store understand. They have no producer ids and no check."""
+WITH_KNOWN_IDS: Final = frozenset({"known id", "refused id", "three quotas"})
+"""Kinds of asks whose callers have a known id each, and may have no other."""
 
-PEER_KINDS: Final = {
-    "one quota": Kind(usage='{"requests":1}'),
-    "three quotas": Kind(usage='{"requests":1,"produce_bytes":1000,"fetch_bytes":1}', applied=3),
-    "denied rate": Kind(usage='{"requests":1}', principal="denied-{next6}", decision=THROTTLE),
+LONG: Final = {"samples": 11, "sample_ms": 100_000}
+DAY_MS: Final = 86_400_000
+ALL_KEYS: Final[dict[str, object]] = {
+    "request_rate": 1e9,
+    "producer_byte_rate": 10**12,
+    "consumer_byte_rate": {"limit": 1, **LONG},
+    "producer_ids_rate": {"limit": 1, "window_ms": DAY_MS},
 }
-"""What peers with a shared store are asked. They have no ids, so `three quotas` are three rates."""
-
 QUOTAS: Final[dict[str, dict[str, object]]] = {
-    "user=*": {
-        "request_rate": 1e9,
-        "producer_byte_rate": 10**12,
-        "controller_mutation_rate": 1e9,
-        "producer_ids_rate": 100,
-        "consumer_byte_rate": 10**12,
-    },
-    **{f"user=new-{number:06}": {"producer_ids_rate": 500_000} for number in range(HOT)},
-    **{f"user=known-{number:02}": {"producer_ids_rate": 500_000} for number in range(100)},
-    **{
-        f"user=denied-{number:06}": {"producer_ids_rate": 1, "consumer_byte_rate": 1} for number in range(HOT)
-    },
+    "user=*": ALL_KEYS,
+    **{f"user=new-{number:06}": {"producer_ids_rate": 500_000} for number in range(FEW)},
+    **{f"user=tenant-{number:03}": ALL_KEYS for number in range(FEW)},
 }
-"""The service's quotas, by entity. The default ones admit all that the benchmark asks; the limits of
-`new-...` and `known-...` are larger than the number of ids that it makes."""
+"""The service's quotas, by entity. The default ones admit any rate but `fetch_bytes` and one producer id; a
+caller may fetch 900 bytes once in a quarter of an hour. No caller is a `tenant-...`: each ask looks for a
+quota of its own user before it finds the default."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is measured.
+    """One row of the benchmark.
 
     Attributes:
+        callers: the number of principals that ask.
         batch: asks in a request; 0 asks for a single decision.
+        head: whether the fields of `OWN` are in each request.
         log: which decisions the service logs.
-        remembers: whether a node of the service remembers producer ids.
+        odd_in: one in so many requests is odd (see `odd_requests`); 0: none is, 1: all are.
         is_open: whether it is also measured at fixed rates.
     """
 
     subject: Subject
     kind: str
-    keys: Keys = "hot"
+    callers: int = MANY
     batch: int = 0
+    head: Head = "own"
     log: Log = "denied"
-    remembers: bool = True
+    odd_in: int = 0
     is_open: bool = False
 
     @property
     def name(self) -> str:
-        """Its name in results: ``quotagate/one quota/uniform``."""
-        parts = [self.subject, self.kind, self.keys]
+        """Its name in results. Callers are `MANY` if it has no number of them.
+
+        >>> Work(subject="quotagate", kind="one quota", callers=FEW, batch=100).name
+        'quotagate/one quota/100 callers/batch 100'
+        """
+        parts = [self.subject, self.kind]
+        parts += [f"{self.callers} callers"] if self.callers != MANY else []
         parts += [f"batch {self.batch}"] if self.batch else []
+        parts += ["one head"] if self.head == "one" else []
         parts += [f"log {self.log}"] if self.log != "denied" else []
-        parts += [] if self.remembers else ["no memory"]
+        parts += [] if not self.odd_in else ["all odd"] if self.odd_in == 1 else [f"1 in {self.odd_in} odd"]
         return "/".join(parts)
+
+    @property
+    def echo(self) -> Work:
+        """The echo that gets the same requests."""
+        return msgspec.structs.replace(self, subject="echo", log="denied")
 
     @property
     def asked(self) -> Kind:
         """What it asks."""
-        return (KINDS if self.subject in {"quotagate", "echo"} else PEER_KINDS)[self.kind]
+        return KINDS[self.kind]
 
     @property
     def asks(self) -> int:
-        """Decisions for each request."""
-        return max(1, self.batch)
+        """Decisions for each request; an echo makes one answer, also to a batch."""
+        return 1 if self.subject == "echo" else max(1, self.batch)
 
     @property
     def most_connections(self) -> int:
         """The most connections; with more, asks of large batches would wait until a node sheds them."""
-        return IN_FLIGHT // self.asks
+        return IN_FLIGHT // max(1, self.batch)
 
     @property
     def expected(self) -> str:
         """The text that every decision has; empty where the status says it all."""
-        return "" if self.subject in {"echo", "nginx"} else self.asked.decision
+        return "" if self.subject in {"echo", "nginx"} or self.odd_in == 1 else self.asked.decision
 
     @property
     def local(self) -> str:
         """The text of decisions that were made without the store."""
-        return LOCAL if self.subject == "quotagate" else ""
+        return LOCAL if self.subject in SERVICES else ""
 
     @property
     def statuses(self) -> set[str]:
@@ -150,83 +168,109 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         return {"429"} if self.subject == "nginx" and self.asked.decision == THROTTLE else {"200"}
 
 
-OPEN: Final = frozenset({"one quota", "three quotas", "known id"})
-"""Kinds of asks of the service that are measured at fixed rates, too."""
-KEPT: Final = ("one quota", "token bucket", "three quotas", "known id")
+KEPT: Final = ("one quota", "rate and bytes", "known id", "three quotas")
 """Kinds of asks whose buckets are weighed."""
-ECHO: Final = Work(subject="echo", kind="one quota", is_open=True)
+COMPARED: Final = Work(subject="quotagate", kind="one quota", is_open=True)
+"""The work that others are compared with."""
+ECHO: Final = COMPARED.echo
+STORED: Final = (
+    *(
+        Work(subject="before", kind=kind)
+        for kind in (
+            "one quota",
+            "rate and bytes",
+            "refused by a rate",
+            "refused id",
+            "three quotas",
+        )
+    ),
+    Work(subject="before", kind="new id", callers=FEW),
+    Work(subject="before", kind="one quota", batch=100),
+)
+"""Works of the service as it was, whose store is compared with the store of today."""
 
 
 def all_works() -> Iterator[Work]:
     """Every work, in the order in which a round measures them."""
+    yield COMPARED
+    yield Work(subject="quotagate", kind="one quota", callers=FEW)
+    yield Work(subject="quotagate", kind="one quota", callers=FEW, head="one")
     for kind in KINDS:
-        yield Work(subject="quotagate", kind=kind, is_open=kind in OPEN)
-    for kind in ("one quota", "token bucket", "three quotas", "known id", "new id", "no quota", "check"):
-        yield Work(subject="quotagate", kind=kind, keys="uniform")
-    for kind in ("one quota", "three quotas", "known id"):
-        yield Work(subject="quotagate", kind=kind, keys="zipf")
-    yield Work(subject="quotagate", kind="known id", remembers=False)
-    yield Work(subject="quotagate", kind="known id", keys="uniform", remembers=False)
-    for batch in (10, 100, 1_000):
-        yield Work(subject="quotagate", kind="one quota", batch=batch)
-    yield Work(subject="quotagate", kind="one quota", keys="uniform", batch=100)
-    yield Work(subject="quotagate", kind="one quota", keys="zipf", batch=100)
-    yield Work(subject="quotagate", kind="three quotas", batch=100)
+        if kind != COMPARED.kind:
+            yield Work(subject="quotagate", kind=kind, callers=FEW if kind == "new id" else MANY)
+    yield Work(subject="quotagate", kind="one quota", batch=100)
+    yield Work(subject="quotagate", kind="one quota", callers=FEW, batch=100)
+    for odd_in in (ODD_IN, 1):
+        yield Work(subject="quotagate", kind="one quota", odd_in=odd_in)
     for log in ("off", "all"):
-        for kind in ("one quota", "denied rate"):
-            yield Work(subject="quotagate", kind=kind, log=log)
-    yield Work(subject="quotagate", kind="one quota", batch=100, log="off")
-    yield Work(subject="quotagate", kind="one quota", batch=100, log="all")
-    for subject in ("fastapi", "node", "nginx"):
-        for keys in ("hot", "uniform", "zipf"):
-            yield Work(subject=subject, kind="one quota", keys=keys, is_open=keys == "hot")
-        yield Work(subject=subject, kind="three quotas")
-        yield Work(subject=subject, kind="denied rate")
-        if subject != "nginx":
-            yield Work(subject=subject, kind="one quota", batch=100)
+        yield Work(subject="quotagate", kind="one quota", log=log)
+    yield from STORED
+    for subject in ("fastapi", "node"):
+        for kind in OF_PEERS:
+            yield Work(subject=subject, kind=kind, is_open=kind == COMPARED.kind)
+        yield Work(subject=subject, kind="one quota", callers=FEW)
+        yield Work(subject=subject, kind="one quota", batch=100)
+    yield Work(subject="nginx", kind="one quota", is_open=True)
+    yield Work(subject="nginx", kind="refused by a rate")
 
 
 def selected(patterns: str) -> list[Work]:
-    """The works whose names match one of the patterns, which commas separate (``quotagate/one*,node/*``)."""
+    """The works whose names match one of the patterns, which commas separate.
+
+    A pattern without a program is about the service: ``check`` is ``quotagate/check``.
+    """
     wanted = [pattern.strip() for pattern in patterns.split(",")]
-    return [work for work in all_works() if any(fnmatch(work.name, pattern) for pattern in wanted)]
+    return [work for work in all_works() if any(_matches(work, pattern) for pattern in wanted)]
 
 
-@cache
-def numbers(keys: Keys) -> array[int]:
-    """Return numbers of principals: hot ones in turn; others are drawn with a fixed seed."""
-    draw = random.Random(SEED)
-    if keys == "hot":
-        return array("I", range(HOT))
-    if keys == "uniform":
-        return array("I", (draw.randrange(MANY) for _ in range(DRAWS)))
-    weights = list(accumulate(1 / rank for rank in range(1, MANY + 1)))
-    # The most active principals are spread over all names.
-    names = draw.sample(range(MANY), MANY)
-    return array("I", (names[rank] for rank in draw.choices(range(MANY), cum_weights=weights, k=DRAWS)))
+def numbers(callers: int, draw: Random) -> array[int]:
+    """Numbers of callers: few ask in turn, many are drawn."""
+    if callers <= FEW:
+        return array("I", range(callers))
+    return array("I", draw.choices(range(callers), k=DRAWS))
 
 
 def request(work: Work) -> bytes:
     """The request that a work sends, with the generator's slots."""
-    asked = work.asked
-    principal = asked.principal
     if work.subject == "nginx":
-        place = {"one quota": "one", "three quotas": "three", "denied rate": "denied"}[work.kind]
-        return _head("GET", f"/{place}?principal={principal}")
+        place = {"one quota": "one", "refused by a rate": "refused"}[work.kind]
+        return _request(work, "GET", f"/{place}?principal=user-{{next6}}")
     if work.kind == "check":
-        return _head("GET", "/v1/check", f"X-Quotagate-Principal: {principal}\r\n")
-    ask = f'{{"principal":"{principal}","usage":{asked.usage}}}'
+        return _request(work, "GET", "/v1/check", "X-Quotagate-Principal: user-{next6}\r\n")
+    asked = work.asked
+    ask = f'{{"principal":"{asked.principal}","usage":{asked.usage}}}'
     if work.batch:
-        return _posted("/v1/decisions:batch", f'{{"asks":[{",".join([ask] * work.batch)}]}}')
-    return _posted("/v1/decisions", ask)
+        return _posted(work, "/v1/decisions:batch", f'{{"asks":[{",".join([ask] * work.batch)}]}}')
+    return _posted(work, "/v1/decisions", ask)
 
 
-def _posted(path: str, body: str) -> bytes:
-    size = len(filled(body.encode()))
+def odd_requests(work: Work) -> tuple[bytes, ...]:
+    """Requests that are not ordinary: a body in chunks, another route, and JSON that repeats a key.
+
+    The first two hand a connection over to the slow protocol; the fast decoder refuses the third.
+    """
+    if not work.odd_in:
+        return ()
+    ask = '{"principal":"user-{next6}","usage":{"requests":1}}'
+    twice = '{"principal":"","principal":"user-{next6}","usage":{"requests":1}}'
+    size = len(filled(ask.encode()))
+    chunks = f"{size:x}\r\n{ask}\r\n0\r\n\r\n".encode()
     return (
-        _head("POST", path, f"Content-Type: application/json\r\nContent-Length: {size}\r\n") + body.encode()
+        _request(work, "POST", "/v1/decisions", "Transfer-Encoding: chunked\r\n") + chunks,
+        _request(work, "GET", "/health/live"),
+        _posted(work, "/v1/decisions", twice),
     )
 
 
-def _head(method: str, path: str, fields: str = "") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{fields}\r\n".encode()
+def _matches(work: Work, pattern: str) -> bool:
+    return fnmatch(work.name, pattern) or fnmatch(work.name, f"quotagate/{pattern}")
+
+
+def _posted(work: Work, path: str, body: str) -> bytes:
+    size = len(filled(body.encode()))
+    return _request(work, "POST", path, f"Content-Length: {size}\r\n") + body.encode()
+
+
+def _request(work: Work, method: str, path: str, fields: str = "") -> bytes:
+    own = OWN if work.head == "own" else ""
+    return f"{method} {path} HTTP/1.1\r\n{HEAD}{own}{fields}\r\n".encode()

@@ -22,6 +22,7 @@ from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.cluster import ClusterStore
+from tests.charging import decisions_of
 from tests.clusters import Cluster
 
 RULES: Final = MatchingRules()
@@ -74,7 +75,7 @@ async def nodes(
     cluster: Cluster, count: int = 1, quotas: Any = None, *, caller_clock: bool = False, **more: Any
 ) -> AsyncIterator[list[Admission]]:
     """Nodes that share the cluster; they are patient, as a crowded machine is no outage."""
-    snapshot = Snapshot(1, QUOTAS if quotas is None else quotas)
+    snapshot = Snapshot.of(QUOTAS if quotas is None else quotas)
     async with AsyncExitStack() as stack:
         opened = []
         for _ in range(count):
@@ -95,7 +96,7 @@ async def nodes(
 
 async def status(admission: Admission, bucket: str, quota: str) -> Any:
     """A bucket as it is."""
-    buckets = Buckets(admission.circuit, lambda: Snapshot(1, QUOTAS), RULES)
+    buckets = Buckets(admission.circuit, lambda: Snapshot.of(QUOTAS), RULES)
     (found,) = await buckets.status(BucketName.parse(bucket, RULES), quota, None)
     return found
 
@@ -168,7 +169,7 @@ class Traffic:
             if self._is_stopping:
                 return
             asks = [self._ask(chance) for _ in range(chance.choice((1, 1, 1, 4)))]
-            for ask, decision in zip(asks, await chance.choice(nodes).decide(asks), strict=True):
+            for ask, decision in zip(asks, await decisions_of(chance.choice(nodes), asks), strict=True):
                 self.count(ask, decision)
 
     def _ask(self, chance: random.Random) -> Ask:

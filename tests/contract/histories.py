@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from app.domain.ask import COUNTS, Ask, Mode
+from app.domain.ask import COUNTS, NO_PRODUCER_ID, Ask, Mode
 from app.domain.entity import ANY, Entity
 from app.domain.quota import KEYS, LAYER_POLICIES, Enforcement, Layers, OnStoreFailure, Quota, Scope
 
@@ -109,6 +109,8 @@ def asks(draw: st.DrawFn) -> Ask:
             first = draw(st.integers(0, len(IDS) - 1))
             many = draw(one_of(*((1, 1, 2, 5, 9, 30) if mode == "admit" else (1, 3, 40, 60))))
             ids = None if mode == "refund" else tuple((IDS[first:] + IDS)[:many])
+            if ids is not None and draw(st.integers(0, 4)) == 0:
+                ids = (*ids, ids[0], NO_PRODUCER_ID)
         else:
             whole = field in COUNTS
             usage[field] = draw(one_of(*AMOUNTS, *(() if whole else FRACTIONS)))

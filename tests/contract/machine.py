@@ -22,36 +22,34 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace as with_
 
-from app.admission import metrics, plain
-from app.admission.admission import count_answer
-from app.admission.fallback import verdict_when_full
-from app.admission.plain import PlainAsk
+from app.admission.answers import decided, verdict_when_full
+from app.admission.compiled import Tables, charge_of
+from app.admission.local import renewal_plan
 from app.admission.plan import (
-    Match,
-    Matches,
-    decision_of,
+    PlannedAsk,
     granted_by,
     hold_plan,
-    matches_of,
     plan_of,
-    renewal_plan,
-    restricted_matches,
+    restricted,
     settle_plan,
+    with_spreads,
 )
+from app.catalog.snapshot import Snapshot, SnapshotChange
 from app.domain.ask import Ask, Mode
 from app.domain.binding import Binding
 from app.domain.caller import ANYONE, Caller
-from app.domain.decision import Decision
+from app.domain.decision import Decision, Verdict
 from app.domain.entity import Entity
 from app.domain.errors import OutOfBoundsError
-from app.domain.ladder import MatchingRules
+from app.domain.known_ids import Renewal
+from app.domain.ladder import AppliedQuota, MatchingRules, applied_quotas
 from app.domain.oracle import Bucket, IdsBucket, Oracle, RateBucket, TokensBucket
 from app.domain.producer_ids import ProducerIds
 from app.domain.quota import KEYS, MAX_THROTTLE_MS, Algorithm, Quota
-from app.store import encoding
-from app.store.encoding import decode_answer, encode_plan, packed_answers_of
-from app.store.keys import RESETS_KEY
-from app.store.port import Answer, Charge, ChargeResult, Mark, PackedAnswer, PackedPlan, Plan
+from app.domain.usage import ids_of
+from app.store.encoding import answers_of
+from app.store.keys import RESETS_KEY, bucket_key
+from app.store.port import Answer, Charge, ChargeResult, Mark, Plan
 from app.store.redis import RedisStore
 from app.store.script import LOOK_EVERY_MS, SCRIPT
 from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
@@ -82,7 +80,6 @@ MUST_MEET = (
     "deny in a shared bucket",
     "refund",
     "shadow",
-    "short way",
     *(f"full: {what}" for what in ("admitted", "throttled", "recorded", "an old bucket", "no new segment")),
     "forgiven by a charge",
     "forgiven by a refund",
@@ -155,7 +152,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, max_ids: int, sequential: bool, data: Any) -> None:
         self.met["steps"] -= 1  # the invariant that counts steps also runs before the first one
         self.sequential, self.max_ids = sequential, max_ids
-        self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential, when_full=verdict_when_full)
+        self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential, when_full=when_full)
         script = looking_each_time(self.script)
         options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": script}
         self.stores = {
@@ -167,7 +164,8 @@ class Machine(RuleBasedStateMachine):
             self.loop.run_until_complete(store.connect())
         self.store = self.stores[False, False]
         self.loop.run_until_complete(self.stores[True, False].examine())  # a full store takes no library
-        self.short_quotas: dict[str, dict[Entity, Quota]] | None = None
+        self.snapshot = Snapshot()
+        """The quotas that ``tables`` has; it follows their changes, as that of a node does."""
         self.quotas: dict[str, dict[Entity, Quota]] = {}
         for key in KEYS:
             places = entities_of(key)
@@ -511,35 +509,37 @@ class Machine(RuleBasedStateMachine):
 
     def _reset(self, ask: Ask) -> None:
         """Reset the bucket of an ask's ids."""
-        for match in self._ids_matches(ask):
-            self.loop.run_until_complete(self.store.forget([match.key], {match.key: 60_000}))
-            self.oracle.reset(match.applied, self._last_reset())
+        for applied in self._ids_quotas(ask):
+            key = bucket_key(applied)
+            self.loop.run_until_complete(self.store.forget([key], {key: 60_000}))
+            self.oracle.reset(applied, self._last_reset())
 
-    def _ids_matches(self, ask: Ask) -> tuple[Match, ...]:
-        return matches_of(replace(ask, usage={}), self.quotas, RULES)
+    def _ids_quotas(self, ask: Ask) -> list[AppliedQuota]:
+        return applied_quotas(replace(ask, usage={}), self.quotas, RULES)
 
     def _renew(self, ask: Ask, known: Mark) -> None:
         ask = replace(ask, at_ms=self.now)
-        for match in self._ids_matches(ask):
-            plan = renewal_plan(match, ask, known.resets, known.birth, SECRET)
+        for applied in self._ids_quotas(ask):
+            renewal = Renewal(
+                bucket_key(applied), applied, ask.principal or "", known.resets, ids_of(ask), edition=0
+            )
+            plan = with_(renewal_plan(renewal, known.birth, SECRET), at_ms=ask.at_ms)
             (answer,) = self.loop.run_until_complete(self.store.decide([plan]))
             self.met["renewal"] += 1
-            expected = self.oracle.renew(ask, match.applied, known.resets, known.birth, self.now)
+            expected = self.oracle.renew(ask, applied, known.resets, known.birth, self.now)
             if answer.results[0].outcome != expected:
                 raise Difference(f"{ask}\nrenewal: {answer}\noracle: {expected}")
             self.met["renewal of what was reset"] += expected == "reject"
             self.met["renewal of what another state had"] += expected == "throttle"
             bucket = self._bucket(plan.charges[0])
             assert isinstance(bucket, IdsBucket)
-            remembered = bucket.state.remembered(
-                max(self.now, bucket.newest_ms or 0), match.applied.quota.layers
-            )
+            remembered = bucket.state.remembered(max(self.now, bucket.newest_ms or 0), applied.quota.layers)
             if answer.results[0].remembered != remembered:
                 raise Difference(f"{ask}\nrenewal: {answer}\noracle remembers {remembered}")
             if expected == "admit":
                 at = max(self.now, bucket.newest_ms or 0)
                 self._compare_open(ask, plan.charges[0], answer.results[0], bucket.state, at)
-            self._compare_expiry([match.key])
+            self._compare_expiry([charge.key for charge in plan.charges])
 
     @rule(data=st.data(), key=st.sampled_from(list(KEYS)))
     def change_quota(self, data: Any, key: str) -> None:
@@ -572,36 +572,27 @@ class Machine(RuleBasedStateMachine):
         if not timed:
             asks = [replace(ask, at_ms=self.now) for ask in asks]
         try:
-            plans = [self._plan(ask, caller, place) for place, ask in enumerate(asks)]
+            planned = [self._planned(ask, caller, place) for place, ask in enumerate(asks)]
         except OutOfBoundsError as refused:
             self._compare_refusal(asks[refused.place], caller, refused)
             return
-        wanted = [plan for plan in plans if plan is not None]
+        wanted = [each.plan for each in planned if each.plan is not None]
         if not wanted:
             return
         store = self.stores[timed, self.met["steps"] % 2 == 0]
         before = self._server_time() if timed else 0
-        short = [self._short(ask, caller, plan) for ask, plan in zip(asks, plans, strict=True)]
-        sent: list[Plan | PackedPlan] = [
-            its.planned.plan if its and its.planned.plan else plan
-            for its, plan in zip(short, plans, strict=True)
-            if plan is not None
-        ]
-        decided_by_store: list[PackedAnswer] = []
-        while len(decided_by_store) < len(sent):
-            came = self.loop.run_until_complete(packed_answers_of(store, sent[len(decided_by_store) :]))
-            self.met["in pieces"] += len(came) < len(sent)
-            decided_by_store += came
-        answers = iter(decided_by_store)
+        came: list[Answer] = []
+        while len(came) < len(wanted):
+            more = self.loop.run_until_complete(answers_of(store, wanted[len(came) :]))
+            self.met["in pieces"] += len(more) < len(wanted) - len(came)
+            came += more
+        answers = iter(came)
         now = store.now_ms if timed else self.now
         if timed and not before <= now <= self._server_time():
             raise Difference(f"decided at {now}, not by the store's clock")
-        for ask, plan, its in zip(asks, plans, short, strict=True):
-            packed = None if plan is None else next(answers)
-            answer = None if packed is None else decode_answer(packed)
-            decision = self._compare(ask, caller, plan, answer, now)
-            if its is not None and plan is not None and packed is not None and answer is not None:
-                self._compare_short(ask, its, plan, packed, decision)
+        for each in planned:
+            if each.plan is not None:
+                self._compare(each, caller, next(answers), now)
         self._compare_expiry(charge.key for plan in wanted for charge in plan.charges)
 
     def _compare_expiry(self, keys: Iterable[bytes]) -> None:
@@ -620,15 +611,16 @@ class Machine(RuleBasedStateMachine):
         ask = replace(ask, usage=usage, producer_ids=None, mode="record", at_ms=self.now, detail=False)
         ask = replace(ask, deny=False, recheck=False, cluster_action=False)
         try:
-            matches = restricted_matches(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, 0)
+            restricted(ask, self._charges(ask), caller.bound_to)
         except OutOfBoundsError as refused:
             self._compare_refusal(ask, caller, refused)
             return
-        if not matches:
-            return
         wish = replace(ask, mode="admit", deny=True)
+        charges = self._charges(wish)
+        if not charges:
+            return
         leases = [next(self.names).to_bytes(16, "big") for _ in range(many)]
-        plans = [hold_plan(wish, matches, lease, lease_ms) for lease in leases]
+        plans = [hold_plan(wish, charges, lease, lease_ms) for lease in leases]
         answers: list[Answer] = []
         self._would_grant(ask, plans[0], caller)
         while len(answers) < many:
@@ -636,13 +628,13 @@ class Machine(RuleBasedStateMachine):
         for lease, plan, answer in zip(leases, plans, answers, strict=True):
             self.oracle.lapsed = 0.0
             expected = self.oracle.lease(ask, self.quotas, RULES, self.now, lease, lease_ms, caller)
-            got, _ = decision_of(wish, plan, answer, sequential=False)
+            got, _ = decided(PlannedAsk(wish, charges, plan), answer, sequential=False)
             grants = got.decision == "admit" and got.source == "store"
             granted = granted_by(wish, plan, answer) if grants else {}
             got = replace(got, charged=grants)
             if (got, granted) != expected:
                 raise Difference(f"{ask} {lease!r}\nstore:  {got} {granted}\noracle: {expected}")
-            self._compare_lapsed(ask, plan, answer)
+            self._compare_lapsed(ask, charges, answer)
             if granted:
                 self.leases.append((ask, lease, granted))
             too_many = got.limited_by is not None and got.limited_by.reason == "capacity"
@@ -664,80 +656,54 @@ class Machine(RuleBasedStateMachine):
 
     def _settle(self, ask: Ask, lease: bytes, spent: dict[str, float]) -> None:
         ask = replace(ask, usage=spent, at_ms=self.now)
-        matches = matches_of(ask, self.quotas, RULES)
+        charges = self._charges(ask)
         self.oracle.lapsed = 0.0
         expected = self.oracle.settle(ask, self.quotas, RULES, self.now, lease)
-        if not matches:
+        if not charges:
             return
-        plan = settle_plan(ask, matches, lease)
+        plan = settle_plan(ask, charges, lease)
         (answer,) = self.loop.run_until_complete(self.store.decide([plan]))
         settled = any(result.outcome == "admit" for result in answer.results)
         if settled != expected:
             raise Difference(f"{ask} {lease!r}\nstore settled: {settled}\noracle: {expected}")
-        self._compare_lapsed(ask, plan, answer)
+        self._compare_lapsed(ask, charges, answer)
         self._compare_expiry(charge.key for charge in plan.charges)
         self.met["lease settled"] += settled
         self.met["lease over"] += not settled
 
-    def _compare_lapsed(self, ask: Ask, plan: Plan, answer: Answer) -> None:
+    def _compare_lapsed(self, ask: Ask, charges: Sequence[Charge], answer: Answer) -> None:
         """The answer says how much was spent by leases that nobody had settled."""
         lapsed = sum(
             result.lapsed
-            for charge, result in zip(plan.charges, answer.results, strict=True)
-            if charge.applied.quota.algorithm != "producer_ids"
+            for charge, result in zip(charges, answer.results, strict=True)
+            if not charge.compiled.counts_ids
         )
         if lapsed != self.oracle.lapsed:
             raise Difference(f"{ask}\nlapsed in the store: {lapsed}, in the oracle: {self.oracle.lapsed}")
 
-    def _plan(self, ask: Ask, caller: Caller, place: int) -> Plan | None:
-        matches = restricted_matches(ask, matches_of(ask, self.quotas, RULES), caller.bound_to, place)
-        return plan_of(ask, matches, SECRET, caller.key)
+    def _planned(self, ask: Ask, caller: Caller, place: int) -> PlannedAsk:
+        charges = restricted(ask, self._charges(ask), caller.bound_to, place)
+        charges = with_spreads(ask, charges, SECRET)
+        return PlannedAsk(ask, charges, plan_of(ask, charges, SECRET, caller.key))
 
-    def _short(self, ask: Ask, caller: Caller, plan: Plan | None) -> PlainAsk | None:
-        """Make an ask ready for the short way, if it is plain; its bytes are the same."""
-        if self.quotas != self.short_quotas:
-            self.short_quotas = {key: dict(its) for key, its in self.quotas.items()}
-            self.short = plain.PlainAsks(Matches(self.short_quotas, RULES), SECRET)
-        for its in (replace(ask, deny=not ask.deny), ask):
-            ready = None if caller.bound_to else self.short.of(its)  # the second shares nothing of the first
-        if ready is None:
-            return None
-        sent = ready.planned.plan
-        if plan is None or sent is None:
-            same = plan is None and sent is None
-        else:
-            assert isinstance(sent, PackedPlan)
-            same = ([*sent.keys], sent.argument) == encode_plan(plan) and sent.ids == plan.ids
-        if not same:
-            raise Difference(f"{ask}\nthe short way sends {sent}\nthe readable way {plan}")
-        return ready
+    def _charges(self, ask: Ask) -> list[Charge]:
+        """What an ask charges by the tables, which is what it charges by the rule."""
+        if self.quotas != self.snapshot.quotas:
+            self.snapshot = self.snapshot.apply(self.snapshot.version + 1, self._changes())
+            self.tables = Tables(self.snapshot, RULES)
+        charges = self.tables.charges(ask)
+        by_rule = [charge_of(applied, ask) for applied in applied_quotas(ask, self.quotas, RULES)]
+        if charges != by_rule:
+            raise Difference(f"{ask}\nby tables: {charges}\nby rule:   {by_rule}")
+        return charges
 
-    def _compare_short(
-        self, ask: Ask, its: PlainAsk, plan: Plan, packed: PackedAnswer, decision: Decision
-    ) -> None:
-        """The short way takes an answer for an admission if it is one and there is no more to it."""
-        answer, quotas = decode_answer(packed), its.quotas
-        values = encoding.admitted_values(packed.packed, quotas.of_units)
-        has_more = any(
-            result.correction
-            or (charge.applied.quota.algorithm != "producer_ids" and (result.forgiven or result.lapsed))
-            for charge, result in zip(plan.charges, answer.results, strict=True)
-        )
-        admitted = decision.decision == "admit" and decision.source == "store" and not has_more
-        if admitted is (values is None):
-            raise Difference(f"{ask}\nshort way: {values}\noracle:    {decision}")
-        if values is None:
-            return
-        self.met["short way"] += 1
-        got = plain.admission_of(its.planned, values)
-        if got != decision:
-            raise Difference(f"{ask}\nshort way: {got}\noracle:    {decision}")
-        short, readable = metrics.Metrics(clock=lambda: 0.0), metrics.Metrics(clock=lambda: 0.0)
-        short.count_admission(quotas.places, values)
-        _, verdicts = decision_of(ask, plan, answer, sequential=self.sequential)
-        count_answer(readable, ask, its.planned.matches, plan, answer, decision, verdicts)
-        if short._counts != readable._counts:
-            raise Difference(f"{ask}\nshort way: {short._counts}\nreadable:  {readable._counts}")
+    def _changes(self) -> Iterator[SnapshotChange]:
+        """What changed since the snapshot."""
+        for key in KEYS:
+            now, before = self.quotas.get(key, {}), self.snapshot.quotas.get(key, {})
+            for entity in now.keys() | before.keys():
+                if now.get(entity) != before.get(entity):
+                    yield key, entity, now.get(entity)
 
     def _compare_refusal(self, ask: Ask, caller: Caller, refused: OutOfBoundsError) -> None:
         try:
@@ -749,40 +715,38 @@ class Machine(RuleBasedStateMachine):
             raise Difference(f"{ask}\nrefused: {refused}\noracle:  {expected}") from None
         raise Difference(f"{ask}\nrefused: {refused}\noracle:  {decision}")
 
-    def _compare(
-        self, ask: Ask, caller: Caller, plan: Plan | None, answer: Answer | None, now: int
-    ) -> Decision:
-        kept = answer is not None and answer.kept is not None
+    def _compare(self, planned: PlannedAsk, caller: Caller, answer: Answer, now: int) -> None:
+        ask, kept = planned.ask, answer.kept is not None
         self.oracle.lapsed = 0.0
-        segments, live = self._segments(), sum(len(live) for _, live in self._filters(plan, now))
+        segments, live = self._segments(), sum(len(live) for _, live in self._filters(planned, now))
         expected = self.oracle.decide(ask, self.quotas, RULES, now, caller)
-        got, _ = decision_of(ask, plan, answer, sequential=self.sequential)
+        got, _ = decided(planned, answer, sequential=self.sequential)
         if got != expected:
             raise Difference(f"{ask}\nstore:  {got}\noracle: {expected}")
         held = got.decision in ("delay", "throttle")
         if not held <= got.throttle_ms <= held * MAX_THROTTLE_MS:
             raise Difference(f"{ask}\nno throttle time: {got}")
         self.met["growth"] += self._segments() > segments > 0
-        after = list(self._filters(plan, now))
+        after = list(self._filters(planned, now))
         died = any(len(state.layers) > len(its) for state, its in after)
         self.met["layer death"] += died or sum(len(its) for _, its in after) < live
         self._count(ask, expected, kept=kept)
-        strict = (c for c in (plan.charges if plan else ()) if self._is_made_deny(c, ask))
+        strict = (charge for charge in planned.charges if self._is_made_deny(charge, ask))
         self.met["deny in a shared bucket"] += not kept and any(strict)
-        if plan is not None and answer is not None and not kept:
-            self._look_inside(ask, plan, answer, expected, now)
-        return expected
+        if not kept:
+            self._look_inside(planned, answer, expected, now)
 
-    def _look_inside(self, ask: Ask, plan: Plan, answer: Answer, expected: Decision, now: int) -> None:
+    def _look_inside(self, planned: PlannedAsk, answer: Answer, expected: Decision, now: int) -> None:
         """Compare what decisions do not show: forgiven debts, remembered ids, live layers, clocks, leases."""
-        self._compare_lapsed(ask, plan, answer)
+        ask = planned.ask
+        self._compare_lapsed(ask, planned.charges, answer)
         refused = expected.decision in ("throttle", "reject")
         if self.oracle.lapsed:
             self.met[f"lapse at a {'refusal' if refused else 'charge'}"] += 1
         self.met["clock back by more than a window"] += any(
             result.correction == 2 for result in answer.results
         )
-        for charge, result in zip(plan.charges, answer.results, strict=True):
+        for charge, result in zip(planned.charges, answer.results, strict=True):
             bucket = self._bucket(charge)
             if isinstance(bucket, RateBucket | TokensBucket) and bucket.holds and result.throttle_ms:
                 ends_ms = bucket.holds[0].ends_ms
@@ -795,14 +759,14 @@ class Machine(RuleBasedStateMachine):
                 self._count_forgiven(ask, expected, result)
             if isinstance(bucket, IdsBucket) and ask.mode != "peek":
                 at = max(now, bucket.newest_ms or 0)
-                remembered = bucket.state.remembered(at, charge.applied.quota.layers)
+                remembered = bucket.state.remembered(at, charge.quota.layers)
                 if result.remembered != remembered:
                     raise Difference(f"{ask}\nstore remembers {result.remembered}, oracle {remembered}")
-                live = bucket.state.live_layers(at, charge.applied.quota.layers)
+                live = bucket.state.live_layers(at, charge.quota.layers)
                 if result.layers != len(live):
                     raise Difference(f"{ask}\nstore has {result.layers} live layers, oracle {live}")
                 self._compare_open(ask, charge, result, bucket.state, at)
-                if not charge.applied.quota.shadow:
+                if not charge.quota.shadow:
                     self._compare_unseen(ask, charge, result, bucket.state, at)
                 if result.fill != bucket.state.fill():
                     raise Difference(f"{ask}\nstore is filled {result.fill}, oracle {bucket.state.fill()}")
@@ -812,7 +776,7 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """The answer says for how long the layer stays open that holds all ids of the ask."""
         spreads = [charge.spreads[i : i + 32] for i in range(0, len(charge.spreads), 32)]
-        expected = state.open_ms(spreads, at, charge.applied.quota.layers)
+        expected = state.open_ms(spreads, at, charge.quota.layers)
         self.met["open layer reported"] += result.open_ms > 0
         self.met["open layer not reported"] += result.open_ms == 0 < expected
         # an id that another one of the ask made seen by chance is not reported
@@ -824,7 +788,7 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """The answer to a throttled ask says how many of its ids are new."""
         spreads = [charge.spreads[i : i + 32] for i in range(0, len(charge.spreads), 32)]
-        layers = charge.applied.quota.layers
+        layers = charge.quota.layers
         expected = sum(state.find(spread, at, layers) is None for spread in spreads)
         is_throttled = result.outcome == "throttle"
         self.met["unseen ids reported"] += result.unseen > 1
@@ -839,20 +803,19 @@ class Machine(RuleBasedStateMachine):
 
     def _is_made_deny(self, charge: Charge, ask: Ask) -> bool:
         """Whether a charge is decided under deny although neither its quota nor the ask says so."""
-        found = charge.applied
-        quota = self.quotas[found.quota.key][Entity.parse(found.entity)]
+        quota = self.quotas[charge.quota.key][Entity.parse(charge.entity)]
         return charge.enforcement == "deny" and quota.enforcement == "delay" and not ask.deny
 
     def _bucket(self, charge: Charge) -> Bucket | None:
-        quota = charge.applied.quota
-        return self.oracle.buckets.get((quota.key, charge.applied.bucket, quota.identity, quota.epoch))
+        quota = charge.quota
+        return self.oracle.buckets.get((quota.key, charge.bucket, quota.identity, quota.epoch))
 
-    def _filters(self, plan: Plan | None, now: int) -> Iterator[tuple[ProducerIds, list[int]]]:
-        """The filters that a plan touches, with their live layers."""
-        for charge in plan.charges if plan else ():
+    def _filters(self, planned: PlannedAsk, now: int) -> Iterator[tuple[ProducerIds, list[int]]]:
+        """The filters that an ask touches, with their live layers."""
+        for charge in planned.charges:
             bucket = self._bucket(charge)
             if isinstance(bucket, IdsBucket):
-                yield bucket.state, bucket.state.live_layers(now, charge.applied.quota.layers)
+                yield bucket.state, bucket.state.live_layers(now, charge.quota.layers)
 
     def _segments(self) -> int:
         filters = [b.state for b in self.oracle.buckets.values() if isinstance(b, IdsBucket)]
@@ -883,6 +846,11 @@ class Machine(RuleBasedStateMachine):
         self.met["full: recorded"] += why == "store_full" and ask.mode == "record"
         self.met["full: an old bucket"] += decision.source == "store" and decision.charged
         self.met["full: no new segment"] += why == "capacity"
+
+
+def when_full(ask: Ask, applied: AppliedQuota) -> Verdict:
+    """The verdict of a quota for whose new bucket the store has no room."""
+    return verdict_when_full(ask, charge_of(applied, ask))
 
 
 def run(

@@ -2,17 +2,13 @@
 
 Every call to the store is repeated in the oracle, which must agree. What a node answers alone is held to what
 the oracle says at that moment; and an id in use must not be forgotten, whichever node was asked.
-
-Plain asks go the short way too, with a copy of the node's memory: it must send, decide, count, note and learn
-what the readable way does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -23,26 +19,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from app.admission import admission
-from app.admission.admission import count_answer
 from app.admission.local import LocalAnswers
 from app.admission.metrics import Metrics
-from app.admission.plain import PlainAsk, PlannedAsk, admission_of
-from app.admission.plan import LocalVerdict, Match, decision_of, matches_of, plan_of
+from app.admission.plan import PlannedAsk
 from app.admission.queue import LateCallback
 from app.catalog.snapshot import Snapshot
 from app.domain import known_ids
 from app.domain.ask import Ask, Mode
 from app.domain.caller import ANYONE
-from app.domain.decision import Decision, Verdict
+from app.domain.decision import Decision
 from app.domain.entity import Entity
-from app.domain.known_ids import KnownIds
-from app.domain.ladder import MatchingRules, Quotas
+from app.domain.known_ids import NEVER, Knowledge, KnownIds
+from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
 from app.domain.oracle import IdsBucket, Oracle, key_of
 from app.domain.quota import Layers, Quota
 from app.domain.usage import ids_of, spreads_of
-from app.store.encoding import decode_answer, encode_plan, packed_answers_of
-from app.store.keys import RESETS_KEY
-from app.store.port import Answer, Mark, PackedAnswer, PackedPlan, Plan, StoreError
+from app.store.encoding import answers_of
+from app.store.keys import RESETS_KEY, bucket_key
+from app.store.port import Answer, Mark, Plan, StoreError
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
 from tests.contract.machine import Difference
@@ -57,15 +51,12 @@ STEP_MS = 200
 """Nodes look and renew before more time than this passes."""
 FALL_MS = 10_000
 """By how much the store's clock is set back: no layer lives for so long."""
-FOREIGN_MS = 1_000
-"""How long a refusal may be repeated although another node wrote."""
 
 MUST_MEET = (
     "known alone",
     "known alone, rates asked",
     "known while lost",
     "known in part",
-    "refused alone",
     "passed without the store",
     "renewal",
     "renewal dropped",
@@ -77,10 +68,7 @@ MUST_MEET = (
     "set back",
     "learned late",
     "nothing learned",
-    "short way: known",
-    "short way: rates asked",
-    "short way: learned",
-    "short way: refused",
+    "refused",
 )
 AT_LEAST = 20
 
@@ -90,18 +78,15 @@ class LateReply:
     """An answer of the store that its node has not read yet, and how many events were before it.
 
     Attributes:
-        short: the ask as the short way planned it, if it is plain.
+        expected: the decision of the oracle.
+        edition: that of the node's knowledge when it planned the ask.
     """
 
-    ask: Ask
-    matches: tuple[Match, ...]
-    plan: Plan
-    packed: PackedAnswer
+    planned: PlannedAsk
     answer: Answer
-    edition: int
+    expected: Decision
     events: int
-    short: PlannedAsk | None
-    sent: Ask
+    edition: int
 
 
 @dataclass
@@ -118,15 +103,6 @@ class Node:
     looked: int = 0
     noticed: set[int] = field(default_factory=set)
     late: list[LateReply] = field(default_factory=list)
-
-
-@dataclass
-class ShortWay:
-    """A copy of what a node knows, on which an ask goes the short way, and what is counted by either way."""
-
-    local: LocalAnswers
-    short: Metrics
-    readable: Metrics
 
 
 class Unhurried(LocalAnswers):
@@ -158,7 +134,7 @@ class Nodes(RuleBasedStateMachine):
         self.reset_until: dict[tuple[str, Any], tuple[int, int]] = {}
         self.used_at: dict[tuple[str, Any], int] = {}
         self.gone: set[tuple[str, Any]] = set()
-        self.written: dict[str, list[tuple[int, Node | None]]] = {user: [] for user in USERS}
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
 
     @initialize(many=st.integers(1, 3), lag=st.sampled_from((0, 0, 3)), limit=st.sampled_from((2, 4, 8)))
     def begin(self, many: int, lag: int, limit: int) -> None:
@@ -178,7 +154,7 @@ class Nodes(RuleBasedStateMachine):
         }
         self.nodes = [self._node() for _ in range(many)]
         self._publish()
-        self.short = admission.Admission(
+        self.admission = admission.Admission(
             self.store,  # nothing is sent by it
             lambda: self.snapshot,
             rules=RULES,
@@ -187,7 +163,6 @@ class Nodes(RuleBasedStateMachine):
             budget_s=1.0,
             metrics=Metrics(),
         )
-        self.plain: dict[str, PlainAsk] = {}
 
     def _node(self) -> Node:
         known = self.module.KnownIds()
@@ -215,8 +190,7 @@ class Nodes(RuleBasedStateMachine):
         return self.quotas
 
     def _publish(self) -> None:
-        """Let the short way decide by the same quotas, not by equal ones: they are compared by identity."""
-        self.snapshot = Snapshot(0, {key: dict(its) for key, its in self.quotas.items()})
+        self.snapshot = Snapshot.of(self.quotas)
 
     async def _mark(self) -> Mark:
         """The marks, with the time of this test instead of the server's; the way takes a while."""
@@ -269,33 +243,11 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(data=st.data(), user=st.sampled_from(USERS), first=st.integers(0, 12))
     def exhaust(self, data: Any, user: str, first: int) -> None:
-        """Ask for many ids one by one until the quota refuses, and for the last one again at once."""
+        """Ask for many ids one by one until the quota refuses, and for each again at once."""
         node = self._pick(data)
         for each in (IDS[first:] + IDS)[:10]:
             self._ask(node, Ask({}, (each,), user))
             self._ask(node, Ask({}, (each,), user))
-
-    @rule(data=st.data(), user=st.sampled_from(USERS), ms=st.sampled_from((100, 998, 1_002, 1_400)))
-    def overtake(self, data: Any, user: str, ms: int) -> None:
-        """A node refuses an id, it or another one records that or another id, and it is asked again."""
-        node, other = self._pick(data), self._pick(data)
-        for each in IDS[:10]:
-            self._ask(node, Ask({}, (each,), user))
-        recorded = data.draw(st.sampled_from((9, "y")))
-        self._ask(other, Ask({}, (recorded,), user, mode="record"))
-        self.advance(ms)
-        self._ask(node, Ask({}, (9,), user))
-
-    @rule(data=st.data(), user=st.sampled_from(USERS), ms=st.sampled_from((100, 300)))
-    def record_more(self, data: Any, user: str, ms: int) -> None:
-        """A node refuses an id and then records another one, which makes the wait longer."""
-        node = self._pick(data)
-        for each in IDS[:9]:
-            self._ask(node, Ask({}, (each,), user))
-            self.advance(ms)
-        self._ask(node, Ask({}, (9,), user))
-        self._ask(node, Ask({}, ("y",), user, mode="record"))
-        self._ask(node, Ask({}, (9,), user))
 
     @rule(data=st.data(), user=st.sampled_from(USERS))
     def miss(self, data: Any, user: str) -> None:
@@ -310,7 +262,7 @@ class Nodes(RuleBasedStateMachine):
     def _miss(self, node: Node, user: str) -> None:
         for each in IDS[:-1]:
             ask = Ask({}, (each,), user)
-            if node.local.passes(ask, matches_of(ask, self.quotas, RULES)) is not None:
+            if node.local.passes(ask, self.admission._charges(ask, ANYONE, 0)[0]):
                 self.met["passed without the store"] += 1
                 self._check_alive(node, ask)
 
@@ -365,11 +317,28 @@ class Nodes(RuleBasedStateMachine):
         """Another node resets a bucket, which a node notices before it renews a use."""
         node, other = self._pick(data), self._pick(data)
         self._ask(node, Ask({}, (each,), user))
-        self.advance(self._ids_match(user).applied.quota.layers.interval_ms)
+        self.advance(self._ids_quota(user).quota.layers.interval_ms)
         self._ask(node, Ask({}, (each,), user))
         self._reset(other, user)
         self._look(node)
         self._renew(node)
+
+    @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
+    def notice_a_reset_while_renewing(self, data: Any, user: str, each: Any) -> None:
+        """A node notices that another one reset a bucket before it reads the answer to its renewal."""
+        node, other = self._pick(data), self._pick(data)
+        self._ask(node, Ask({}, (each,), user))
+        self.advance(self._ids_quota(user).quota.layers.interval_ms)
+        self._ask(node, Ask({}, (each,), user))
+
+        async def meanwhile() -> None:
+            await self._reset_now(other, user)
+            await self._look_now(node)
+
+        self.meanwhile = meanwhile
+        self._renew(node)
+        self.meanwhile = None
+        self._ask(node, Ask({}, (each,), user))
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
     def lose_what_was_reset(self, data: Any, user: str, each: Any) -> None:
@@ -411,10 +380,14 @@ class Nodes(RuleBasedStateMachine):
         return node
 
     def _reset(self, node: Node, user: str) -> None:
-        match = self._ids_match(user)
-        self.loop.run_until_complete(self.store.forget([match.key], {match.key: 10**6}))
-        node.local.reset([match.key])
-        self.oracle.reset(match.applied, int(self.redis.get(RESETS_KEY) or 0))
+        self.loop.run_until_complete(self._reset_now(node, user))
+
+    async def _reset_now(self, node: Node, user: str) -> None:
+        applied = self._ids_quota(user)
+        key = bucket_key(applied)
+        await self.store.forget([key], {key: 10**6})
+        node.local.reset([key])
+        self.oracle.reset(applied, int(self.redis.get(RESETS_KEY) or 0))
         self.events += 1
         node.noticed.add(self.events)
         self.met["reset"] += 1
@@ -423,7 +396,6 @@ class Nodes(RuleBasedStateMachine):
                 self.reset_until[of, each] = (self.lives_until.pop((of, each)), self.events)
                 self.used_at.pop((of, each), None)
                 self.gone.add((of, each))
-        self.written[user].append((self.now, node))
 
     @rule(really=st.sampled_from((True, False, False, False)))
     def lose(self, really: bool) -> None:
@@ -439,8 +411,6 @@ class Nodes(RuleBasedStateMachine):
         self.lost = self.events
         self.met["loss"] += 1
         self.gone.clear()
-        for user in USERS:
-            self.written[user].append((self.now, None))
 
     @rule(really=st.sampled_from((True, False, False, False)))
     def set_back(self, really: bool) -> None:
@@ -456,7 +426,6 @@ class Nodes(RuleBasedStateMachine):
         self.lives_until.clear()
         self.reset_until.clear()
         self.used_at.clear()
-        self.written = {user: [] for user in USERS}
         for node in self.nodes:
             self._look(node)
 
@@ -481,18 +450,6 @@ class Nodes(RuleBasedStateMachine):
                     for user in USERS:
                         self._ask(node, Ask({}, (0,), user))
 
-    @rule(data=st.data(), user=st.sampled_from(USERS))
-    def change_limit_and_back(self, data: Any, user: str) -> None:
-        """A node refuses an id, another one admits it by a higher limit, and it is asked again by the old."""
-        node, other = self._pick(data), self._pick(data)
-        for each in IDS[:9]:
-            self._ask(node, Ask({}, (each,), user))
-        (before,) = {quota.limit for quota in self.quotas["producer_ids_rate"].values()}
-        self.change_limit(16)
-        self._ask(other, Ask({}, (8,), user))
-        self.change_limit(before)
-        self._ask(node, Ask({}, (8,), user))
-
     @rule(limit=st.sampled_from((0, 2, 4, 8)))
     def change_limit(self, limit: float) -> None:
         for entity, quota in self.quotas["producer_ids_rate"].items():
@@ -512,175 +469,97 @@ class Nodes(RuleBasedStateMachine):
     def _ask(self, node: Node, ask: Ask, *, late: bool = False) -> None:
         if node.late and not late:
             self._read(node)  # replies are read in order
-        matches = matches_of(ask, self.quotas, RULES)
-        short = way = None
-        if (ready := self._ready(ask)) is not None:
-            way = self._short_way(node)
-            short = self.short._planned_one(ready, ANYONE)
-        sent, alone, edition = ask, node.local.verdict(ask, matches), node.local.edition
-        timed = replace(ask, at_ms=self.now)
-        travels = node.local.unknown(ask, matches) if alone is None else None
-        if short is not None and way is not None:
-            self._compare_plans(short, ask, matches, alone, travels, edition)
-            self._compare_memory(node, way, ask)
-        if travels is not None:
+        planned = self._at(node)._planned(ask, ANYONE)
+        asked = planned.unknown or ask
+        if planned.unknown is not None:
             self.met["known in part"] += 1
-            left_out = tuple(each for each in ids_of(ask) if each not in ids_of(travels))
+            left_out = tuple(each for each in ids_of(ask) if each not in ids_of(asked))
             self._check_known(node, replace(ask, producer_ids=left_out))
-            ask, timed = travels, replace(travels, at_ms=self.now)
-        plan = plan_of(timed, matches if alone is None else matches[1:], SECRET)
-        if alone is not None:
-            self._check_alone(node, ask, alone)
-            self._decide_alone(ask, timed, plan, alone, short, way)
-            if way is not None:
-                self._compare_memory(node, way, ask)
+        if planned.known is not None:
+            self._check_alone(node, ask, planned.known)
+            self._decide_alone(node, planned)
             return
-        assert plan is not None
-        if ask.mode == "record":
-            self._note_write(node, ask)
-        packed = self._decide(plan)
-        answer = decode_answer(packed)
-        found = self._found(ask)
-        expected = self.oracle.decide(timed, self.quotas, RULES, self.now)
-        got, _ = decision_of(timed, plan, answer, sequential=False)
-        self._compare(ask, got, expected)
-        self._check_remembered(ask, found)
-        self._note_lives(ask)
-        self.gone -= {(ask.principal or "", each) for each in ids_of(ask)}
-        node.late.append(LateReply(ask, matches, plan, packed, answer, edition, self.events, short, sent))
+        assert planned.plan is not None
+        answer = self._decide(planned.plan)
+        found = self._found(asked)
+        expected = self.oracle.decide(replace(asked, at_ms=self.now), self.quotas, RULES, self.now)
+        self._check_remembered(asked, found)
+        self._note_lives(asked)
+        self.gone -= {(asked.principal or "", each) for each in ids_of(asked)}
+        node.late.append(LateReply(planned, answer, expected, self.events, node.local.edition))
         if not late:
             self._read(node)
 
     def _read(self, node: Node) -> None:
         for reply in node.late:
-            self.met["learned late"] += reply.answer.at_ms < self.now
-            self.met["nothing learned"] += reply.edition != node.local.edition
-            way = None if reply.short is None else self._short_way(node)
-            if reply.answer.kept is None:
-                node.local.learn(reply.ask, reply.matches, reply.plan, reply.answer, reply.edition)
-            if reply.short is not None and way is not None:
-                self._compare_short(way, reply.short, reply.sent, reply.plan, reply.packed, None)
-                self._compare_memory(node, way, reply.ask)
-                self.met["short way: learned"] += isinstance(reply.short.plan, PackedPlan)
-            if reply.answer.kept is None:
-                self._check_learned(node, reply)
-            if reply.answer.results[0].open_ms and reply.events == node.looked == self.events:
-                self._note_use(reply.ask, ids_of(reply.ask), reply.answer.at_ms)
+            planned, answer = reply.planned, reply.answer
+            self.met["learned late"] += answer.at_ms < self.now
+            self.met["nothing learned"] += planned.edition != node.local.edition
+            self._conclude(node, planned, answer)
+            self._compare(planned, reply.expected)
+            self.met["refused"] += reply.expected.decision != "admit"
+            self._check_learned(node, reply)
+            if answer.results[0].open_ms and reply.events == node.looked == self.events:
+                asked = planned.unknown or planned.ask
+                self._note_use(asked, ids_of(asked), answer.at_ms)
         node.late.clear()
 
+    def _conclude(self, node: Node, planned: PlannedAsk, answer: Answer | None) -> None:
+        deciding = self._at(node)
+        deciding._record(planned, *deciding._decide(planned, answer, None))
+
+    def _at(self, node: Node) -> admission.Admission:
+        """What decides, with what a node knows."""
+        self.admission.local = node.local
+        return self.admission
+
     def _look(self, node: Node) -> None:
+        self.loop.run_until_complete(self._look_now(node))
+
+    async def _look_now(self, node: Node) -> None:
         self._read(node)
-        self.loop.run_until_complete(node.local._look())
+        await node.local._look()
         node.looked = self.events
         node.noticed.update(range(self.lost + 1, self.events + 1))  # a loss hides what was before
 
     def _is_certain(self, node: Node, user: str, each: Any) -> bool:
         """Whether a node knows an id, and that its bucket was not reset."""
-        match = self._ids_match(user)
-        return node.known.passes(match.key, match.applied, (each,), self.now)
+        applied = self._ids_quota(user)
+        return node.known.knows(bucket_key(applied), applied, (each,), self.now)
 
     def _renew(self, node: Node) -> None:
         self.renewing = node
-        while pending := node.local._next():
-            if not self.loop.run_until_complete(node.local._sent(pending)):
+        while node.known.due:
+            if not self.loop.run_until_complete(node.local._sent(node.local._renewals())):
                 return  # until it has looked
 
     async def decide(
         self, plans: Sequence[Plan], late: LateCallback
-    ) -> tuple[list[PackedAnswer], StoreError | None]:
+    ) -> tuple[list[Answer], StoreError | None]:
         """Renewals of a node, as its gatherer sends them."""
         del late
         timed = [msgspec.structs.replace(plan, at_ms=self.now) for plan in plans]
-        answers = await packed_answers_of(self.store, timed)
+        answers = await answers_of(self.store, timed)
         for plan, answer in zip(timed, answers, strict=True):
-            self._compare_renewal(plan, decode_answer(answer))
+            self._compare_renewal(plan, answer)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
         return [msgspec.structs.replace(answer, at_ms=self.now) for answer in answers], None
 
-    def _decide(self, plan: Plan) -> PackedAnswer:
-        (answer,) = self.loop.run_until_complete(packed_answers_of(self.store, [plan]))
+    def _decide(self, plan: Plan) -> Answer:
+        timed = msgspec.structs.replace(plan, at_ms=self.now)
+        (answer,) = self.loop.run_until_complete(answers_of(self.store, [timed]))
         return msgspec.structs.replace(answer, at_ms=self.now)
-
-    # The short way
-
-    def _short_way(self, node: Node) -> ShortWay:
-        """A copy of what a node knows now, for the short way; what is counted from now on is compared."""
-        memo: dict[int, Any] = {}
-        for its in (node.known._buckets, node.known._waiting):
-            memo |= {id(kept.applied): kept.applied for kept in its.values()}  # compared by identity
-        for bucket in node.known._buckets.values():
-            memo |= {id(refusal.quota): refusal.quota for refusal in bucket.refusals.values()}
-        way = ShortWay(copy.copy(node.local), Metrics(clock=lambda: 0.0), Metrics(clock=lambda: 0.0))
-        way.local._known = copy.deepcopy(node.known, memo)
-        way.local._metrics = self.short._metrics = way.short
-        node.local._metrics = way.readable
-        self.short.local = way.local
-        return way
-
-    def _ready(self, ask: Ask) -> PlainAsk | None:
-        """An ask made ready for the short way, and kept for equal ones; None if it is not plain."""
-        ready = self.plain.get(repr(ask))
-        if ready is None or ready.quotas.edition is not self.short.edition:
-            ready = self.short.plain(ask)
-            if ready is None:
-                return None
-            self.plain[repr(ask)] = ready
-        return ready
-
-    def _compare_plans(
-        self,
-        short: PlannedAsk,
-        ask: Ask,
-        matches: tuple[Match, ...],
-        alone: LocalVerdict | None,
-        travels: Ask | None,
-        edition: int,
-    ) -> None:
-        plan = plan_of(travels or ask, matches if alone is None else matches[1:], SECRET)
-        if isinstance(short.plan, PackedPlan) and plan is not None:
-            same = ([*short.plan.keys], short.plan.argument) == encode_plan(plan)
-            same = same and short.plan.ids == plan.ids
-        else:
-            same = short.plan == plan
-        known = short.alone
-        if known is not None and plan is None and alone is not None and known.verdict.outcome == "admit":
-            known = known._replace(at_ms=alone.at_ms)  # no row of the log needs the time
-        if (
-            not same
-            or (known, short.travels) != (alone, travels)
-            or (alone is None and short.edition != edition)
-        ):
-            raise Difference(f"{ask}\nshort way: {short}\nreadable:  {alone}, {travels}, {plan}, {edition}")
-
-    def _compare_memory(self, node: Node, way: ShortWay, ask: Ask) -> None:
-        if vars(way.local._known) != vars(node.known):
-            raise Difference(f"{ask}\nshort way: {vars(way.local._known)}\nreadable:  {vars(node.known)}")
-        if way.short._counts != way.readable._counts:
-            raise Difference(f"{ask}\nshort way: {way.short._counts}\nreadable:  {way.readable._counts}")
-
-    def _compare_short(
-        self,
-        way: ShortWay,
-        short: PlannedAsk,
-        ask: Ask,
-        plan: Plan | None,
-        packed: PackedAnswer | None,
-        alone: Verdict | None,
-    ) -> None:
-        """The short way decides and counts as the readable one."""
-        answer = None if packed is None else decode_answer(packed)
-        expected, verdicts = decision_of(ask, plan, answer, sequential=False, alone=alone)
-        values = self.short._admitted(short, packed)
-        got = self.short._decision(short, packed, None) if values is None else admission_of(short, values)
-        if got != expected:
-            raise Difference(f"{ask}\nshort way: {got}\nreadable:  {expected}")
-        count_answer(way.readable, ask, short.matches, plan, answer, expected, verdicts)
-        self.met["short way: refused"] += got.decision != "admit"
 
     def _compare_renewal(self, plan: Plan, answer: Answer) -> None:
         (charge,) = plan.charges
-        user = charge.applied.bucket.removeprefix("user=")
+        user = charge.bucket.removeprefix("user=")
         spreads = {s: each for each in IDS for s in spreads_of(Ask({}, (each,), user), SECRET)}
-        ids = tuple(spreads[charge.spreads[at : at + 32]] for at in range(0, len(charge.spreads), 32))
+        sent = [charge.spreads[at : at + 32] for at in range(0, len(charge.spreads), 32)]
+        if not spreads.keys() >= set(sent):
+            raise Difference(f"ids of somebody else are written for {user}")
+        ids = tuple(spreads[each] for each in sent)
         ask = Ask({}, ids, user, mode="record", at_ms=self.now)
         before = self._found(ask)
         expected = self.oracle.renew(ask, charge.applied, int(charge.usage), plan.context, self.now)
@@ -698,27 +577,27 @@ class Nodes(RuleBasedStateMachine):
         if back := self.gone & {(user, each) for each in ids}:
             raise Difference(f"written again after a reset: {back}")
         self._note_lives(ask)
-        self.written[user].append((self.now, None))
 
     # What must be true
 
     def _check_learned(self, node: Node, reply: LateReply) -> None:
         """A node knows what the store said, or has something to ask the store before that."""
-        open_ms, match = reply.answer.results[0].open_ms, reply.matches[0]
+        open_ms, charge = reply.answer.results[0].open_ms, reply.planned.charges[0]
+        ask = reply.planned.unknown or reply.planned.ask
         if not open_ms or reply.answer.at_ms + open_ms <= self.now + 2 * self.lag + 1:
             return
-        if reply.edition != node.local.edition or reply.ask.mode not in {"admit", "record"}:
+        if reply.edition != node.local.edition or ask.mode not in {"admit", "record"}:
             return
-        ids = [each for each in ids_of(reply.ask) if each != -1]
-        is_known = all(node.known.passes(match.key, match.applied, (each,), self.now) for each in ids)
-        if not is_known and not node.known.has_renewals:
-            raise Difference(f"{reply.ask}: nothing is learned, and never will be")
+        key, applied = charge.key, charge.applied
+        is_known = all(node.known.knows(key, applied, (each,), self.now) for each in ids_of(ask))
+        if not is_known and not node.known.due:
+            raise Difference(f"{ask}: nothing is learned, and never will be")
 
-    def _ids_match(self, user: str) -> Match:
-        return matches_of(Ask({}, (1,), user), self.quotas, RULES)[0]
+    def _ids_quota(self, user: str) -> AppliedQuota:
+        return applied_quotas(Ask({}, (1,), user), self.quotas, RULES)[0]
 
     def _bucket(self, user: str) -> IdsBucket | None:
-        bucket = self.oracle.buckets.get(key_of(self._ids_match(user).applied))
+        bucket = self.oracle.buckets.get(key_of(self._ids_quota(user)))
         assert bucket is None or isinstance(bucket, IdsBucket)
         return bucket
 
@@ -729,7 +608,7 @@ class Nodes(RuleBasedStateMachine):
         found: dict[Any, int] = {}
         if bucket is None:
             return found
-        layers = self._ids_match(user).applied.quota.layers
+        layers = self._ids_quota(user).quota.layers
         at = max(self.now, bucket.newest_ms or 0)
         for each in ids_of(ask):
             (spread,) = spreads_of(Ask({}, (each,), user), SECRET)
@@ -747,17 +626,14 @@ class Nodes(RuleBasedStateMachine):
             place = ask.principal or "", each
             self.used_at[place] = max(at_ms, self.used_at.get(place, 0))
 
-    def _note_write(self, node: Node, ask: Ask) -> None:
-        self.written[ask.principal or ""].append((self.now, node))
-
-    def _check_alone(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:
+    def _check_alone(self, node: Node, ask: Ask, known: Knowledge) -> None:
         if ask.mode == "peek" or ask.detail or ask.id is not None:
             raise Difference(f"{ask} was answered alone")
-        if not self.now <= alone.at_ms <= self.now + 2 * self.lag + 1:
-            raise Difference(f"a node takes {self.now} for {alone.at_ms}")
-        if alone.verdict.outcome != "admit":
-            self._check_refusal(node, ask, alone)
-            return
+        if not self.now <= known.at_ms <= self.now + 2 * self.lag + 1:
+            raise Difference(f"a node takes {self.now} for {known.at_ms}")
+        lives = [self.lives_until.get((ask.principal or "", each), NEVER) for each in ids_of(ask)]
+        if not known.at_ms < known.until_ms <= min(lives):
+            raise Difference(f"a node is certain of {ask} by {known}, and they live until {lives}")
         self.met["known alone"] += 1
         self._check_known(node, ask)
 
@@ -794,22 +670,10 @@ class Nodes(RuleBasedStateMachine):
         if event in self.renewing.noticed:
             raise Difference(f"{each} of {user} is written although its bucket was reset")
 
-    def _check_refusal(self, node: Node, ask: Ask, alone: LocalVerdict) -> None:
-        self.met["refused alone"] += 1
-        user = ask.principal or ""
-        expected = self.oracle.decide(replace(ask, mode="peek"), self.quotas, RULES, self.now)
-        got = alone.verdict
-        too_long_ms = got.throttle_ms - expected.throttle_ms
-        if got.outcome == expected.decision and 0 <= too_long_ms <= self.lag + 1:
-            return
-        foreign = [at for at, by in self.written[user] if by is not node]
-        if not any(alone.at_ms - at <= FOREIGN_MS + 2 * self.lag + 1 for at in foreign):
-            raise Difference(f"{ask}\nalone:  {got}\noracle: {expected}")
-
     def _check_remembered(self, ask: Ask, found: dict[Any, int]) -> None:
         """An id in use is known to the store for at least a layer's life less an interval, and a step."""
-        layers = self._ids_match(ask.principal or "").applied.quota.layers
-        everybody_knows = all(node.looked >= self.lost and not node.known.has_renewals for node in self.nodes)
+        layers = self._ids_quota(ask.principal or "").quota.layers
+        everybody_knows = all(node.looked >= self.lost and not node.known.due for node in self.nodes)
         for each in ids_of(ask):
             used = self.used_at.get((ask.principal or "", each))
             if used is None or each in found or not everybody_knows:
@@ -817,34 +681,18 @@ class Nodes(RuleBasedStateMachine):
             if self.now - used < layers.ttl_ms - layers.interval_ms - STEP_MS - 20 * self.lag:
                 raise Difference(f"{ask}: {each} is forgotten {self.now - used} ms after its use")
 
-    def _decide_alone(
-        self,
-        ask: Ask,
-        timed: Ask,
-        plan: Plan | None,
-        alone: LocalVerdict,
-        short: PlannedAsk | None,
-        way: ShortWay | None,
-    ) -> None:
+    def _decide_alone(self, node: Node, planned: PlannedAsk) -> None:
         """The other quotas of an ask travel; both together make the decision."""
-        if plan is None:
-            got, _ = decision_of(timed, None, None, sequential=False, alone=alone.verdict)
-            if (got.source, got.applied, got.decision) != ("local", 1, alone.verdict.outcome):
-                raise Difference(f"{ask}: {got}")
-            if short is not None and way is not None:
-                self._compare_short(way, short, ask, None, None, alone.verdict)
-                self.met["short way: known"] += short.plain is not None
+        if planned.plan is None:
+            self._conclude(node, planned, None)
+            self._compare(planned, Decision("admit", 0, True, 1, "local", None))
             return
         self.met["known alone, rates asked"] += 1
-        packed = self._decide(plan)
-        answer = decode_answer(packed)
-        if short is not None and way is not None:
-            self._compare_short(way, short, ask, plan, packed, alone.verdict)
-            self.met["short way: rates asked"] += short.plain is not None
-        got, _ = decision_of(timed, plan, answer, sequential=False, alone=alone.verdict)
-        expected = self.oracle.decide(replace(timed, producer_ids=None), self.quotas, RULES, self.now)
-        self._compare(ask, got, replace(expected, applied=expected.applied + 1))
+        self._conclude(node, planned, self._decide(planned.plan))
+        others = replace(planned.ask, producer_ids=None, at_ms=self.now)
+        expected = self.oracle.decide(others, self.quotas, RULES, self.now)
+        self._compare(planned, replace(expected, applied=expected.applied + 1))
 
-    def _compare(self, ask: Ask, got: Decision, expected: Decision) -> None:
-        if got != expected:
-            raise Difference(f"{ask}\nnode:   {got}\noracle: {expected}")
+    def _compare(self, planned: PlannedAsk, expected: Decision) -> None:
+        if planned.decision != expected:
+            raise Difference(f"{planned.ask}\nnode:   {planned.decision}\noracle: {expected}")

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from app.admission.buckets import Buckets, BucketStatus
-from app.admission.plan import decision_of, matches_of, plan_of
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.bucket import NOTHING
@@ -22,6 +21,7 @@ from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quota
 from app.domain.oracle import IdsBucket, Oracle
 from app.domain.quota import KEYS
 from app.store.redis import RedisStore
+from tests.charging import decision_on, plan_for
 from tests.contract.histories import asks, entities_of, quotas
 from tests.stores import KINDS, running
 
@@ -37,17 +37,17 @@ class Both:
     def __init__(self, store: RedisStore, its: Quotas, *, timed: bool) -> None:
         self.store, self.quotas, self.timed = store, its, timed
         self.oracle = Oracle(SECRET, max_ids=MAX_IDS)
-        self.buckets = Buckets(store, lambda: Snapshot(1, its), RULES)
+        self.buckets = Buckets(store, lambda: Snapshot.of(its), RULES)
         self.now = 1_000_000
 
     async def ask(self, ask: Ask) -> None:
         """Have both decide, and compare their answers."""
         ask = replace(ask, at_ms=None if self.timed else self.now)
-        plan = plan_of(ask, matches_of(ask, self.quotas, RULES), SECRET)
+        plan = plan_for(ask, self.quotas, RULES, SECRET)
         if plan is None:
             return
         (answer,) = await self.store.decide([plan])
-        got, _ = decision_of(ask, plan, answer, sequential=False)
+        got = decision_on(ask, plan, answer)
         assert got == self.oracle.decide(ask, self.quotas, RULES, self._time())
 
     async def look(self, found: AppliedQuota, ask: Ask) -> None:

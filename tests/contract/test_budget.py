@@ -24,6 +24,7 @@ from app.domain.quota import Quota
 from app.store.port import StoreCalls
 from app.store.redis import RedisStore
 from tests import stores
+from tests.charging import decisions_of
 from tests.relay import Relay, relaying
 from tests.report import say
 from tests.stores import Server
@@ -98,7 +99,7 @@ class Timed(Gatherer):
 async def asked(admission: Admission, gatherer: Timed, caller: int) -> tuple[Decision, int]:
     """Return a decision, and how many turns it took after the store was known to be silent or away."""
     began = gatherer.turns.now
-    (decision,) = await admission.decide([Ask({"requests": 1}, principal=f"caller {caller}")])
+    (decision,) = await decisions_of(admission, [Ask({"requests": 1}, principal=f"caller {caller}")])
     gatherer.without_store += decision.source == "fallback"
     return decision, gatherer.turns.now - max(began, gatherer.late_at)
 

@@ -31,9 +31,10 @@ from app.store.cluster import Address, PrimaryStore
 from app.store.connection import Command
 from app.store.lease import Lease
 from app.store.loading import Load, Loader
-from app.store.port import PackedPlan, Plan
+from app.store.port import Plan
 from app.store.volumes import VolumeRecord
 from tests import clusters
+from tests.charging import decisions_of
 from tests.clusters import Cluster
 from tests.contract.clustered import (
     IDS_LIMIT,
@@ -69,7 +70,7 @@ async def test_ask_of_two_slots_is_charged_in_both(cluster: Cluster) -> None:
     user, ip = fresh("u"), address()
     async with nodes(cluster) as (node,):
         assert node.circuit.error is None
-        (decision,) = await node.decide([ask_of(user, ip, detail=True)])
+        (decision,) = await decisions_of(node, [ask_of(user, ip, detail=True)])
         assert (decision.decision, decision.source, decision.charged) == ("admit", "store", True)
         assert [round(each.observed or 0) for each in decision.quotas or ()] == [1, 1]
         assert await spent(node, f"user={user}", "request_rate") == 1
@@ -85,18 +86,18 @@ async def test_error_of_one_slot_leaves_the_other_slots_their_answers(
         whole = next(user for user in iter(lambda: fresh("u"), "") if primary_of(node, user) == first)
         command = PrimaryStore.command
 
-        def broken_for_one(self: PrimaryStore, plans: Sequence[Plan | PackedPlan], slot: int) -> Command:
+        def broken_for_one(self: PrimaryStore, plans: Sequence[Plan], slot: int) -> Command:
             if slot == slot_of_tag(f"user={broken}".encode()):
                 return ("GET",)  # without its argument
             return command(self, plans, slot)
 
         monkeypatch.setattr(PrimaryStore, "command", broken_for_one)
-        answers = await node.decide([ask_of(user, None) for user in (whole, broken, whole)])
+        answers = await decisions_of(node, [ask_of(user, None) for user in (whole, broken, whole)])
         assert [each.source for each in answers] == ["store", "fallback", "store"]
         assert node.circuit.error is None
         assert await spent(node, f"user={whole}", "request_rate") == 2
         monkeypatch.setattr(PrimaryStore, "command", command)
-        (decision,) = await node.decide([ask_of(broken, None)])
+        (decision,) = await decisions_of(node, [ask_of(broken, None)])
         assert decision.source == "store"
 
 
@@ -123,7 +124,9 @@ async def test_refused_ask_charges_nothing_anywhere(cluster: Cluster) -> None:
     async with nodes(cluster) as (node,):
         users = [fresh("u") for _ in range(IP_LIMIT // USER_LIMIT + 1)]
         for user in users:
-            decisions = await asyncio.gather(*(node.decide([ask_of(user, ip)]) for _ in range(USER_LIMIT)))
+            decisions = await asyncio.gather(
+                *(decisions_of(node, [ask_of(user, ip)]) for _ in range(USER_LIMIT))
+            )
         assert {each.decision for (each,) in decisions} == {"throttle"}
         assert await spent(node, f"user={users[-1]}", "request_rate") == 0
         assert await spent(node, f"ip={ip}", "connection_creation_rate") == IP_LIMIT
@@ -135,8 +138,8 @@ async def test_flood_at_a_full_address_costs_a_user_nothing(cluster: Cluster) ->
         for _ in range(IP_LIMIT // USER_LIMIT):
             other = fresh("u")
             await asyncio.gather(*(both[0].decide([ask_of(other, full)]) for _ in range(USER_LIMIT)))
-        flood = [node.decide([ask_of(user, full)]) for _ in range(200) for node in both]
-        good = [both[n % 2].decide([ask_of(user, free)]) for n in range(USER_LIMIT)]
+        flood = [decisions_of(node, [ask_of(user, full)]) for _ in range(200) for node in both]
+        good = [decisions_of(both[n % 2], [ask_of(user, free)]) for n in range(USER_LIMIT)]
         answers = await asyncio.gather(*itertools.chain(flood, good))
         assert {each.decision for (each,) in answers[: len(flood)]} == {"throttle"}
         assert {each.decision for (each,) in answers[len(flood) :]} == {"admit"}
@@ -148,7 +151,7 @@ async def test_twins_on_two_nodes_are_charged_once(cluster: Cluster) -> None:
             user, ip = fresh("u"), address()
             for number in range(10):
                 ask = ask_of(user, ip, id=f"{mode}-{number}", detail=True, mode=mode)
-                answers = await asyncio.gather(*(node.decide([ask]) for node in both * 2))
+                answers = await asyncio.gather(*(decisions_of(node, [ask]) for node in both * 2))
                 assert len({str(each) for each in answers}) == 1, "every twin gets the same answer"
             assert await spent(both[0], f"user={user}", "request_rate") == 10
             assert await spent(both[0], f"ip={ip}", "connection_creation_rate") == 10
@@ -158,11 +161,11 @@ async def test_kept_answer_serves_asks_of_one_slot_and_without_a_principal(clust
     async with nodes(cluster, 2) as both:
         ip = address()
         ask = ask_of(None, ip, id="once", detail=True)
-        first, again = [await node.decide([ask]) for node in both]
+        first, again = [await decisions_of(node, [ask]) for node in both]
         assert first == again
         assert await spent(both[0], f"ip={ip}", "connection_creation_rate") == 1
         back = replace(ask, mode="refund", id="back")
-        first, again = [await node.decide([back]) for node in both]
+        first, again = [await decisions_of(node, [back]) for node in both]
         assert [first[0].charged, again[0].charged] == [True, True]
         assert await spent(both[0], f"ip={ip}", "connection_creation_rate") == 0
 
@@ -173,14 +176,14 @@ async def test_batch_is_decided_in_order(cluster: Cluster) -> None:
         asks = [ask_of(user, ip) for _ in range(USER_LIMIT + 5)]
         asks.insert(3, ask_of(other, None))
         asks.append(ask_of(None, ip))
-        decisions = await node.decide(asks)
+        decisions = await decisions_of(node, asks)
         assert [each.decision for each in decisions] == [
             *["admit"] * (USER_LIMIT + 1),
             *["throttle"] * 5,
             "admit",
         ]
         assert await spent(node, f"ip={ip}", "connection_creation_rate") == USER_LIMIT + 1
-        shown = await node.decide([ask_of(other, ip), ask_of(other, ip, mode="peek", detail=True)])
+        shown = await decisions_of(node, [ask_of(other, ip), ask_of(other, ip, mode="peek", detail=True)])
         assert [round(each.observed or 0) for each in shown[1].quotas or ()] == [2, USER_LIMIT + 2]
 
 
@@ -188,7 +191,7 @@ async def test_reset_empties_a_bucket_wherever_it_is(cluster: Cluster) -> None:
     async with nodes(cluster) as (node,):
         for user in (fresh("u") for _ in range(6)):
             await node.decide([ask_of(user, None)])
-            buckets = Buckets(node.circuit, lambda: Snapshot(1, QUOTAS), RULES)
+            buckets = Buckets(node.circuit, lambda: Snapshot.of(QUOTAS), RULES)
             keys, order = await buckets.reset(BucketName.parse(f"user={user}", RULES), None)
             assert sorted(keys) == ["consumer_byte_rate", "producer_ids_rate", "request_rate"]
             assert order is not None
@@ -201,12 +204,12 @@ async def test_id_that_was_reset_at_one_node_is_new_at_the_other(cluster: Cluste
     asks = [ask_of(user, ip, producer_ids=(number,)) for number in range(IDS_LIMIT)]
     async with nodes(cluster, 2) as (one, other):
         for each in (one, other):
-            assert {decision.source for decision in await each.decide(asks[:5])} == {"store"}
+            assert {decision.source for decision in await decisions_of(each, asks[:5])} == {"store"}
         assert (await status(one, f"user={user}", "producer_ids_rate")).charged_ids == 5
-        buckets = Buckets(one.circuit, lambda: Snapshot(1, QUOTAS), RULES)
+        buckets = Buckets(one.circuit, lambda: Snapshot.of(QUOTAS), RULES)
         await buckets.reset(BucketName.parse(f"user={user}", RULES), None)
         assert (await status(other, f"user={user}", "producer_ids_rate")).charged_ids == 0
-        decisions = await other.decide(asks)
+        decisions = await decisions_of(other, asks)
         assert {decision.decision for decision in decisions} == {"admit"}
         assert (await status(one, f"user={user}", "producer_ids_rate")).charged_ids == IDS_LIMIT
 
@@ -222,16 +225,6 @@ async def test_full_coverage_is_a_fault_that_is_named(cluster: Cluster) -> None:
             each.call("CONFIG SET", "cluster-require-full-coverage", "no")
     async with nodes(cluster) as (node,):
         assert node.circuit.faults == ()
-
-
-async def test_plain_asks_take_the_short_way_unless_they_need_several_slots(cluster: Cluster) -> None:
-    user, ip = fresh("u"), address()
-    async with nodes(cluster) as (node,):
-        plain = node.plain(ask_of(user, None))
-        assert plain is not None
-        assert node.plain(ask_of(user, ip)) is None
-        assert [each.decision for each in await node.decide([plain, plain])] == ["admit", "admit"]
-        assert await spent(node, f"user={user}", "request_rate") == 2
 
 
 async def test_asks_of_one_request_are_decided_together_over_several_slots(cluster: Cluster) -> None:
@@ -295,9 +288,9 @@ async def test_asks_of_one_slot_in_a_batch_are_charged_once_whatever_a_shadow_qu
     shadow = Quota("request_rate", WITHOUT_REFILL, "token_bucket", "deny", burst=1, shadow=True)
     async with nodes(cluster, quotas=QUOTAS | {"request_rate": {Entity.of(user=ANY): shadow}}) as (node,):
         of_two_slots, of_one = ask_of(fresh("u"), address(), deny=True), ask_of(user, None, deny=True)
-        decisions = await node.decide([of_two_slots, of_one, of_one, of_one])
+        decisions = await decisions_of(node, [of_two_slots, of_one, of_one, of_one])
         assert [decision.decision for decision in decisions] == ["admit"] * 4
-        (peek,) = await node.decide([replace(of_one, mode="peek", detail=True)])
+        (peek,) = await decisions_of(node, [replace(of_one, mode="peek", detail=True)])
         assert peek.quotas is not None
         assert round(peek.quotas[0].observed or 0, 6) == 3
 
@@ -314,7 +307,7 @@ async def test_each_unit_that_a_lease_lost_is_counted_once(cluster: Cluster, how
         taken = await take(both, 50, [], caller)
         assert taken.granted == {"requests": 8, "connections": IP_LIMIT / 2}
         rest = ask_of(None, ip, usage={"connections": IP_LIMIT / 2}, deny=True, at_ms=1_000_000)
-        assert [decision.decision for decision in await node.decide([rest])] == ["admit"]
+        assert [decision.decision for decision in await decisions_of(node, [rest])] == ["admit"]
         assert lapses.units == 0
         later = replace(both, at_ms=1_000_050)
         if how == "asks decided together":

@@ -17,6 +17,7 @@ from app.domain.slots import slot_of_tag
 from app.store import cluster as cluster_module
 from app.store import redis as redis_module
 from tests import clusters
+from tests.charging import decisions_of
 from tests.clusters import Cluster, move_slot
 from tests.contract.clustered import IP_LIMIT, USER_LIMIT, address, ask_of, fresh, nodes, spent
 from tests.report import say
@@ -69,7 +70,7 @@ class Holders:
             user, ip = chance.choice(self.users), chance.choice(self.ips)
             names = {"requests": f"user={user}", "connections": f"ip={ip}"}
             if chance.random() < 0.2:
-                (decision,) = await node.decide([ask_of(user, ip)])
+                (decision,) = await decisions_of(node, [ask_of(user, ip)])
                 self.used.update(names.values() if decision.decision == "admit" else ())
                 continue
             if lease is not None and chance.random() < 0.2:

@@ -8,12 +8,12 @@ import time
 import pytest
 from redis.asyncio import Redis
 
-from app.admission.plan import matches_of, plan_of
 from app.domain.ask import Ask
 from app.domain.entity import Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import MAX_EXACT, Quota
 from app.store.redis import RedisStore
+from tests.charging import plan_for
 from tests.stores import KINDS, running
 
 LIMIT, BURST, DEBT_S = 10.0, 50.0, 3_600
@@ -27,7 +27,7 @@ QUOTA = Quota(
 async def test_key_of_a_bucket_in_debt_lasts_until_it_is_full_again(kind: str):
     quotas = {"controller_mutation_rate": {Entity.of(user="alice"): QUOTA}}
     ask = Ask({"mutations": MAX_EXACT}, principal="alice", mode="record")
-    plan = plan_of(ask, matches_of(ask, quotas, MatchingRules()), b"")
+    plan = plan_for(ask, quotas, MatchingRules(), b"")
     assert plan is not None
     with running(kind) as url:
         store, client = RedisStore(url), Redis.from_url(url)
@@ -47,7 +47,7 @@ async def test_refund_that_fills_an_old_bucket_lets_it_expire(kind: str):
     """Without the refund it would be full in an hour; with it, it has been for longer than the slack."""
     quotas = {"controller_mutation_rate": {Entity.of(user="alice"): QUOTA}}
     ask = Ask({"mutations": MAX_EXACT}, principal="alice", mode="refund")
-    plan = plan_of(ask, matches_of(ask, quotas, MatchingRules()), b"")
+    plan = plan_for(ask, quotas, MatchingRules(), b"")
     assert plan is not None
     (charge,) = plan.charges
     with running(kind) as url:

@@ -20,6 +20,7 @@ from app.catalog.tables import KEYS
 from app.domain.ask import Ask
 from app.domain.quota import Defaults
 from app.http.access import Access
+from app.http.head import RequestHead
 from app.http.problems import ProblemError
 from tests.postgres import Postgres, started
 from tests.waiting import until
@@ -158,9 +159,9 @@ async def test_last_keys_stay_in_force_while_the_database_is_away_except_expired
     access = Access("admin", (), lambda: keys.ring, now_ms=lambda: clock)
 
     def passes(key: str) -> bool:
-        scope = {"client": ("127.0.0.1", 5), "headers": [(b"authorization", f"Bearer {key}".encode())]}
+        head = RequestHead(fields={b"authorization": [f"Bearer {key}".encode()]}, address="127.0.0.1")
         try:
-            access.require(scope, "decide")
+            access.require(head, "decide")
         except ProblemError:
             return False
         return True

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from msgspec import msgpack
 
 from app.admission.admission import Admission
 from app.admission.decision_log import DecisionLog, Which
 from app.admission.gather import Gatherer
 from app.admission.metrics import Metrics
 from app.catalog.snapshot import Snapshot
-from app.decision_log.batch import CHARGED, NODES, STREAM, Batch, Row
+from app.decision_log.batch import CHARGED, NODES, STREAM, Row
 from app.decision_log.status import ALIVE_MS
 from app.decision_log.stream import LogStream
 from app.domain.ask import Ask
@@ -25,7 +24,9 @@ from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.redis import RedisStore
 from tests import stores
+from tests.charging import decisions_of
 from tests.waiting import until
+from workers.decision_log.rows import decode
 
 SECRET = b"s" * 32
 BUDGET_S, AMPLE_S = 0.05, 30.0
@@ -68,7 +69,7 @@ async def rows(url: str, log: DecisionLog) -> list[Row]:
     await log._send()
     async with redis.asyncio.from_url(url) as raw:
         entries: list[Any] = await raw.xrange(STREAM) or []
-    return [row for _, entry in entries for row in msgpack.decode(entry[b"batch"], type=Batch).rows]
+    return [row for _, entry in entries for row in decode(entry[b"batch"]).rows]
 
 
 @pytest.mark.parametrize("kind", stores.KINDS)
@@ -79,11 +80,11 @@ async def test_late_charge_of_a_hung_store_is_logged(kind: str, which: Which):
             gatherer = admission._gatherer
             assert isinstance(gatherer, Gatherer)
             server.hold()
-            (first,) = await admission.decide([ASK])
+            (first,) = await decisions_of(admission, [ASK])
             server.go_on()
             await until(lambda: not (gatherer.is_late or admission.circuit.error), every_s=0)
             gatherer._patience.budget_s = AMPLE_S
-            (again,) = await admission.decide([ASK])
+            (again,) = await decisions_of(admission, [ASK])
             found = await rows(server.url, log)
     assert (first.source, again.source, again.decision) == ("fallback", "store", "admit")
     ids = digest(SECRET, "alice", 1) + digest(SECRET, "alice", 2)

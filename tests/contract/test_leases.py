@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 import redis
 
-from app.admission.plan import decision_of, granted_by, hold_plan, matches_of, plan_of, settle_plan
+from app.admission.plan import granted_by, hold_plan, settle_plan
 from app.domain.quota import KEYS, Algorithm, Quota
 from app.store.port import Answer, Plan
 from app.store.redis import RedisStore
 from tests.bounds.leases import RULES, asking, of_alice, worst
+from tests.charging import charges_of, decision_on, plan_for
 from tests.report import say
 from tests.stores import running
 
@@ -34,20 +35,20 @@ class StoreLessor:
 
     def admits(self, quota: Quota, amount: int, now_ms: int) -> bool:
         ask = replace(asking(quota, amount), at_ms=now_ms)
-        plan = plan_of(ask, matches_of(ask, of_alice(quota), RULES), b"")
+        plan = plan_for(ask, of_alice(quota), RULES, b"")
         assert plan is not None
         return all(result.outcome == "admit" for result in self._answer(plan).results)
 
     def lease(self, quota: Quota, wish: int, now_ms: int, name: bytes, lease_ms: int) -> float:
         ask = replace(asking(quota, wish), deny=True, at_ms=now_ms)
-        plan = hold_plan(ask, matches_of(ask, of_alice(quota), RULES), name, lease_ms)
+        plan = hold_plan(ask, charges_of(ask, of_alice(quota), RULES, b""), name, lease_ms)
         answer = self._answer(plan)
-        decision, _ = decision_of(ask, plan, answer, sequential=False)
+        decision = decision_on(ask, plan, answer)
         return granted_by(ask, plan, answer)[KEYS[quota.key].usage] if decision.decision == "admit" else 0.0
 
     def settle(self, quota: Quota, spent: float, now_ms: int, name: bytes) -> bool:
         ask = replace(asking(quota, spent), mode="record", at_ms=now_ms)
-        answer = self._answer(settle_plan(ask, matches_of(ask, of_alice(quota), RULES), name))
+        answer = self._answer(settle_plan(ask, charges_of(ask, of_alice(quota), RULES, b""), name))
         return any(result.outcome == "admit" for result in answer.results)
 
     def _answer(self, plan: Plan) -> Answer:

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import redis
 
+from app.domain.ask import Ask
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import KEYS, Quota
 from app.store import library
 from app.store.client import client_of
-from app.store.keys import bucket_key
 from app.store.library import Library, call_function
-from app.store.port import Charge, Plan, StoreError
+from app.store.port import Plan, StoreError
 from app.store.redis import RedisStore, run
 from app.store.script import SCRIPT
+from tests.charging import single_charge
 from tests.stores import KINDS, running
 
 OTHER = SCRIPT + "\n-- the next version\n"
@@ -37,7 +38,7 @@ def plan(user: str, limit: float = 2) -> Plan:
     row = KEYS["controller_mutation_rate"]
     quota = Quota("controller_mutation_rate", limit, row.algorithm, row.enforcement, burst=limit)
     found = AppliedQuota(quota, f"user={user}", f"user={user}", f"user={user}")
-    return Plan("admit", (Charge(found, bucket_key(found), 1, "deny"),))
+    return Plan("admit", (single_charge(found, Ask({"mutations": 1})),))
 
 
 async def outcomes(store: RedisStore, plans: list[Plan]) -> list[str]:

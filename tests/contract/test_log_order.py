@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio
 
-from app.admission.plan import matches_of, plan_of
 from app.decision_log.batch import CHARGED, REFRESHED, SEEN
 from app.domain.ask import Ask
 from app.domain.entity import ANY, Entity
@@ -17,6 +16,7 @@ from app.store.encoding import ORDER_STEP
 from app.store.keys import ORDER_KEY
 from app.store.port import Answer, Plan
 from app.store.redis import RedisStore
+from tests.charging import plan_for
 from tests.stores import KINDS, running
 
 SECRET = b"s" * 32
@@ -32,7 +32,7 @@ QUOTAS: Quotas = {
 
 
 def plan(ask: Ask) -> Plan:
-    found = plan_of(ask, matches_of(ask, QUOTAS, MatchingRules()), SECRET)
+    found = plan_for(ask, QUOTAS, MatchingRules(), SECRET)
     assert found is not None
     return found
 

@@ -18,6 +18,7 @@ from app.domain.entity import Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.redis import RedisStore
+from tests.charging import decisions_of
 from tests.stores import Server, server
 
 SECRET = bytes(32)
@@ -50,7 +51,7 @@ class Deployment:
 
     def limit(self, limit: float) -> None:
         quota = Quota("producer_ids_rate", limit, "producer_ids", "deny", on_store_failure="throttle")
-        self.snapshot = Snapshot(1, {"producer_ids_rate": {Entity.parse("user=*"): quota}})
+        self.snapshot = Snapshot.of({"producer_ids_rate": {Entity.parse("user=*"): quota}})
 
     async def open(self) -> None:
         """Examine the store; every node looks at its marks."""
@@ -83,7 +84,7 @@ async def deployment() -> AsyncIterator[Deployment]:
         deployment.limit(10 * IDS)
         for node in deployment.nodes:
             for first in range(0, IDS, 100):
-                decisions = await node.decide([ask(each) for each in range(first, first + 100)])
+                decisions = await decisions_of(node, [ask(each) for each in range(first, first + 100)])
                 assert {decision.decision for decision in decisions} == {"admit"}
         deployment.limit(LIMIT)
         yield deployment
@@ -96,26 +97,28 @@ async def test_no_admitted_id_is_throttled_after_the_loss_of_all_state(deploymen
         raw.flushall()
         for _ in range(REQUESTS):
             node = chosen.choice(deployment.nodes)
-            (decision,) = await node.decide([ask(chosen.randrange(IDS))])
+            (decision,) = await decisions_of(node, [ask(chosen.randrange(IDS))])
             refused += decision.decision != "admit"
             alone += decision.source == "local"
             if chosen.random() < 0.05:  # and others use up the quota
                 new += 1
-                await node.decide([ask(10**6 + new)])
+                await decisions_of(node, [ask(10**6 + new)])
         assert (refused, alone) == (0, REQUESTS)
         for node in deployment.nodes:
             await node.local._look()  # a node renews nothing before it has noticed the loss
         while any(node.local.waits for node in deployment.nodes):  # noqa: ASYNC110  it is in three objects
             await asyncio.sleep(0.01)  # until the nodes have renewed what they know
     stranger = await deployment.join()
-    decisions = await stranger.decide([ask(each) for each in range(IDS)])
+    decisions = await decisions_of(stranger, [ask(each) for each in range(IDS)])
     assert {(decision.decision, decision.source) for decision in decisions} == {("admit", "store")}
 
 
 async def test_known_ids_pass_while_the_store_is_away(deployment: Deployment):
     deployment.store.kill()
     for node in deployment.nodes:
-        known, unknown, detailed = await node.decide([ask(1), ask(10**6), replace(ask(1), detail=True)])
+        known, unknown, detailed = await decisions_of(
+            node, [ask(1), ask(10**6), replace(ask(1), detail=True)]
+        )
         assert (known.decision, known.source) == ("admit", "local")
         assert (unknown.decision, unknown.source) == ("throttle", "fallback")
         assert (detailed.decision, detailed.source) == ("admit", "fallback")
@@ -125,8 +128,8 @@ async def test_known_ids_pass_beside_quotas_that_the_missing_store_would_count(d
     quotas = dict(deployment.snapshot.quotas)
     for policy in ("admit", "throttle"):
         rate = Quota("request_rate", 5, "sampled_rate", "delay", on_store_failure=policy)
-        deployment.snapshot = Snapshot(2, {**quotas, "request_rate": {Entity.parse("user=*"): rate}})
+        deployment.snapshot = Snapshot.of({**quotas, "request_rate": {Entity.parse("user=*"): rate}})
         deployment.store.kill()
         for node in deployment.nodes:
-            (decision,) = await node.decide([replace(ask(1), usage={"requests": 1})])
+            (decision,) = await decisions_of(node, [replace(ask(1), usage={"requests": 1})])
             assert (decision.decision, decision.source, decision.applied) == (policy, "fallback", 2)

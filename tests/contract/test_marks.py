@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis.asyncio
 
-from app.admission.plan import matches_of, renewal_plan
+from app.admission.local import renewal_plan
 from app.domain.ask import Ask
 from app.domain.entity import Entity
-from app.domain.ladder import MatchingRules
+from app.domain.known_ids import Renewal
+from app.domain.ladder import MatchingRules, applied_quotas
 from app.domain.quota import Quota
-from app.store.keys import BIRTH_KEY, RESETS_KEY, reset_key
+from app.store.keys import BIRTH_KEY, RESETS_KEY, bucket_key, reset_key
+from app.store.port import Plan
 from app.store.redis import RedisStore
 from tests.stores import running, server
 
@@ -21,7 +23,13 @@ QUOTAS = {
     "producer_ids_rate": {Entity.parse("user=*"): Quota("producer_ids_rate", 5, "producer_ids", "deny")}
 }
 ASK = Ask({}, (1, 2), "alice")
-(MATCH,) = matches_of(ASK, QUOTAS, MatchingRules())
+(APPLIED,) = applied_quotas(ASK, QUOTAS, MatchingRules())
+KEY = bucket_key(APPLIED)
+
+
+def renewal(resets: int, birth: bytes) -> Plan:
+    """The plan to write the ids again, by what a node knows of resets and of the store's state."""
+    return renewal_plan(Renewal(KEY, APPLIED, "alice", resets, (1, 2), 0), birth, SECRET)
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +86,11 @@ async def test_what_was_known_before_a_reset_is_not_written_again(
     store: RedisStore, raw: redis.asyncio.Redis
 ):
     mark = await store.mark()
-    await store.forget([MATCH.key], {MATCH.key: 5_000})
-    (refused,) = await store.decide([renewal_plan(MATCH, ASK, mark.resets, mark.birth, SECRET)])
-    assert (refused.results[0].outcome, await raw.exists(MATCH.key)) == ("reject", 0)
+    await store.forget([KEY], {KEY: 5_000})
+    (refused,) = await store.decide([renewal(mark.resets, mark.birth)])
+    assert (refused.results[0].outcome, await raw.exists(KEY)) == ("reject", 0)
     mark = await store.mark()
-    (taken,) = await store.decide([renewal_plan(MATCH, ASK, mark.resets, mark.birth, SECRET)])
+    (taken,) = await store.decide([renewal(mark.resets, mark.birth)])
     assert (taken.results[0].outcome, taken.results[0].remembered) == ("admit", 2)
     assert taken.results[0].observed == 0  # nothing is charged
 
@@ -92,13 +100,13 @@ async def test_what_was_known_before_a_loss_is_not_written_until_the_node_has_se
 ):
     before = await store.mark()
     await raw.flushall()
-    plan = renewal_plan(MATCH, ASK, 0, before.birth, SECRET)
+    plan = renewal(0, before.birth)
     (refused,) = await store.decide([plan])  # nobody has given the new state a birth
     assert (refused.results[0].outcome, await raw.keys()) == ("throttle", [])
     after = await store.mark()
     (refused,) = await store.decide([plan])
-    assert (refused.results[0].outcome, await raw.exists(MATCH.key)) == ("throttle", 0)
-    (taken,) = await store.decide([renewal_plan(MATCH, ASK, 0, after.birth, SECRET)])
+    assert (refused.results[0].outcome, await raw.exists(KEY)) == ("throttle", 0)
+    (taken,) = await store.decide([renewal(0, after.birth)])
     assert (taken.results[0].outcome, taken.results[0].remembered) == ("admit", 2)
 
 
@@ -115,8 +123,8 @@ async def test_state_of_a_server_that_started_again_is_another():
         kept.until_it_answers()
         store = RedisStore(kept.url)
         await store.examine()
-        (refused,) = await store.decide([renewal_plan(MATCH, ASK, 0, before.birth, SECRET)])
+        (refused,) = await store.decide([renewal(0, before.birth)])
         after = await store.mark()
-        (taken,) = await store.decide([renewal_plan(MATCH, ASK, 0, after.birth, SECRET)])
+        (taken,) = await store.decide([renewal(0, after.birth)])
         assert (refused.results[0].outcome, taken.results[0].outcome) == ("throttle", "admit")
         await store.close()

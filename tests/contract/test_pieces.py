@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
+from app.domain.ask import Ask
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Quota
-from app.store.keys import bucket_key
-from app.store.port import Charge, Plan
+from app.store.port import Plan
 from app.store.redis import RedisStore
 from app.store.script import MOST_WRITTEN, SCRIPT
+from tests.charging import single_charge
 from tests.contract.machine import run
 from tests.prove.filters import strangers
 from tests.stores import KINDS, running
@@ -58,4 +59,4 @@ def new(principal: str) -> Plan:
     entity = f"user={principal}"
     found = AppliedQuota(quota, entity, entity, entity)
     spreads = strangers(500, seed=len(principal)).astype("<u4").tobytes()
-    return Plan("admit", (Charge(found, bucket_key(found), 500, "deny", spreads),))
+    return Plan("admit", (single_charge(found, Ask({}, tuple(range(500))), spreads),))

@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
 from app.admission.leases import Settlement
-from app.admission.plan import matches_of, plan_of
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE
@@ -28,6 +27,7 @@ from app.domain.oracle import Oracle
 from app.domain.quota import KEYS, Quota
 from app.store.cluster import ClusterStore, plan_slots
 from tests import clusters
+from tests.charging import decisions_of, plan_for
 from tests.clusters import Cluster
 from tests.contract.clustered import Lapses
 from tests.contract.histories import asks, entities_of, quotas
@@ -196,7 +196,7 @@ class SpreadMachine(RuleBasedStateMachine):
     @classmethod
     def snapshot(cls) -> Snapshot:
         """The quotas in force."""
-        return Snapshot(1, cls.in_force)
+        return Snapshot.of(cls.in_force)
 
     def _decide(self, asks: Sequence[Ask]) -> None:
         asks = [replace(ask, at_ms=self.now) for ask in asks]
@@ -262,13 +262,13 @@ class SpreadMachine(RuleBasedStateMachine):
         self.met["lease lapsed"] += self.lapses.units > 0
 
     async def _decided(self, asks: Sequence[Ask]) -> list[Any]:
-        decisions = await self.admission.decide(asks)
+        decisions = await decisions_of(self.admission, asks)
         if (working := self.admission._refresher._working) is not None:
             await asyncio.wait({working})
         return decisions
 
     def _slots(self, ask: Ask) -> int:
-        plan = plan_of(ask, matches_of(ask, self.quotas, RULES), SECRET)
+        plan = plan_for(ask, self.quotas, RULES, SECRET)
         return 0 if plan is None else len(set(plan_slots(plan)))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from app.domain.ask import Ask
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import MAX_EXACT, Quota
 from app.domain.token_bucket import Tokens, wait_ms
-from app.store.keys import bucket_key
-from app.store.port import Charge, Plan
+from app.store.port import Plan
 from app.store.redis import RedisStore
+from tests.charging import single_charge
 from tests.stores import running
 
 
@@ -22,7 +23,7 @@ async def test_script_finds_the_shortest_wait_of_an_enormous_bucket(limit: float
     found = AppliedQuota(quota, "user=*", "user=a", "user=a")
 
     def ask(usage: float) -> Plan:
-        return Plan("admit", (Charge(found, bucket_key(found), usage, "deny"),), at_ms=0)
+        return Plan("admit", (single_charge(found, Ask({"mutations": usage})),), at_ms=0)
 
     with running("valkey") as url:
         store = RedisStore(url, caller_clock=True)

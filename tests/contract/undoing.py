@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from msgspec.structs import replace as with_
 
-from app.admission.plan import decision_of, matches_of, plan_of
+from app.admission.compiled import compiled_again
 from app.domain.ask import Ask, Mode
 from app.domain.quota import KEYS, Algorithm
 from app.domain.undo import Stamp
+from app.store.compiled_quota import DENY, RECORDS
 from app.store.encoding import undo_plan
 from app.store.port import Charge
+from tests.charging import decision_on, plan_for
 from tests.contract import machine
 from tests.contract.histories import asks
 from tests.contract.machine import RULES, SECRET, Difference, Machine
@@ -52,12 +54,12 @@ class UndoMachine(Machine):
 
     def _charge(self, ask: Ask) -> None:
         ask = replace(ask, at_ms=self.now)
-        plan = plan_of(ask, matches_of(ask, self.quotas, RULES), SECRET)
+        plan = plan_for(ask, self.quotas, RULES, SECRET)
         if plan is None:
             return
         (answer,) = self.loop.run_until_complete(self.store.decide([with_(plan, stamped=True)]))
         expected = self.oracle.decide(ask, self.quotas, RULES, self.now)
-        got, _ = decision_of(ask, plan, answer, sequential=self.sequential)
+        got = decision_on(ask, plan, answer, sequential=self.sequential)
         if got != expected:
             raise Difference(f"{ask}\nstore:  {got}\noracle: {expected}")
         if not expected.charged:
@@ -114,7 +116,7 @@ class UndoMachine(Machine):
         if between == "back":
             self.now -= 90_000
         if between == "debt":
-            self.owe(charged[0].charge.applied.quota.key if charged else COUNTED[0], "admit", 3, deny=False)
+            self.owe(charged[0].charge.quota.key if charged else COUNTED[0], "admit", 3, deny=False)
         if between == "failover":
             cast("Any", self.redis).execute_command("DEBUG", "CHANGE-REPL-ID")
             self.oracle.history += b"1"
@@ -136,7 +138,7 @@ class UndoMachine(Machine):
 
     def _lower(self, charge: Charge) -> None:
         """Lower the limit and the burst of a quota, and ask, so that tokens are cut off."""
-        key = charge.applied.quota.key
+        key = charge.quota.key
         for entity, quota in list(self.quotas[key].items()):
             self._set(key, entity, replace(quota, limit=quota.limit / 2, burst=max(quota.burst / 2, 1.0)))
 
@@ -146,7 +148,8 @@ class UndoMachine(Machine):
         for quotas in self.quotas[found.quota.key].values():
             if (quotas.identity, quotas.epoch) == (found.quota.identity, found.quota.epoch):
                 found = replace(found, quota=quotas)  # a limit that changed meanwhile
-        plan = undo_plan([(with_(charge, applied=found), stored)], self.now)
+        manner = DENY if charge.enforcement == "deny" else RECORDS
+        plan = undo_plan([(compiled_again(charge, found.quota, manner), stored)], self.now)
         assert plan is not None
         (answer,) = self.loop.run_until_complete(self.store.decide([plan]))
         if answer.error is not None:

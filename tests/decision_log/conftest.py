@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 import redis
 
-from app.decision_log.batch import STREAM, Batch
+from app.decision_log.batch import STREAM, SentBatch
 from tests import service, stores
 from tests.decision_log.batches import packed
 from workers.decision_log.read import read
@@ -41,13 +41,13 @@ def eventually(look: Callable[[], T]) -> T:
     return service.eventually(look, within_s=90)
 
 
-def leave(client: redis.Redis, batches: Iterable[Batch]) -> None:
+def leave(client: redis.Redis, batches: Iterable[SentBatch]) -> None:
     """Append batches to the stream, as nodes do."""
     for batch in batches:
         client.xadd(STREAM, {"batch": packed(batch), "rows": len(batch.rows)})
 
 
-def known(batches: Iterable[Batch]) -> set[tuple[str, int]]:
+def known(batches: Iterable[SentBatch]) -> set[tuple[str, int]]:
     """The rows of batches."""
     return {(batch.id, place) for batch in batches for place in range(len(batch.rows))}
 

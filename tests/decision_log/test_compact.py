@@ -12,14 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.decision_log.stream import StreamEntry
-from tests.decision_log.batches import BEGAN_MS, Node, packed
+from tests.decision_log.batches import BEGAN_MS, Node, packed, table_of
 from tests.decision_log.conftest import known, written
 from workers.decision_log import compact
 from workers.decision_log.compact import HOLDS, SETTLED_MS, Compactor
 from workers.decision_log.flush import Flush
 from workers.decision_log.folder import Folder
 from workers.decision_log.retention import retain
-from workers.decision_log.rows import table
 from workers.decision_log.schema import HOUR_MS, SCHEMA, VERSION, footer, partition
 
 HOUR = partition(BEGAN_MS)
@@ -84,13 +83,13 @@ def test_duplicated_batches_occur_once_in_a_merged_file(folder):
 
 def test_all_rows_of_one_batch_in_several_files_are_kept(folder):
     """Another program may have written them so. Only rows that are certainly duplicates are left out."""
-    rows = table([Node().batch(300)])
+    rows = table_of(Node().batch(300))
     hour = folder / HOUR
     hour.mkdir(parents=True)
     for name, part in {"a": rows.slice(0, 150), "b": rows.slice(100, 150), "c": rows.slice(200, 100)}.items():
         pq.write_table(part, hour / f"{name}.parquet")
-    pq.write_table(table([Node("n2").batch(90)]).take([*range(0, 90, 3)]), hour / "d.parquet")
-    pq.write_table(table([Node("n2").batch(90)]).take([*range(0, 90, 2)]), hour / "e.parquet")
+    pq.write_table(table_of(Node("n2").batch(90)).take([*range(0, 90, 3)]), hour / "d.parquet")
+    pq.write_table(table_of(Node("n2").batch(90)).take([*range(0, 90, 2)]), hour / "e.parquet")
     before = written(folder)
     assert len(before) == 300 + 60
     for _ in range(2):

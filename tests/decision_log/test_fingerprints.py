@@ -8,7 +8,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from app.decision_log.batch import Batch
+from app.decision_log.batch import SentBatch
 from app.decision_log.stream import StreamEntry
 from app.domain.digest import fingerprint
 from tests.decision_log.batches import Node, packed
@@ -24,11 +24,11 @@ from workers.generate.write_log import Order, write_log
 OLD, NEW = (fingerprint(bytes([number]) * 32) for number in (1, 2))
 
 
-def by(batch: Batch, secret: str | None) -> Batch:
+def by(batch: SentBatch, secret: str | None) -> SentBatch:
     return msgspec.structs.replace(batch, secret=secret)
 
 
-def put(folder: Path, *batches: Batch) -> None:
+def put(folder: Path, *batches: SentBatch) -> None:
     entries = [StreamEntry(b"1-0", packed(batch), 0) for batch in batches]
     Flush(entries, batches[0].id).write(Folder(folder))
 
@@ -60,7 +60,7 @@ def test_file_names_the_secrets_of_its_batches(folder):
 
 def test_batch_of_an_older_node_names_no_secret():
     packed_then = msgspec.msgpack.encode(msgspec.msgpack.decode(packed(Node().batch()))[:6])
-    assert msgspec.msgpack.decode(packed_then, type=Batch).secret is None
+    assert msgspec.msgpack.decode(packed_then, type=SentBatch).secret is None
 
 
 def test_generated_log_names_its_secret(tmp_path):

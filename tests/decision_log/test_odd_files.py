@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from app.decision_log import status
 from tests.decision_log import worker
-from tests.decision_log.batches import BEGAN_MS, Node
+from tests.decision_log.batches import BEGAN_MS, Node, table_of
 from tests.decision_log.conftest import eventually, known, leave, written
 from tests.decision_log.test_compact import HOUR, files, now_ms, put
 from tests.decision_log.test_worker import AT_ONCE, drained
@@ -19,7 +19,6 @@ from workers.decision_log import run
 from workers.decision_log.compact import HOLDS, Compactor
 from workers.decision_log.folder import Folder
 from workers.decision_log.read import read
-from workers.decision_log.rows import table
 from workers.decision_log.schema import HOUR_MS, SCHEMA, BadFileError, partition
 
 NEXT_HOUR = partition(BEGAN_MS + HOUR_MS)
@@ -57,20 +56,20 @@ def in_order(rows: pa.Table) -> pa.Table:
 def test_columns_are_merged_by_name(folder, odd):
     one, two = Node().batches(2)
     put(folder, one)
-    Folder(folder).put(HOUR, "odd.parquet", odd(table([two])))
+    Folder(folder).put(HOUR, "odd.parquet", odd(table_of(two)))
     before = in_order(read(folder))
     for _ in range(2):
         Compactor(Folder(folder), stay_s=-1e9).compact(now_ms(folder))
     (merged,) = files(folder).values()
     assert pq.read_schema(merged).equals(SCHEMA)
     assert in_order(read(folder)).equals(before)
-    assert before.equals(in_order(table([one, two])))
+    assert before.equals(in_order(table_of(one, two)))
 
 
 def test_forbidden_null_excludes_only_its_own_file_from_the_merge(folder):
     node, later = Node(), Node("n2", began_ms=BEGAN_MS + HOUR_MS)
     put(folder, *(batches := [*node.batches(2), *later.batches(2)]))
-    Folder(folder).put(HOUR, "a.parquet", without_a_batch(table([node.batch()])))
+    Folder(folder).put(HOUR, "a.parquet", without_a_batch(table_of(node.batch())))
     with pytest.raises(BadFileError, match=r"a\.parquet: cannot be read: .*'batch'.* null"):
         read(folder)
     compactor = Compactor(Folder(folder), stay_s=0)
@@ -88,7 +87,7 @@ def test_merged_file_without_names_is_logged_and_left_alone(folder, holds):
     """The files it was merged from are unknown, so none of them is removed, and it is not merged again."""
     node, later = Node(), Node("n2", began_ms=BEGAN_MS + HOUR_MS)
     put(folder, *(batches := [*node.batches(2), *later.batches(2)]))
-    odd = table([node.batch()]).replace_schema_metadata({**SCHEMA.metadata, HOLDS: holds})
+    odd = table_of(node.batch()).replace_schema_metadata({**SCHEMA.metadata, HOLDS: holds})
     Folder(folder).put(HOUR, "merged-odd.parquet", odd)
     compactor = Compactor(Folder(folder), stay_s=-1e9)
     with capture_logs() as lines:
@@ -140,8 +139,8 @@ def test_odd_files_do_not_stop_the_worker(shared, client, folder):
     """New batches are written and other hours are merged, whatever files an old hour has."""
     odd = Folder(folder)
     for name, change in {"a": extra, "b": reordered, "c": without_a_batch}.items():
-        odd.put(HOUR, f"{name}.parquet", change(table([Node(name).batch()])))
-    holding = table([Node("d").batch()]).replace_schema_metadata({**SCHEMA.metadata, HOLDS: b"?"})
+        odd.put(HOUR, f"{name}.parquet", change(table_of(Node(name).batch())))
+    holding = table_of(Node("d").batch()).replace_schema_metadata({**SCHEMA.metadata, HOLDS: b"?"})
     odd.put(HOUR, "merged-d.parquet", holding)
     put(folder, *Node("n2", began_ms=BEGAN_MS + HOUR_MS).batches(2))
 

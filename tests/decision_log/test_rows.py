@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any
 
 import msgspec
@@ -9,23 +11,45 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from app.decision_log.batch import CHARGED, REFRESHED, VERSION, Batch, LoggedVerdict, Row, Sibling
+from app.decision_log.batch import (
+    CHARGED,
+    OLDEST,
+    REFRESHED,
+    VERSION,
+    AskRow,
+    Batch,
+    FullRow,
+    LoggedVerdict,
+    Row,
+    SentBatch,
+    Sibling,
+)
+from app.domain.decision import OUTCOMES
 from app.domain.digest import digest
-from tests.decision_log.batches import SECRET, Node, ids_quota, packed
+from app.domain.quota import PRODUCER_IDS_RATE
+from tests.decision_log.batches import SECRET, Node, ids_quota, packed, table_of
 from workers.decision_log.rows import UnreadableError, decode, table
 from workers.decision_log.schema import CHANGE, SCHEMA
 
 
-def plainly(batch: Batch) -> list[dict[str, Any]]:
+def plainly(batch: SentBatch) -> list[dict[str, Any]]:
     """The expected rows of the columns."""
     return [_row(batch, place, row) for place, row in enumerate(batch.rows)]
 
 
-def _row(batch: Batch, place: int, row: Row) -> dict[str, Any]:
-    known = {name: getattr(row, name) for name in Row.__struct_fields__ if name in SCHEMA.names}
-    ids = [int.from_bytes(row.ids[at : at + 8], "big", signed=True) for at in range(0, len(row.ids), 8)]
-    change = {field.name: getattr(row, field.name) for field in CHANGE}
-    limited = msgspec.structs.asdict(row.limited_by) if row.limited_by else None
+def _row(batch: SentBatch, place: int, row: AskRow | FullRow) -> dict[str, Any]:
+    known = dict(msgspec.structs.asdict(row)) | (_of_ask(row) if isinstance(row, AskRow) else {})
+    known = {name: known[name] for name in SCHEMA.names if name in known}
+    ids = _signed(row.ids)
+    change: dict[str, Any] | None = None
+    if isinstance(row, FullRow):
+        verdicts = [_verdict(batch, verdict, ids) for verdict in row.verdicts]
+        change = {field.name: getattr(row, field.name) for field in CHANGE} if row.what is not None else None
+    else:
+        verdicts = _verdicts(batch, row, ids)
+        if row.lease is not None:
+            of_lease = {"what": row.lease[0].hex(), "after": f'{{"lease_ms": {row.lease[1]}}}'}
+            change = {field.name: of_lease.get(field.name) for field in CHANGE}
     siblings = [each._asdict() for each in batch.siblings]
     return known | {
         "batch": batch.id,
@@ -33,40 +57,98 @@ def _row(batch: Batch, place: int, row: Row) -> dict[str, Any]:
         "node": batch.node,
         "usage": list(row.usage.items()),
         "ids": ids or None,
-        "limited_by": limited,
-        "verdicts": [_verdict(batch, verdict, ids) for verdict in row.verdicts],
-        "change": change if row.what is not None else None,
+        "limited_by": msgspec.structs.asdict(row.limited_by) if row.limited_by else None,
+        "verdicts": verdicts,
+        "change": change,
         "batch_rows": len(batch.rows),
         "siblings": siblings if place == 0 and siblings else None,
     }
 
 
-def _verdict(batch: Batch, verdict: LoggedVerdict, ids: list[int]) -> dict[str, Any]:
+def _of_ask(row: AskRow) -> dict[str, Any]:
+    bits = ("deny", "recheck", "cluster_action", "charged", "replayed")
+    return {
+        "kind": ("decision", "late", "lease", "settlement")[row.kind],
+        "mode": ("admit", "peek", "record", "refund")[row.mode],
+        "decision": OUTCOMES[row.decision],
+        "source": ("store", "local", "fallback")[row.source],
+        **{name: bool(row.flags & 1 << at) for at, name in enumerate(bits)},
+    }
+
+
+def _verdict(batch: SentBatch, verdict: LoggedVerdict, ids: list[int]) -> dict[str, Any]:
     quota = msgspec.structs.asdict(batch.quotas[verdict.quota])
+    del quota["applied_as"]
     columns = {
         name: value for name, value in msgspec.structs.asdict(verdict).items() if name not in {"quota", "ids"}
     }
-    counts_ids = quota["quota"] == "producer_ids_rate"
+    return quota | columns | _marked(quota["quota"], ids, verdict.ids)
 
-    def marked(mark: int) -> list[int] | None:
-        return (
-            [one for one, found in zip(ids, verdict.ids, strict=False) if found == mark]
-            if counts_ids
-            else None
+
+def _verdicts(batch: SentBatch, row: AskRow, ids: list[int]) -> list[dict[str, Any]]:
+    found = []
+    for at, (place, bucket) in enumerate(zip(row.quotas, row.buckets, strict=True)):
+        quota = msgspec.structs.asdict(batch.quotas[place])
+        counts_ids = quota["quota"] == PRODUCER_IDS_RATE
+        enforcement = quota.pop("applied_as")
+        usage = {"request_rate": "requests", "producer_byte_rate": "produce_bytes"}.get(quota["quota"], "")
+        found.append(
+            quota
+            | _said(row, at - row.alone)
+            | _marked(quota["quota"], ids, row.outcomes)
+            | {
+                "bucket": bucket,
+                "enforcement": enforcement,
+                "usage": float(len(ids)) if counts_ids else row.usage[usage],
+                "bucket_order": row.orders[at - row.alone] if row.orders and at >= row.alone else None,
+                "known_until_ms": row.known[0] if row.known and counts_ids else None,
+                "known_resets": row.known[1] if row.known and counts_ids else None,
+            }
         )
+    return found
 
-    return quota | columns | {"charged_ids": marked(CHARGED), "refreshed_ids": marked(REFRESHED)}
+
+def _said(row: AskRow, at: int) -> dict[str, Any]:
+    """What the store said of a quota; nothing of one that the node answered for."""
+    outcome, reason, clock, wait_ms, observed, remaining = 0, 0, 0, 0.0, math.nan, math.nan
+    if at >= 0 and row.answer[0] == 3:
+        observed, remaining = struct.unpack_from("<dd", row.answer, 1 + 16 * at)
+    elif at >= 0:
+        said = struct.unpack_from("<BBBddd", row.answer, 1 + 51 * at)
+        outcome, reason, clock, wait_ms, observed, remaining = said
+    return {
+        "outcome": OUTCOMES[outcome],
+        "reason": (None, "capacity", "too_large", "store_failure", "store_full")[reason],
+        "correction": clock % 4,
+        "throttle_ms": int(wait_ms),
+        "observed": None if math.isnan(observed) else observed,
+        "remaining": None if math.isnan(observed) else remaining,
+    }
+
+
+def _signed(digests: bytes) -> list[int]:
+    return [int.from_bytes(digests[at : at + 8], "big", signed=True) for at in range(0, len(digests), 8)]
+
+
+def _marked(quota: str, ids: list[int], marks: bytes) -> dict[str, Any]:
+    if quota != PRODUCER_IDS_RATE:
+        return {"charged_ids": None, "refreshed_ids": None}
+    pairs = list(zip(ids, marks, strict=False))
+    return {
+        name: [one for one, found in pairs if found == mark]
+        for name, mark in (("charged_ids", CHARGED), ("refreshed_ids", REFRESHED))
+    }
 
 
 def test_each_field_arrives_in_its_column():
     batches = [*Node("a", seed=3).batches(5), *Node("b", seed=4).batches(5, rows=1), Node("c").batch(rows=0)]
     batches[1] = replace(batches[1], siblings=[Sibling("b", 5, 17), Sibling("c", 1, 19)])
-    found = table([decode(packed(batch)) for batch in batches])
+    found = table_of(*batches)
     assert found.schema.equals(SCHEMA, check_metadata=True)
     found.validate(full=True)
     expected = [row for batch in batches for row in plainly(batch)]
     assert found.to_pylist() == expected
-    assert {row["kind"] for row in expected} == {"decision", "ids", "quota"}
+    assert {row["kind"] for row in expected} == {"decision", "lease", "ids", "quota"}
     assert any(verdict["charged_ids"] for row in expected for verdict in row["verdicts"])
     assert sum(row["siblings"] is not None for row in expected) == 1
     assert any(verdict["refreshed_ids"] for row in expected for verdict in row["verdicts"])
@@ -74,18 +156,18 @@ def test_each_field_arrives_in_its_column():
 
 def test_no_rows_become_an_empty_table():
     assert table([]).equals(SCHEMA.empty_table())
-    assert table([Node().batch(rows=0)]).equals(SCHEMA.empty_table())
+    assert table_of(Node().batch(rows=0)).equals(SCHEMA.empty_table())
 
 
 def test_digest_is_a_big_endian_signed_integer():
     digests = [b"\xff" * 8, b"\x00" * 7 + b"\x07", b"\x80" + b"\x00" * 7, digest(SECRET, "alice", 4711)]
     row = Row("ids", 1, principal="alice", ids=b"".join(digests))
-    found = table([Batch(VERSION, "n-1", "n", 1, [], [row])])["ids"].to_pylist()
+    found = table([Batch(OLDEST, "n-1", "n", 1, [], [row])])["ids"].to_pylist()
     assert found == [[-1, 7, -(2**63), int.from_bytes(digests[3], "big", signed=True)]]
 
 
 def _with(**row: Any) -> Batch:
-    return Batch(VERSION, "n-000000000001", "n", 1, [ids_quota("alice")], [Row("decision", 1, **row)])
+    return Batch(OLDEST, "n-000000000001", "n", 1, [ids_quota("alice")], [Row("decision", 1, **row)])
 
 
 def _verdict_of(quota: int, ids: bytes = b"", **other: Any) -> LoggedVerdict:
@@ -137,7 +219,7 @@ def test_malformed_batch_is_refused_with_the_reason(data, why):
 
 def test_table_outlives_the_batches_it_was_made_from():
     """Columns share memory with Python arrays, which must live as long as the columns."""
-    found = table([Node().batch()])
+    found = table_of(Node().batch())
     again = pa.concat_tables([found.slice(0, 100), found.slice(100)]).combine_chunks()
     del found
     assert again["ids"].to_pylist() == [row["ids"] for row in plainly(Node().batch())]

@@ -11,15 +11,21 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from app.admission.plan import matches_of
+from app.admission.answers import verdicts_of
+from app.admission.plan import PlannedAsk
 from app.decision_log.batch import CHARGED, REFRESHED
 from app.decision_log.stream import StreamEntry
 from app.domain.ask import Ask
-from app.domain.decision import Decision
+from app.domain.decision import Decision, LimitedBy
 from app.domain.digest import digest
+from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
+from app.domain.quota import Quota
 from app.storage_location import InvalidLocationError
-from tests.unit.admission.test_decision_log import LIMITED, QUOTAS, SECRET, Stream, answer, log_to, verdict
+from app.store.port import Answer, ChargeResult
+from tests.charging import charges_of
+from tests.decision_log.saved import NODE_MS, SECRET, SavedBatches, log_into
+from tests.packed import packed
 from workers.decision_log.drain import Drain
 from workers.decision_log.flush import Flush
 from workers.decision_log.folder import Folder
@@ -44,6 +50,11 @@ MALFORMED = [
     "ftp://AKIA:SECRET@bucket/x",
 ]
 IDS = (7_305_942_118_033_217, "id-of-a-producer")
+EVERYONE = Entity.of(user=ANY)
+QUOTAS = {
+    "producer_ids_rate": {EVERYONE: Quota("producer_ids_rate", 5, "producer_ids", "deny")},
+    "request_rate": {EVERYONE: Quota("request_rate", 1000, "sampled_rate", "delay")},
+}
 
 
 def is_redacted(text: str) -> bool:
@@ -109,29 +120,30 @@ def leaves(value: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("plain_ids", [False, True])
 @pytest.mark.parametrize("which", ["all", "denied"])
 async def test_no_file_holds_a_plain_id_unless_configured(folder, which, plain_ids):
-    stream = Stream()
-    log = log_to(stream, which, plain_ids=plain_ids)
+    stream = SavedBatches()
+    log = log_into(stream, which, plain_ids=plain_ids)
     ask = Ask({"requests": 2}, IDS, principal="alice", client_id="etl")
-    matches = matches_of(ask, QUOTAS, MatchingRules())
-    verdicts = [verdict(match) for match in matches]
-    found = answer(bytes([CHARGED, REFRESHED]))
-    for outcome, by, reply in [
-        ("admit", None, found),
-        ("throttle", LIMITED, found),
-        ("throttle", LIMITED, None),
-    ]:
-        decision = Decision(outcome, 0, True, 2, "store" if reply else "fallback", by)  # type: ignore[arg-type]
-        log.decided(ask, matches, reply, decision, verdicts, None if reply else "budget")
-    log.refreshed(ask, matches, found)
+    charges = charges_of(ask, QUOTAS, MatchingRules(), SECRET)
+    results = (ChargeResult("admit", None, 4, 0, 1.0, 4.0), ChargeResult("throttle", None, 0, 9, 5.0, 0.0))
+    found = packed(Answer(results, None, None, NODE_MS, 128, bytes([CHARGED, REFRESHED])))
+    for source, answer in (("store", found), ("fallback", None)):
+        planned = PlannedAsk(ask, charges, None)
+        verdicts = verdicts_of(planned, found)
+        by = LimitedBy("request_rate", "user=*", "user=alice")
+        planned.decision = Decision("throttle", 9, False, 2, source, by)  # type: ignore[arg-type]
+        log.decided(planned, answer, verdicts, None if answer else "budget")
+    admitted = PlannedAsk(ask, charges, None, decision=Decision("admit", 0, True, 2, "store", None))
+    log.decided(admitted, found, (), None)
+    log.refreshed(admitted, found)
     await log._send()
-    Flush([StreamEntry(b"1-0", batch, 4) for batch in stream.offered], "a").write(Folder(folder))
+    Flush([StreamEntry(b"1-0", batch, 4) for batch in stream.batches], "a").write(Folder(folder))
     rows = read(folder).to_pylist()
     assert len(rows) == 4
     held = set(leaves(rows))
     assert {int.from_bytes(digest(SECRET, "alice", one), "big", signed=True) for one in IDS} < held
     texts = " ".join(str(each) for each in held)
     assert [str(one) in texts for one in IDS] == [plain_ids, plain_ids]
-    raw = b"".join([*stream.offered, *(file.read_bytes() for file in folder.rglob("*.parquet"))])
+    raw = b"".join([*stream.batches, *(file.read_bytes() for file in folder.rglob("*.parquet"))])
     number, text = IDS
     assert (text.encode() in raw) is plain_ids
     assert not any(number.to_bytes(8, order) in raw for order in ("big", "little"))

@@ -15,7 +15,6 @@ from app.domain.quota_value import resolve
 from app.envoy.importing import EnvoyImport
 from app.envoy.mapping import DescriptorMapping
 from app.envoy.names import valid_name
-from app.http.ratelimit import policy
 
 
 class Limiter:
@@ -42,4 +41,4 @@ class Limiter:
 
     def policies(self, ask: Ask) -> list[tuple[int, int]]:
         """How many pass in how many seconds, for each quota that applies."""
-        return [policy(each.quota) for each in applied_quotas(ask, self.quotas, MatchingRules())]
+        return [each.quota.allowance for each in applied_quotas(ask, self.quotas, MatchingRules())]

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
+from app.admission.answers import ADMITTED
 from app.admission.errors import OverloadedError
 from app.admission.metrics import Metrics
-from app.admission.plain import ADMITTED
-from app.admission.port import InFull
+from app.admission.plan import PlannedAsk
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -44,7 +44,7 @@ class StubAdmission:
         self.waits = asyncio.Event()
         self.waits.set()
 
-    async def decide_in_full(self, ask: Ask, caller: Caller, within_s: float) -> InFull:
+    async def decide(self, asks: Sequence[Ask], caller: Caller, within_s: float) -> list[PlannedAsk]:
         self.within_s.append(within_s)
         if self.sheds:
             raise OverloadedError("age")
@@ -53,7 +53,7 @@ class StubAdmission:
         except asyncio.CancelledError:
             self.gone += 1
             raise
-        return InFull(ADMITTED[0], ())
+        return [PlannedAsk(ask, (), None, decision=ADMITTED[0]) for ask in asks]
 
 
 @asynccontextmanager
@@ -98,7 +98,7 @@ async def test_an_ask_waits_no_longer_than_its_caller():
 
 async def test_an_error_of_ours_says_nothing_of_its_cause():
     class Broken:
-        async def decide_in_full(self, *_: object) -> InFull:
+        async def decide(self, *_: object) -> list[PlannedAsk]:
             raise RuntimeError("the secret is 42")
 
     async with in_process(Broken(), Metrics()) as channel:

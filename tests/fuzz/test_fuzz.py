@@ -37,8 +37,8 @@ ENVIRONMENT: Final = {
     # With this secret, no id of a canary is mistaken for another one, whatever the seed.
     "QUOTAGATE_HASH_SECRET": (b"fuzz" * 8).hex(),
 }
-WAYS: Final = ("app.run.cli", "tests.long_way")
-"""The program as it is, and without its express lane."""
+WAYS: Final = ("app.run.cli", "tests.handed_over")
+"""The program as it is, and with each connection handed over at once."""
 PURSE: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": 10**12, "enforcement": "deny"}
 CACHED_CALLERS: Final = 20_000
 MIB: Final = 1024 * 1024

@@ -45,30 +45,27 @@ class Deployment:
         ask = Ask({}, event.ids, event.principal)
         (applied,) = applied_quotas(ask, self._quotas, MatchingRules())
         key, layers = bucket_key(applied), applied.quota.layers
-        if node.answers(key, applied, event.ids, now):
-            self.alone += len(event.ids)
-            while taken := node.next_renewal(50, now, lambda applied: applied):
-                _, renewal = taken
-                self._oracle.renew(Ask({}, renewal.ids, event.principal), applied, 0, b"birth", now)
-                self._tell(node, key, applied, renewal.ids, event, now)
-            return
-        ids = node.unknown(key, applied, event.ids, now) or event.ids
+        ids = tuple(node.unknown(key, applied, event.ids, now))
         self.alone += len(event.ids) - len(ids)
+        while renewals := node.renewals(50, now, lambda applied: applied):
+            for renewal in renewals:
+                self._oracle.renew(Ask({}, renewal.ids, event.principal), applied, 0, b"birth", now)
+                open_ms = self._open_ms(applied, renewal.ids, event, now)
+                node.renewed(renewal, "admit", open_ms, now)
+        if not ids:
+            return
         ask = replace(ask, producer_ids=ids)
         bucket = self._bucket(applied)
         for spread in spreads_of(ask, SECRET):
             self.asked += bucket is not None and bucket.state.find(spread, now, layers) is not None
         self._oracle.decide(ask, self._quotas, MatchingRules(), now)
-        self._tell(node, key, applied, ids, event, now)
-
-    def _tell(
-        self, node: KnownIds, key: bytes, applied: AppliedQuota, ids: Sequence[Id], event: Event, now: int
-    ) -> None:
-        """Let a node learn what the store answers."""
-        bucket = self._bucket(applied)
-        spreads = spreads_of(Ask({}, tuple(ids), event.principal), SECRET)
-        if bucket is not None and (open_ms := bucket.state.open_ms(spreads, now, applied.quota.layers)):
+        if open_ms := self._open_ms(applied, ids, event, now):
             node.learn(key, applied, event.principal or "", ids, now + open_ms, now)
+
+    def _open_ms(self, applied: AppliedQuota, ids: Sequence[Id], event: Event, now: int) -> int:
+        """For how long the layer stays open that holds some ids, as the store answers."""
+        bucket, spreads = self._bucket(applied), spreads_of(Ask({}, tuple(ids), event.principal), SECRET)
+        return 0 if bucket is None else bucket.state.open_ms(spreads, now, applied.quota.layers)
 
     def _bucket(self, applied: AppliedQuota) -> IdsBucket | None:
         bucket = self._oracle.buckets.get(key_of(applied))

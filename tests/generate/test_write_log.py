@@ -133,12 +133,20 @@ def test_storms_are_limited_by_address_and_by_listener(tmp_path):
     }
 
 
+def test_each_row_of_the_fastest_traffic_has_its_own_place_in_the_order(tmp_path):
+    fastest = Traffic(seed=1, events=3_000, rate=1e6, principals=20)
+    write_log(Order(fastest, START_MS, SECRET, programs=1), tmp_path / "log", tmp_path / "truth")
+    orders = [row["order"] for row in rows_of(tmp_path / "log")]
+    assert orders == [(START_MS * 1_000 + number) * 128 for number in range(3_000)]
+
+
 def test_rows_are_numbered_and_identified(written):
     rows = rows_of(written / "log")
     assert len({(row["batch"], row["place"]) for row in rows}) == TRAFFIC.events
     orders = [row["order"] for row in rows]
     assert orders == sorted(set(orders))
     assert [row["at_ms"] for row in rows] == sorted(row["at_ms"] for row in rows)
+    assert [order // 128_000 for order in orders] == [row["at_ms"] for row in rows]
     produced = [(event, row) for event, row in zip(TRAFFIC.stream(), rows, strict=True) if event.ids]
     for event, row in produced[:500]:
         digests = [digest(SECRET, event.principal or "", each) for each in event.ids]
@@ -296,7 +304,7 @@ def test_ids_are_hashed_with_the_deployments_secret_if_given(tmp_path):
         ),
         (["--to", "new", "--events", "10", "--from", "0001-01-01"], "--from: 1-01-01 is before 1970"),
         (
-            ["--to", "new", "--events", "500", "--from", "9999-12-31T23:59:59"],
+            ["--to", "new", "--events", "500", "--from", "4252-12-31T23:59:59"],
             "--from: 500 asks at 500 a second",
         ),
         (["--to", "new", "--events", "10", "--truth", "new"], "--truth"),
@@ -314,7 +322,7 @@ def test_wrong_option_is_named_and_nothing_is_written(tmp_path, monkeypatch, arg
 
 @pytest.mark.parametrize(
     ("begin", "events", "hour"),
-    [("1970-01-01", 9, "date=1970-01-01/hour=00"), ("9999-12-31T23:59:59", 499, "date=9999-12-31/hour=23")],
+    [("1970-01-01", 9, "date=1970-01-01/hour=00"), ("4252-12-31T23:59:59", 499, "date=4252-12-31/hour=23")],
 )
 def test_first_and_last_hour_of_a_log_are_written(tmp_path, begin, events, hour):
     ran = generate("log", "--to", str(tmp_path / "log"), "--events", str(events), "--from", begin)

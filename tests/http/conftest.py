@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -17,12 +16,14 @@ import pytest
 import uvicorn
 from fastapi import APIRouter
 from httpx import ASGITransport, AsyncClient
+from msgspec import structs
 
 from app.admission.caller_clock import CallerClock
 from app.admission.errors import OverloadedError
 from app.admission.metrics import Metrics
-from app.admission.plain import PlainAsk
-from app.admission.port import InFull, Joint
+from app.admission.plan import PlannedAsk
+from app.admission.port import Then
+from app.admission.together import Joint
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
@@ -35,9 +36,9 @@ from app.http.check_question import Sources
 from app.http.connections import Connections
 from app.http.drain import DrainState
 from app.http.health import Readiness
-from app.http.lane import LaneProtocol
+from app.http.hot_protocol import HttpPort
 from app.http.parsing import ParsingTurns
-from app.http.protocol import TURN_S, Protocol
+from app.http.protocol import TURN_S
 from app.http.server import Server
 from app.http.wire import Clock
 from tests.http.application import KEY, app_of
@@ -49,9 +50,9 @@ SOURCES = Sources()
 
 
 class Ways:
-    """Whether the nodes of a test have the express lane."""
+    """Whether the connections of a test begin with the hot protocol."""
 
-    lane: ClassVar = True
+    hot: ClassVar = True
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Admission:
 
     Attributes:
         waiting: how many requests wait until ``held`` is set.
+        planned: every ask is planned and decided like this one, if it is set.
     """
 
     asked: list[Ask] = field(default_factory=list)
@@ -69,15 +71,11 @@ class Admission:
     broken: bool = False
     overloaded: str | None = None
     held: asyncio.Event | None = None
-    full: InFull | None = None
+    planned: PlannedAsk | None = None
 
-    def plain(self, ask: Ask) -> PlainAsk | None: ...
-
-    @property
-    def edition(self) -> object:
-        return self
-
-    async def decide(self, asks: Sequence[Ask | PlainAsk], caller: Caller = ANYONE) -> list[Decision]:
+    async def decide(
+        self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
+    ) -> list[PlannedAsk]:
         if self.broken:
             raise RuntimeError("a secret of the machine room")
         if self.overloaded is not None:
@@ -88,39 +86,31 @@ class Admission:
             await self.held.wait()
             self.waiting -= 1
         self.calls += 1
-        self.asked += [ask for ask in asks if isinstance(ask, Ask)]
-        return [Decision("admit", 0, True, n, "store", None) for n in range(len(asks))]
+        self.asked += asks
+        return [self._decided(ask, place) for place, ask in enumerate(asks)]
 
-    def begin(
-        self, ask: Ask | PlainAsk, caller: Caller, then: Callable[[Decision | Exception], None]
-    ) -> object:
+    def begin(self, ask: Ask, caller: Caller, then: Then, within_s: float | None = None) -> None:
         making = self.decide((ask,), caller)
         if self.held is not None:
             asyncio.ensure_future(making).add_done_callback(lambda done: then(done.result()[0]))
-            return self.edition
+            return
         try:
             making.send(None)
         except StopIteration as done:
             then(done.value[0])
         except Exception as error:  # noqa: BLE001  it is handed on
             then(error)
-        return self.edition
-
-    async def decide_in_full(
-        self, ask: Ask, caller: Caller = ANYONE, within_s: float | None = None
-    ) -> InFull:
-        (decision,) = await self.decide((ask,), caller)
-        return self.full or InFull(replace(decision, quotas=()), ())
 
     async def decide_together(
         self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
     ) -> Joint:
         raise AssertionError("no route asks this")
 
-    def begin_in_full(
-        self, ask: PlainAsk, caller: Caller, admitted: object, then: object, within_s: float | None = None
-    ) -> object:
-        raise AssertionError(f"no ask was plain, but {ask}")
+    def _decided(self, ask: Ask, place: int) -> PlannedAsk:
+        if self.planned is not None:
+            return structs.replace(self.planned, ask=ask)
+        decision = Decision("admit", 0, True, place, "store", None, () if ask.detail else None)
+        return PlannedAsk(ask, (), None, decision=decision)
 
 
 @dataclass
@@ -160,7 +150,9 @@ async def serving(
     drain_s: float = 0.0,
     **parts: Any,
 ) -> AsyncIterator[Node]:
-    """A node that requires no key from some networks; it has the express lane unless ``way`` differs.
+    """A node that requires no key from some networks.
+
+    Its connections begin with the hot protocol unless ``way`` differs.
 
     Args:
         parts: more of what ``create_app`` takes.
@@ -188,11 +180,8 @@ async def serving(
             **parts,
         )
         drain, turns = DrainState(), ParsingTurns(TURN_S)
-        protocol = (
-            partial(LaneProtocol, drain=drain, turns=turns, routes=app.hot, outbox=app.outbox)
-            if Ways.lane
-            else partial(Protocol, drain=drain, turns=turns)
-        )
+        hot = HttpPort(app.hot, app.outbox, drain, turns, app.handed_over)
+        protocol = hot if Ways.hot else hot.general
         config = uvicorn.Config(
             app,
             http=cast("type[asyncio.Protocol]", protocol),
@@ -215,10 +204,10 @@ async def serving(
             await running
 
 
-@pytest.fixture(params=["lane", "long way"])
+@pytest.fixture(params=["hot", "uvicorn"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The way that requests to hot routes go: through the express lane, or all of them through ASGI."""
-    monkeypatch.setattr(Ways, "lane", request.param == "lane")
+    """The protocol of new connections: the hot one, or uvicorn's, as if each had been handed over."""
+    monkeypatch.setattr(Ways, "hot", request.param == "hot")
     return str(request.param)
 
 

@@ -18,6 +18,7 @@ from app.domain.binding import Binding
 from app.domain.errors import EntityError
 from app.domain.grant import EVERYTHING, Grant, Permission
 from app.http.access import NOBODY, OPEN, Access
+from app.http.head import RequestHead, head_of
 from app.http.health import Readiness
 from app.http.problems import ProblemError
 from app.http.refusals import AT_ONCE, Refusals
@@ -28,10 +29,11 @@ KEY = f"Bearer {ADMIN}"
 ASK = {"usage": {"requests": 1}}
 
 
-def scope(address: str | None = "127.0.0.1", *authorization: str, **more: str) -> dict[str, Any]:
+def head(address: str | None = "127.0.0.1", *authorization: str, **more: str) -> RequestHead:
     headers = [(b"authorization", value.encode()) for value in authorization]
     headers += [(name.replace("_", "-").encode(), value.encode()) for name, value in more.items()]
-    return {"client": None if address is None else (address, 5), "headers": headers}
+    client = None if address is None else (address, 5)
+    return head_of({"path": "/", "query_string": b"", "client": client, "headers": headers})
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def access() -> Access:
     return Access(ADMIN, [ip_network("127.0.0.0/8"), ip_network("10.1.0.0/16"), ip_network("::1/128")])
 
 
-def refusal(access: Access, request: dict[str, Any], wanted: Any = "decide") -> ProblemError:
+def refusal(access: Access, request: RequestHead, wanted: Any = "decide") -> ProblemError:
     with pytest.raises(ProblemError) as raised:
         access.require(request, wanted)
     return raised.value
@@ -54,31 +56,31 @@ def refusal(access: Access, request: dict[str, Any], wanted: Any = "decide") -> 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "10.1.2.3", "::1", "::ffff:10.1.2.3"])
 def test_open_networks_may_decide(access: Access, address: str):
-    assert access.caller(scope(address)) == OPEN
+    assert access.caller(head(address)) == OPEN
     assert OPEN.scopes == {"decide"}
 
 
 @pytest.mark.parametrize("address", ["10.2.0.1", "::2", "::ffff:10.2.0.1", "", "/run/quotagate.sock", None])
 def test_callers_outside_open_networks_have_no_scopes(access: Access, address: str | None):
-    assert access.caller(scope(address)) == NOBODY
-    assert refusal(access, scope(address)).status == 401
+    assert access.caller(head(address)) == NOBODY
+    assert refusal(access, head(address)).status == 401
 
 
 def test_no_header_changes_the_address(access: Access):
-    forwarded = scope(
+    forwarded = head(
         "10.2.0.1", x_forwarded_for="127.0.0.1", forwarded="for=127.0.0.1", x_real_ip="127.0.0.1"
     )
     assert access.caller(forwarded) == NOBODY
 
 
 def test_no_network_is_open_when_none_is_named():
-    assert Access(ADMIN, []).caller(scope("127.0.0.1")) == NOBODY
+    assert Access(ADMIN, []).caller(head("127.0.0.1")) == NOBODY
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer  "])
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.2.0.1", None])
 def test_the_admin_key_grants_everything_anywhere(access: Access, scheme: str, address: str | None):
-    assert access.caller(scope(address, f"{scheme} {ADMIN}")).scopes == EVERYTHING
+    assert access.caller(head(address, f"{scheme} {ADMIN}")).scopes == EVERYTHING
 
 
 @pytest.mark.parametrize(
@@ -86,30 +88,30 @@ def test_the_admin_key_grants_everything_anywhere(access: Access, scheme: str, a
     ["", "Bearer", "Bearer ", f"Bearer {ADMIN}x", f"Basic {ADMIN}", ADMIN, f"Bearer{ADMIN}", "Bearer \xff"],
 )
 def test_anything_but_a_valid_key_is_refused(access: Access, sent: str):
-    problem = refusal(access, scope("127.0.0.1", sent))
+    problem = refusal(access, head("127.0.0.1", sent))
     assert problem.status == 401
     assert problem.headers["WWW-Authenticate"] == 'Bearer realm="quotagate", error="invalid_token"'
 
 
 def test_two_keys_in_one_request_are_invalid(access: Access):
-    assert refusal(access, scope("127.0.0.1", KEY, KEY)).status == 401
+    assert refusal(access, head("127.0.0.1", KEY, KEY)).status == 401
 
 
 def test_empty_key_never_matches_an_empty_admin_key():
-    assert refusal(Access("", []), scope("127.0.0.1", "Bearer ")).status == 401
+    assert refusal(Access("", []), head("127.0.0.1", "Bearer ")).status == 401
 
 
 def test_missing_key_is_401_and_missing_scope_is_403(access: Access):
     for wanted in ("account", "read", "write", "admin"):
-        assert refusal(access, scope(), wanted).status == 401
-    problem = refusal(access, scope("127.0.0.1", KEY), "console")
+        assert refusal(access, head(), wanted).status == 401
+    problem = refusal(access, head("127.0.0.1", KEY), "console")
     assert problem.status == 403
     assert 'error="insufficient_scope", scope="console"' in problem.headers["WWW-Authenticate"]
 
 
 def test_sender_has_a_name_for_the_history(access: Access):
-    assert access.who(scope("127.0.0.1", KEY)) == "admin"
-    for nobody in (scope(), scope("127.0.0.1", "Bearer x")):
+    assert access.who(head("127.0.0.1", KEY)) == "admin"
+    for nobody in (head(), head("127.0.0.1", "Bearer x")):
         with pytest.raises(ProblemError) as raised:
             access.who(nobody)
         assert raised.value.status == 401
@@ -146,16 +148,16 @@ class Judge:
         self.access = Access(ADMIN, (), lambda: RING, failed=self.reasons.append, now_ms=lambda: self.now_ms)
 
     def refused(self, key: str, wanted: Permission = "decide") -> ProblemError:
-        return refusal(self.access, scope("127.0.0.1", f"Bearer {key}"), wanted)
+        return refusal(self.access, head("127.0.0.1", f"Bearer {key}"), wanted)
 
     def caller(self, key: str) -> Grant:
-        return self.access.caller(scope("127.0.0.1", f"Bearer {key}"))
+        return self.access.caller(head("127.0.0.1", f"Bearer {key}"))
 
 
 def test_a_key_has_its_own_scopes_and_its_name_in_the_history():
     judge = Judge()
     assert judge.caller("gateway").scopes == {"decide"}
-    assert judge.access.who(scope("127.0.0.1", "Bearer reader")) == "reader"
+    assert judge.access.who(head("127.0.0.1", "Bearer reader")) == "reader"
     assert judge.refused("reader").status == 403
     assert judge.refused("gateway", "admin").status == 403
     assert judge.refused("nobodys").status == 401
@@ -223,7 +225,7 @@ def test_wrong_keys_are_delayed_but_valid_keys_of_the_address_are_not():
     assert 0 < waits[25] < waits[-1] <= 1
     assert judge.caller("gateway").scopes == {"decide"}, "whose address it is does not matter"
     assert judge.refused("reader").wait_s == 0, "nor is a valid key slowed that lacks a scope"
-    elsewhere = refusal(judge.access, scope("127.0.0.2", "Bearer guess"))
+    elsewhere = refusal(judge.access, head("127.0.0.2", "Bearer guess"))
     assert elsewhere.wait_s == 0
 
 
@@ -337,7 +339,7 @@ HERE = "localhost:8080"
 def asked(judge: Judge, address: str = "127.0.0.1", **fields: str) -> int:
     """The status of a decision request with these header fields."""
     try:
-        judge.access.asker(scope(address, **fields))
+        judge.access.asker(head(address, **fields))
     except ProblemError as problem:
         return problem.status
     return 200
@@ -367,7 +369,7 @@ def test_a_page_of_another_site_does_not_ask_without_a_key(fields: dict[str, str
     assert asked(judge, **fields) == status
     assert judge.reasons == ["origin"] * (status == 403)
     for key in ("gateway", ADMIN):
-        judge.access.asker(scope("127.0.0.1", f"Bearer {key}", **fields))
+        judge.access.asker(head("127.0.0.1", f"Bearer {key}", **fields))
 
 
 @pytest.mark.parametrize(
@@ -397,7 +399,7 @@ def test_loopback_requests_without_a_key_need_an_allowed_host(address: str, name
     )
     assert asked(judge, address, host=name) == status
     assert judge.reasons == ["host"] * (status == 403)
-    assert judge.access.asker(scope(address, "Bearer gateway", host=name)).grant.name == "gateway"
+    assert judge.access.asker(head(address, "Bearer gateway", host=name)).grant.name == "gateway"
 
 
 @pytest.mark.parametrize("path", ["/v1/decisions", "/v1/decisions:batch"])
@@ -429,7 +431,7 @@ def test_refused_keys_are_logged_by_name_or_fingerprint_and_never_themselves(
     with pytest.raises(ProblemError):
         judge.access.confine(judge.caller("acme"), Ask(principal="other"))
     with pytest.raises(ProblemError):
-        judge.access.caller(scope("127.0.0.1", "Basic dXNlcjpwYXNzd29yZA=="))
+        judge.access.caller(head("127.0.0.1", "Basic dXNlcjpwYXNzd29yZA=="))
     line = {"event": "a key was refused", "log_level": "warning", "address": "127.0.0.1"}
     assert log_lines == [
         {**line, "reason": "unknown", "fingerprint": sha256(secret.encode()).hexdigest()[:8]},

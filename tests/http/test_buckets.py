@@ -40,7 +40,7 @@ class Counters:
 
     def ask(self, plans: Sequence[Any], done: Came) -> None:
         self.plans += plans
-        said = ChargeResult("admit", 0, None, 0, 2.0, 3.0, None, 4, 0.5, 1)
+        said = ChargeResult("admit", clock=4, observed=2.0, remaining=3.0, remembered=4, fill=0.5)
         answers = [packed(Answer((said,) * len(plan.charges), error=self.unreadable)) for plan in plans]
         asyncio.get_running_loop().call_soon(done, self.error or answers)
 

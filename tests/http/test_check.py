@@ -12,12 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.admission.port import InFull
+from app.admission.plan import PlannedAsk
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.quota import Quota
 from app.http.check_question import Sources
 from tests.http.conftest import ADMIN, Node, eventually, serving
+from tests.unit.admission.fakes import charge_to
 
 CHECK = "/v1/check"
 KEY = f"Bearer {ADMIN}"
@@ -158,7 +159,7 @@ async def test_a_key_that_is_sent_must_be_valid_also_where_none_is_needed(node: 
 # What is answered
 
 
-def refused(outcome: Any, throttle_ms: int) -> InFull:
+def refused(outcome: Any, throttle_ms: int) -> PlannedAsk:
     verdict = Verdict(
         "request_rate",
         "user=*",
@@ -173,14 +174,15 @@ def refused(outcome: Any, throttle_ms: int) -> InFull:
     )
     by = LimitedBy("request_rate", "user=*", "user=alice")
     decision = Decision(outcome, throttle_ms, False, 1, "store", by, (verdict,))
-    return InFull(decision, (Quota("request_rate", 5, "sampled_rate", "delay"),))
+    charge = charge_to("user=alice", Quota("request_rate", 5, "sampled_rate", "delay"))
+    return PlannedAsk(Ask(), (charge,), None, decision=decision)
 
 
 @pytest.mark.parametrize(
     ("query", "status"), [("", 429), ("?deny_status=429", 429), ("?deny_status=403", 403)]
 )
 async def test_throttled_check_has_retry_after(node: Node, query: str, status: int):
-    node.admission.full = refused("throttle", 5_300)
+    node.admission.planned = refused("throttle", 5_300)
     answer = await node.http.get(CHECK + query)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
@@ -200,7 +202,7 @@ async def test_throttled_check_has_retry_after(node: Node, query: str, status: i
 
 @pytest.mark.parametrize(("query", "status"), [("", 429), ("?deny_status=403", 403)])
 async def test_rejected_check_has_no_retry_after(node: Node, query: str, status: int):
-    node.admission.full = refused("reject", 0)
+    node.admission.planned = refused("reject", 0)
     answer = await node.http.get(CHECK + query)
     assert answer.status_code == status
     assert answer.headers["x-throttle-ms"] == "0"

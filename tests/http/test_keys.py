@@ -12,6 +12,7 @@ from httpx import ASGITransport, AsyncClient, Response
 from app.catalog.catalog import Catalog
 from app.catalog.keys import Keys
 from app.http.access import Access
+from app.http.head import RequestHead
 from app.http.keys import router
 from app.http.problems import ProblemError
 from tests.http.application import app_with
@@ -49,9 +50,9 @@ def named(answer: Response) -> list[str]:
 
 
 def grants(access: Access, key: str) -> bool:
-    scope = {"client": ("127.0.0.1", 5), "headers": [(b"authorization", f"Bearer {key}".encode())]}
+    head = RequestHead(fields={b"authorization": [f"Bearer {key}".encode()]}, address="127.0.0.1")
     try:
-        access.require(scope, "decide")
+        access.require(head, "decide")
     except ProblemError as problem:
         return problem.status != 401
     return True

@@ -7,15 +7,16 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 import pytest
 
-from app.http import protocol
 from app.http.connections import Connections
-from app.http.protocol import A_LITTLE, MAX_HEAD, PIECE, WAITING, Protocol
+from app.http.deadlines import RequestDeadline, UnreadDeadline
+from app.http.hot_protocol import HotProtocol
+from app.http.protocol import A_LITTLE, MAX_HEAD, MAX_PARAMETERS, MAX_TARGET, PIECE, WAITING, Protocol
 from tests.fuzz.answers import Answer, Line
 from tests.fuzz.messages import BATCH, CHECK, ONE, message
 from tests.http.conftest import ADMIN, Node, eventually, serving
@@ -202,6 +203,12 @@ async def test_requests_before_invalid_http_are_answered_first(node: Node, calle
         ("/health/live", "X: " + "a" * MAX_HEAD, 431),
         ("/health/live?" + "a" * MAX_HEAD, "X: 1", 431),
         ("/health/live", "\r\n".join(f"X-{n}: 1" for n in range(10_000)), 431),
+        (CHECK, "X: " + "a" * (MAX_HEAD - 100), 200),
+        (CHECK, "X: " + "a" * MAX_HEAD, 431),
+        (f"{CHECK}?" + "a" * MAX_HEAD, "X: 1", 431),
+        (f"{CHECK}?" + "a" * MAX_TARGET, "X: 1", 414),
+        (f"{CHECK}?" + "a&" * MAX_PARAMETERS, "X: 1", 414),
+        (CHECK, "\r\n".join(f"X-{n}: 1" for n in range(10_000)), 431),
     ],
 )
 async def test_large_head_is_refused(caller: Caller, target: str, field: str, status: int):
@@ -220,8 +227,9 @@ async def test_endless_head_is_not_kept(caller: Caller):
         await go_on()
 
 
-async def test_many_small_heads_together_are_not_a_large_one(caller: Caller):
-    head = message("GET", "/health/live", ["X: " + "a" * 1_000])
+@pytest.mark.parametrize("target", ["/health/live", CHECK])
+async def test_many_small_heads_together_are_not_a_large_one(caller: Caller, target: str):
+    head = message("GET", target, ["X: " + "a" * 1_000])
     caller.send(head * 500)
     await caller.hears(*[200] * 500)
 
@@ -233,9 +241,10 @@ async def test_many_small_heads_together_are_not_a_large_one(caller: Caller):
 def hasty(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A node with short timeouts."""
     node.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
-    for name in ("HEAD_S", "BODY_S", "UNREAD_S"):
-        monkeypatch.setattr(Protocol, name, 0.2)
-    monkeypatch.setattr(protocol, "BODY_RATE", 2**26)
+    for name in ("HEAD_S", "BODY_S"):
+        monkeypatch.setattr(RequestDeadline, name, 0.2)
+    monkeypatch.setattr(RequestDeadline, "BODY_RATE", 2**26)
+    monkeypatch.setattr(UnreadDeadline, "UNREAD_S", 0.2)
     return node
 
 
@@ -283,7 +292,7 @@ async def test_response_may_take_longer_than_the_request_timeout(hasty: Node):
 async def test_blank_lines_do_not_keep_a_connection(
     node: Node, monkeypatch: pytest.MonkeyPatch, begin: bytes
 ):
-    monkeypatch.setattr(Protocol, "HEAD_S", 0.2)
+    monkeypatch.setattr(RequestDeadline, "HEAD_S", 0.2)
     async with calling(node) as caller:
         caller.send(begin)
         await caller.hears(*[200] * bool(begin))
@@ -300,6 +309,28 @@ async def test_slow_body_is_waited_for_by_its_size(hasty: Node, drop: bytes):
     assert hasty.admission.asked == []
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [b"POST /v1/decisions HTTP/1.1\r\nX: ", message("POST", ONE, length="100000")],
+    ids=["head", "body"],
+)
+async def test_request_that_drips_is_late(hasty: Node, begin: bytes):
+    async with calling(hasty) as caller:
+        caller.send(ASK, begin)
+        await caller.hears(200)
+        dripping = asyncio.create_task(drip_on(caller))
+        await caller.hears(408)
+        dripping.cancel()
+        await caller.ends()
+    assert len(hasty.admission.asked) == 1
+
+
+async def drip_on(caller: Caller) -> None:
+    while True:
+        caller.send(b"a")
+        await asyncio.sleep(0.01)
+
+
 async def drips(caller: Caller, drop: bytes) -> None:
     """Send one small piece after the other until the connection is closed."""
     closed = asyncio.create_task(caller.ends())
@@ -309,8 +340,8 @@ async def drips(caller: Caller, drop: bytes) -> None:
 
 
 async def test_a_large_body_is_given_more_time(node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Protocol, "BODY_S", 0.1)
-    monkeypatch.setattr(protocol, "BODY_RATE", len(BODY) / 20)  # twenty seconds for it
+    monkeypatch.setattr(RequestDeadline, "BODY_S", 0.1)
+    monkeypatch.setattr(RequestDeadline, "BODY_RATE", len(BODY) / 20)  # twenty seconds for it
     async with calling(node) as caller, calling(node) as other:
         caller.send(ASK[:-5])
         other.send(message("POST", ONE, length="1"))
@@ -322,53 +353,79 @@ async def test_a_large_body_is_given_more_time(node: Node, monkeypatch: pytest.M
 # Callers that do not read
 
 OPENAPI: Final = message("GET", "/openapi.json")
+MANY: Final = message("POST", BATCH, (), b'{"asks":[' + b",".join([BODY] * 1_000) + b"]}")
+"""A batch whose answer is as large as its request."""
 
 
-async def connected(node: Node) -> Protocol:
-    """The only connection of the node, once it has a protocol."""
-    await eventually(lambda: node.server.server_state.connections)
-    return only(node)
+def only(node: Node) -> HotProtocol | Protocol | None:
+    """The only open connection of the node; None before it has a protocol."""
+    for found in node.server.server_state.connections:
+        assert isinstance(found, HotProtocol | Protocol)
+        return found
+    return None
 
 
-def only(node: Node) -> Protocol:
-    """The only open connection of the node."""
-    (found,) = node.server.server_state.connections
-    assert isinstance(found, Protocol)
-    return found
+def is_unread(node: Node) -> bool:
+    """Whether the only connection waits until its caller reads answers."""
+    found = only(node)
+    return (
+        found._is_write_paused if isinstance(found, HotProtocol) else bool(found and found.flow.write_paused)
+    )
 
 
+def is_held(node: Node) -> bool:
+    """Whether nothing is read from the only connection."""
+    found = only(node)
+    return found._is_held if isinstance(found, HotProtocol) else bool(found and found.flow.is_held)
+
+
+@pytest.mark.parametrize("sent", [OPENAPI * 10_000, MANY * 200], ids=["document", "batches"])
 async def test_pipelining_caller_that_reads_nothing_is_closed_and_holds_little(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ):
-    monkeypatch.setattr(Protocol, "UNREAD_S", 0.5)
+    monkeypatch.setattr(UnreadDeadline, "UNREAD_S", 0.5)
     async with calling(node) as caller:
         caller.reads(on=False)
-        caller.send(OPENAPI * 10_000)
-        connection = await connected(node)
-        await eventually(lambda: connection.flow.write_paused)
-        assert len(connection.pipeline) < WAITING + PIECE / 20
-        assert connection.flow.read_paused
+        caller.send(sent)
+        await eventually(lambda: is_unread(node))
+        connection = only(node)
+        if isinstance(connection, Protocol):
+            assert len(connection.pipeline) < WAITING + PIECE / 20
+        assert is_held(node)
         await node.ask(BODY)  # others are answered
         await eventually(lambda: connection not in node.server.server_state.connections)
     await eventually(lambda: not node.server.server_state.tasks)
 
 
-async def test_late_reader_gets_all_responses(node: Node, caller: Caller):
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        ([OPENAPI] * 40 + [LIVE] * 1_000 + [ASK], 1_041),
+        ([MANY] * 40 + [ASK] * 1_000, 1_040),
+        ([MANY] * 40 + [LIVE], 41),
+    ],
+    ids=["documents", "batches", "handed over"],
+)
+async def test_late_reader_gets_all_responses(node: Node, caller: Caller, sent: list[bytes], answers: int):
     caller.reads(on=False)
-    caller.send(OPENAPI * 40, LIVE * 1_000, ASK)
-    connection = await connected(node)
-    await eventually(lambda: connection.flow.write_paused)
+    caller.send(*sent)
+    await eventually(lambda: is_unread(node))
     caller.reads(on=True)
-    await caller.hears(*[200] * 1_041)
-    assert len(node.admission.asked) == 1
+    await caller.hears(*[200] * answers)
+    assert len(node.admission.asked) == sent.count(ASK) + 1_000 * sent.count(MANY)
 
 
-async def test_queued_requests_are_bounded(node: Node, caller: Caller):
+@pytest.mark.parametrize("next_", [LIVE, ASK], ids=["other", "hot"])
+async def test_queued_requests_are_bounded(node: Node, caller: Caller, next_: bytes):
     node.admission.held = asyncio.Event()
-    caller.send(ASK, LIVE * 2_000)
-    connection = await connected(node)
-    await eventually(lambda: connection.flow.is_held)
-    assert WAITING <= len(only(node).pipeline) < WAITING + PIECE / len(LIVE)
+    caller.send(ASK, next_ * 2_000)
+    await eventually(lambda: is_held(node))
+    found = only(node)
+    if isinstance(found, Protocol):
+        assert WAITING <= len(found.pipeline) < WAITING + PIECE / len(LIVE)
+    else:
+        assert found is not None
+        assert len(found._data) < 2 * ONE_READ
     node.admission.held.set()
     await caller.hears(*[200] * 2_001)
 
@@ -381,13 +438,23 @@ class Read:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.size = 0
-        read = Protocol.data_received
+        for kind in (HotProtocol, Protocol):
+            monkeypatch.setattr(kind, "data_received", self._counted(kind.data_received))
+        monkeypatch.setattr(Protocol, "take_over", self._counted_once(Protocol.take_over))
 
-        def counted(connection: Protocol, data: bytes) -> None:
+    def _counted(self, read: Callable[..., None]) -> Callable[..., None]:
+        def counted(connection: object, data: bytes) -> None:
             self.size += len(data)
             read(connection, data)
 
-        monkeypatch.setattr(Protocol, "data_received", counted)
+        return counted
+
+    def _counted_once(self, take_over: Callable[..., None]) -> Callable[..., None]:
+        def counted(connection: Protocol, transport: object, data: bytes, **more: object) -> None:
+            self.size -= len(data)
+            take_over(connection, transport, data, **more)
+
+        return counted
 
 
 ONE_READ: Final = 256 * 1_024
@@ -430,9 +497,7 @@ async def test_nothing_is_read_after_garbage_until_responses_are_sent(
     read = Read(monkeypatch)
     node.admission.held = asyncio.Event()
     caller.send(ASK, b"\0" * 2**24)
-    connection = await connected(node)
-    await eventually(lambda: connection.flow.is_held)
-    assert only(node).flow.read_paused
+    await eventually(lambda: is_held(node))
     size = read.size
     await node.http.get("/health/live")
     assert read.size <= size + ONE_READ  # what the other one sent is in it

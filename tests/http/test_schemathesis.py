@@ -15,10 +15,10 @@ from tests.service import running
 
 ROOT = Path(__file__).parents[2]
 
-ONLY: Final[dict[str, tuple[str, ...]]] = {"app.run.cli": (), "tests.long_way": (ONE, BATCH)}
-"""The routes that are tried with a program, or all: without the express lane only its own are new.
+ONLY: Final[dict[str, tuple[str, ...]]] = {"app.run.cli": (), "tests.handed_over": (ONE, BATCH)}
+"""The routes that are tried with a program, or all: if each connection is handed over, only hot ones differ.
 
-All others go the same way through ASGI in both programs.
+All others are served by the same protocol in both programs.
 """
 
 

@@ -1,11 +1,10 @@
-"""A connection in memory to a node of its own, by either way: through the express lane, or without it."""
+"""A connection in memory to a node of its own, by either protocol: the hot one, or uvicorn's."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import ip_network
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from app.http.check_question import Sources
 from app.http.connections import Connections
 from app.http.drain import DrainState
 from app.http.health import Readiness
-from app.http.lane import LaneProtocol
+from app.http.hot_protocol import HotProtocol, HttpPort
 from app.http.parsing import ParsingTurns
 from app.http.protocol import TURN_S, Protocol
 from app.http.slowdown import Slowdown
@@ -43,19 +42,30 @@ QUIET_TURNS: Final = 8
 
 
 class Line(asyncio.Transport):
-    """The transport of one connection: keeps what is sent, and delivers what arrives while it is read."""
+    """The transport of one connection: keeps what is sent, and delivers what arrives while it is read.
+
+    Attributes:
+        unread: how many bytes of answers the caller has not read.
+        fills_up: whether the next answer is too much for the caller.
+    """
 
     def __init__(self, certificate: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.sent = bytearray()
         self.writes = 0
         self.unread = 0
+        self.fills_up = False
         self.reads = True
         self.has_ended = False
+        self.has_aborted = False
         self._is_closing = False
         self._known = {"peername": ("127.0.0.1", 50_000), "sockname": ("127.0.0.1", 8080)}
         self._certificate = certificate
-        self.protocol: Protocol
+        self.protocol: asyncio.Protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.Protocol)
+        self.protocol = protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._certificate if name == "peercert" else self._known.get(name, default)
@@ -65,6 +75,9 @@ class Line(asyncio.Transport):
         if not self._is_closing:
             self.sent += data
             self.writes += 1
+        if self.fills_up and not self.unread:
+            self.unread = 2**20
+            self.protocol.pause_writing()
 
     def write_eof(self) -> None:
         self.has_ended = True
@@ -81,9 +94,14 @@ class Line(asyncio.Transport):
     def close(self) -> None:
         if not self._is_closing:
             self._is_closing = True
-            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+            asyncio.get_running_loop().call_soon(self._lose)
 
-    abort = close
+    def abort(self) -> None:
+        self.has_aborted = True
+        self.close()
+
+    def _lose(self) -> None:
+        self.protocol.connection_lost(None)
 
     def pause_reading(self) -> None:
         self.reads = False
@@ -159,7 +177,7 @@ class HeldStore:
 
     def ask(self, plans: Sequence[object], done: Came) -> None:
         self.asked += len(plans)
-        answers = [packed(Answer((ChargeResult("admit", 0, None, 0, 0.1, 99.0, None, 0, 0.0),)))] * len(plans)
+        answers = [packed(Answer((ChargeResult("admit", observed=0.1, remaining=99.0),)))] * len(plans)
         if self.held is None:
             asyncio.get_running_loop().call_soon(done, answers)
         else:
@@ -202,11 +220,11 @@ class InMemory:
     """The parts of a node whose connections are in memory.
 
     Args:
-        lane: whether it has the express lane.
+        hot: whether its connections begin with the hot protocol.
         decider: what decides; else the fake admission.
     """
 
-    def __init__(self, *, lane: bool, clock: Clock = "store", decider: Decider | None = None) -> None:
+    def __init__(self, *, hot: bool, clock: Clock = "store", decider: Decider | None = None) -> None:
         self.admission, self.metrics = Admission(), Metrics()
         self.ring: Ring = {}
         self.now_ms = 0
@@ -227,22 +245,17 @@ class InMemory:
             metrics=self.metrics,
             slices=Slices(clock=lambda: 0.0),  # work is never deferred, however slow the machine is
         )
-        self._kind: Any = partial(LaneProtocol, routes=app.hot, outbox=app.outbox) if lane else Protocol
+        self.drain = DrainState()
+        port = HttpPort(app.hot, app.outbox, self.drain, ParsingTurns(TURN_S), app.handed_over)
+        self.routes = app.hot
+        self._make: Any = port if hot else port.general
         self._config = uvicorn.Config(app, log_config=None, ws="none", access_log=False, proxy_headers=False)
         self._config.load()
 
-    def protocol(self, state: ServerState, loop: Timers) -> Protocol:
+    def protocol(self, state: ServerState, loop: Timers) -> HotProtocol | Protocol:
         """A new connection's protocol."""
         connection = Connections().accept("127.0.0.1", "http", loop.time())
-        protocol: Protocol = self._kind(
-            self._config,
-            state,
-            {},
-            loop,
-            connection=connection,
-            drain=DrainState(),
-            turns=ParsingTurns(TURN_S),
-        )
+        protocol: HotProtocol | Protocol = self._make(self._config, state, {}, loop, connection=connection)
         return protocol
 
     def forget(self) -> None:
@@ -263,18 +276,28 @@ class Connection:
         self,
         node: InMemory | None = None,
         *,
-        lane: bool = True,
+        hot: bool = True,
         certificate: Mapping[str, Any] | None = None,
     ) -> None:
-        self.node = node or InMemory(lane=lane)
+        self.node = node or InMemory(hot=hot)
         self.admission = self.node.admission
         self.state = ServerState()
         self.state.default_headers = [DATE]
         self.loop = Timers()
-        self.protocol = self.node.protocol(self.state, self.loop)
         self.line = Line(certificate)
-        self.line.protocol = self.protocol
-        self.protocol.connection_made(self.line)
+        self.line.protocol = self.node.protocol(self.state, self.loop)
+        self.line.protocol.connection_made(self.line)
+
+    @property
+    def protocol(self) -> HotProtocol | Protocol:
+        """The present protocol."""
+        protocol = self.line.protocol
+        assert isinstance(protocol, HotProtocol | Protocol)
+        return protocol
+
+    def was_handed_over(self) -> bool:
+        """Whether uvicorn's protocol serves it."""
+        return isinstance(self.protocol, Protocol)
 
     async def send(self, *pieces: bytes) -> bytes:
         """Deliver these pieces, each once the node reads it and has done what it can; return all answers."""
@@ -286,6 +309,11 @@ class Connection:
                 await asyncio.sleep(0)
             if not self.line.is_closing():
                 self.protocol.data_received(piece)
+        return await self.settle()
+
+    async def deliver(self, piece: bytes) -> bytes:
+        """Deliver a piece although the node does not read: it was under way already."""
+        self.protocol.data_received(piece)
         return await self.settle()
 
     async def settle(self) -> bytes:
@@ -304,21 +332,21 @@ class Connection:
 
 
 class Both:
-    """Two nodes that are alike, but that only one has the express lane.
+    """Two nodes that are alike, but that connections of only one begin with the hot protocol.
 
     Args:
         ring: the API keys besides the admin's.
     """
 
     def __init__(self, ring: Ring | None = None, clock: Clock = "store") -> None:
-        self.with_lane, self.without = (InMemory(lane=lane, clock=clock) for lane in (True, False))
-        for node in (self.with_lane, self.without):
+        self.hot, self.other = (InMemory(hot=hot, clock=clock) for hot in (True, False))
+        for node in (self.hot, self.other):
             node.ring = ring or {}
 
     async def answer(self, *pieces: bytes, certificate: Mapping[str, Any] | None = None) -> bytes:
         """Send the same to both, over new connections; return the answers, which are the same bytes."""
         answers, closed = [], []
-        for node in (self.with_lane, self.without):
+        for node in (self.hot, self.other):
             node.forget()
             connection = Connection(node, certificate=certificate)
             answers.append(await connection.send(*pieces))
@@ -327,8 +355,8 @@ class Both:
             await asyncio.sleep(0)
         assert answers[0] == answers[1], pieces
         assert closed[0] == closed[1], pieces
-        assert self.with_lane.admission.asked == self.without.admission.asked
-        counts, expected = self.with_lane.metrics._counts, self.without.metrics._counts
+        assert self.hot.admission.asked == self.other.admission.asked
+        counts, expected = self.hot.metrics._counts, self.other.metrics._counts
         assert counts.access_failures == expected.access_failures
         assert counts.shed == expected.shed
         return answers[0]

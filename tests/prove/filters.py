@@ -16,6 +16,7 @@ from app.domain.entity import Entity
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import Layers, Quota
 from app.domain.shape import BLOCK_BYTES, CELLS, LAYERS
+from app.store.compiled_quota import compiled
 from app.store.keys import bucket_key
 from app.store.port import Answer, Charge, Plan
 from app.store.redis import RedisStore
@@ -112,14 +113,13 @@ class Principal:
 
     async def ask(self, spreads: Spreads, mode: Mode = "record") -> Answer:
         await self.store.connect()
-        charge = Charge(
-            applied=self.applied,
-            key=self.key,
-            usage=len(spreads),
-            enforcement="deny",
-            spreads=spreads.astype("<u4").tobytes(),
-        )
+        charge = self.charge(self.quota, len(spreads), spreads.astype("<u4").tobytes())
         return (await self.store.decide([Plan(mode, (charge,), at_ms=self.now_ms)]))[0]
+
+    def charge(self, quota: Quota, ids: int, spreads: bytes) -> Charge:
+        """What an ask for so many ids charges of the bucket, under a quota."""
+        its = compiled(quota, self.applied.entity, 0)
+        return Charge(its, self.applied.owner, self.applied.bucket, self.key, ids, spreads)
 
     async def fill(self, layers: list[Spreads]) -> None:
         """Record each layer's ids in a layer of their own, one after the other."""

@@ -12,7 +12,7 @@ import pytest
 
 from app.domain.digest import digest, spread
 from app.domain.shape import CELLS, FALSE_SEEN, SHARES, Shape, first_segment, next_segment
-from app.store.port import Charge, Plan
+from app.store.port import Plan
 from tests.false_seen import false_seen
 from tests.proofs import record
 from tests.prove.filters import Principal, Segment, Spreads, chunks, strangers
@@ -97,17 +97,13 @@ def _seen(segments: list[Segment], spreads: Spreads) -> npt.NDArray[np.bool_]:
 
 async def _script_sees(principal: Principal, spreads: Spreads) -> npt.NDArray[np.bool_]:
     """The script's answer for each id: under a limit of 0 a seen id is admitted, an unseen one rejected."""
-    closed = replace(principal.applied, quota=replace(principal.quota, limit=0))
+    closed = replace(principal.quota, limit=0)
     said: list[bool] = []
     for some in chunks(spreads, 200):
         plans = [
             Plan(
                 "peek",
-                (
-                    Charge(
-                        applied=closed, key=principal.key, usage=1, enforcement="deny", spreads=one.tobytes()
-                    ),
-                ),
+                (principal.charge(closed, 1, one.tobytes()),),
                 at_ms=principal.now_ms,
             )
             for one in some.astype("<u4")

@@ -21,7 +21,6 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.admission.plan import decision_of, matches_of, plan_of
 from app.backfill.load import LoadCounts, QuotaResolver, call_batches
 from app.domain import sampled_rate, token_bucket
 from app.domain.assertion import MANIFEST, Assertion, identity_of
@@ -32,6 +31,7 @@ from app.domain.quota import Defaults, Layers
 from app.store.loading import Loader
 from app.store.redis import RedisStore
 from tests import stores
+from tests.charging import decision_on, plan_for
 from tests.spark.backfills import made
 from tests.spark.java import quick_start
 from tests.spark.logs import SECRET, START_MS, OracleLog, asks
@@ -293,11 +293,11 @@ async def same_decisions(history: OracleLog, url: str, count: int = 400) -> None
         timed = replace(ask, at_ms=history.now_ms)
         if ask.principal is None:
             timed = replace(timed, producer_ids=None)
-        plan = plan_of(timed, matches_of(timed, history.quotas, MatchingRules()), SECRET)
+        plan = plan_for(timed, history.quotas, MatchingRules(), SECRET)
         if plan is None:
             continue
         (answer,) = await store.decide([plan])
-        got, _ = decision_of(timed, plan, answer, sequential=False)
+        got = decision_on(timed, plan, answer)
         assert got == history.oracle.decide(timed, history.quotas, MatchingRules(), history.now_ms), timed
         met[got.decision] += 1
     await store.close()

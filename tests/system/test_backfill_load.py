@@ -17,7 +17,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 import redis
-from msgspec import msgpack
 from pyarrow import parquet as pq
 
 from app.backfill import load as backfill
@@ -26,7 +25,7 @@ from app.backfill.log import LoadLog
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.catalog.sql import Origin
-from app.decision_log.batch import STREAM, Batch, Row
+from app.decision_log.batch import STREAM, Row
 from app.decision_log.stream import MAX_BATCHES, LogStream
 from app.domain.assertion import MANIFEST, Assertion
 from app.domain.digest import digest, fingerprint
@@ -41,6 +40,7 @@ from app.store.loading import Loader
 from tests import assertions, stores
 from tests.commands import Command, quotagate
 from tests.service import Service, running
+from workers.decision_log.rows import decode
 
 __all__ = ["quotagate"]
 
@@ -250,7 +250,7 @@ def test_killed_and_restarted_load_ends_in_the_same_state(tmp_path: Path):
 def loads_in_log(url: str) -> list[Row]:
     """The rows of loads in the decision log, in the order in which they were sent."""
     with redis.Redis.from_url(url) as store:
-        batches = [msgpack.decode(entry[b"batch"], type=Batch) for _, entry in store.xrange(STREAM)]
+        batches = [decode(entry[b"batch"]) for _, entry in store.xrange(STREAM)]
     loads = [batch for batch in batches if batch.rows[0].kind == "load"]
     numbers: dict[str, int] = {}
     for batch in loads:

@@ -26,6 +26,7 @@ from tests.decision_log.conftest import leave
 from tests.disks import mounted
 from tests.logged import Logged, definitions, two_nodes
 from tests.service import eventually
+from workers.decision_log.asked import with_verdicts
 from workers.decision_log.read import read
 from workers.generate.traffic import Traffic
 
@@ -121,7 +122,7 @@ def test_worker_killed_at_random_moments_loses_and_repeats_nothing(logged, tmp_p
 def test_full_stream_is_counted_and_delays_nothing(logged, tmp_path):
     """Batches without room are dropped and counted; once the stream is read again, all are logged again."""
     waiting = list(Node().batches(MAX_BATCHES, rows=1))
-    unread = sum(row.kind == "decision" for batch in waiting for row in batch.rows)
+    unread = sum(row.kind == "decision" for batch in waiting for row in with_verdicts(batch).rows)
     with redis.Redis.from_url(logged.nodes[0].store_url) as client:
         leave(client, waiting)
         full, before = client.xlen(STREAM), logged.metric(DROPPED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 import subprocess
@@ -20,6 +21,8 @@ from app.store.port import StoreError
 from app.store.redis import RedisStore
 from tests import stores, tls_postgres
 from tests.authority import Authority, Certificate
+from tests.fuzz.messages import ONE as ONE_ASK
+from tests.fuzz.messages import message
 from tests.postgres import Postgres, started
 from tests.programs import end
 from tests.service import Service, running
@@ -73,6 +76,45 @@ def test_api_over_tls(authority: Authority, stranger: Authority, server: Certifi
             mistrustful.get(f"{node.url}/health/live")
         with httpx.Client(trust_env=False, timeout=60) as plain, pytest.raises(httpx.HTTPError):
             plain.get(f"{node.url}/health/live".replace("https", "http"))
+
+
+ASKED = json.dumps(ASK).encode()
+SENT = {
+    "ask": message("POST", ONE_ASK, (), ASKED),
+    "large ask": message("POST", ONE_ASK, (), ASKED.ljust(500_000)),
+    "live": message("GET", "/health/live"),
+}
+
+
+def test_connection_over_tls_is_handed_over_with_all_that_came(authority: Authority, server: Certificate):
+    """Pipelined requests to hot and other routes are answered in order, however TLS splits them."""
+    with running(environment=over_tls(server), trust=authority.trusted()) as node:
+        before = handed_over(node)
+        for names in (
+            ["ask"] * 3 + ["live", "ask"],
+            ["large ask", "ask", "live", "large ask"],
+            ["live", "ask"],
+        ):
+            with (
+                socket.create_connection(node.address, timeout=60) as plain,
+                authority.trusted().wrap_socket(plain, server_hostname="localhost") as caller,
+            ):
+                caller.sendall(b"".join([SENT[name] for name in names]))
+                received = b""
+                while received.count(b"}") < len(names):  # there is one in each body
+                    part = caller.recv(65_536)
+                    assert part, received
+                    received += part
+            bodies = received.split(b"HTTP/1.1 200 OK")[1:]
+            assert [b'"live"' in body for body in bodies] == [name == "live" for name in names]
+        assert handed_over(node) == before + 3
+
+
+def handed_over(node: Service) -> float:
+    """How many connections the node has handed over to uvicorn's protocol."""
+    lines = node.http.get("/metrics").text.splitlines()
+    (line,) = [line for line in lines if line.startswith("quotagate_connections_handed_over_total ")]
+    return float(line.split()[1])
 
 
 def test_client_without_a_certificate_of_the_client_ca_is_refused(

@@ -1,7 +1,6 @@
-"""Makes the rows of plain admissions, which nodes send as the store answered them.
+"""Makes the rows of admissions in batches of versions 2 and 3, which have them apart from other rows.
 
-``app.decision_log.batch`` has their layout. The rows are those that a node makes of other decisions
-(``app.admission.log_rows``); a test compares them.
+Such a batch has what equal asks have in common once, and the answers as the store gave them.
 """
 
 from __future__ import annotations
@@ -11,26 +10,100 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Final, NamedTuple
 
-from msgspec import MsgspecError, msgpack
+from msgspec import MsgspecError, Raw, Struct, msgpack
 from msgspec.structs import force_setattr, replace
 
-from app.decision_log.batch import (
-    ADMISSION,
-    ASK,
-    NEXT_ROW,
-    NOT_ASKED,
-    Admissions,
-    AdmittedAsk,
-    AdmittedQuotas,
-    Batch,
-    LoggedQuota,
-    LoggedVerdict,
-    Row,
-)
-from app.store.encoding import admission_end, admission_numbers
+from app.decision_log.batch import Batch, LoggedQuota, LoggedVerdict, Row
+from app.store.encoding import BRIEF
+
+ADMISSION: Final = struct.Struct("<HqqH")
+"""How an admission begins: the place of its ask, ``at_ms`` of its answer, its place in the store's order
+(or ``NOT_ASKED``), and how many ids have an outcome. The answer follows, then a byte for each outcome."""
+
+NOT_ASKED: Final = -1
+
+ASK: Final = struct.Struct("<HI")
+"""How an ask begins among those of the admissions: the place of its quotas, and its length without this."""
+
+NEXT_ROW: Final = b"\xff\xff"
+"""Among the admissions, in place of an ask: the next of a batch's ``rows``."""
 
 NO_IDS: Final = b""
-_DECODER: Final = msgpack.Decoder(AdmittedAsk)
+_TWO: Final = struct.Struct("<dd")
+_FULL: Final = struct.Struct("<3x8xdd24x")
+"""What is observed and what remains, in a brief and in a full result (``app/store/lua/call.lua``)."""
+
+
+class AdmittedQuotas(Struct, array_like=True, frozen=True):
+    """What the admissions by the same quotas have in common.
+
+    Attributes:
+        quotas: without entity and bucket, which are the ask's.
+        enforcements: as they applied, one for each quota.
+    """
+
+    charged: bool
+    applied: int
+    source: str
+    quotas: list[LoggedQuota]
+    enforcements: list[str]
+
+
+class AdmittedCharge(Struct, array_like=True, frozen=True):
+    """What an ask spends of one quota."""
+
+    entity: str
+    bucket: str
+    usage: float
+
+
+class AdmittedAsk(Struct, array_like=True, frozen=True):
+    """What the rows of equal plain asks have in common.
+
+    Attributes:
+        at_ms: the caller's clock; None if the store's counts, which is in the answer.
+    """
+
+    at_ms: int | None
+    principal: str | None
+    client_id: str | None
+    ip: str | None
+    broker: str | None
+    listener: str | None
+    deny: bool
+    usage: dict[str, float]
+    ids: bytes
+    plain_ids: list[str] | None
+    charges: list[AdmittedCharge]
+
+
+class Admissions(Struct, array_like=True, frozen=True):
+    """The plain admissions of a batch, each ask once.
+
+    Attributes:
+        more_as_rows: how many bytes the batch would have more if each row had its own ask, at most.
+        rows: all rows of the batch in order, each an ``ADMISSION`` or ``NEXT_ROW``. Answers are in the bytes
+            of the script, and empty if no quota applies.
+        asks: one after the other, each an ``ASK`` and a packed ``AdmittedAsk``.
+    """
+
+    more_as_rows: int
+    rows: bytes
+    quotas: list[AdmittedQuotas]
+    asks: bytes
+
+
+class OldBatch(Batch, array_like=True, frozen=True):
+    """A batch of a version up to 3.
+
+    Attributes:
+        admissions: since version 2; None if all rows are ``rows``.
+    """
+
+    admissions: Admissions | None = None
+
+
+_ASKS: Final = msgpack.Decoder(AdmittedAsk)
 
 
 class InconsistentError(ValueError):
@@ -54,7 +127,7 @@ class _Equals(NamedTuple):
     charges: list[_Charge]
 
 
-def with_rows(batch: Batch) -> Batch:
+def with_rows(batch: OldBatch) -> Batch:
     """Return a batch with rows in place of admissions.
 
     Raises:
@@ -62,14 +135,20 @@ def with_rows(batch: Batch) -> Batch:
     """
     admissions = batch.admissions
     if admissions is None:
-        return batch
+        return _plain(batch, batch.quotas, batch.rows)
     quotas = list(batch.quotas)
     try:
         equals = list(_equals(admissions, quotas))
         rows = list(_rows(batch.rows, admissions, equals))
     except (IndexError, ValueError, MsgspecError, struct.error) as error:
         raise InconsistentError(f"its admissions do not fit together: {error}") from error
-    return replace(batch, quotas=quotas, rows=rows, admissions=None)
+    return _plain(batch, quotas, rows)
+
+
+def _plain(batch: OldBatch, quotas: list[LoggedQuota], rows: list[Row]) -> Batch:
+    """Return a batch that has all rows as rows."""
+    head = batch.version, batch.id, batch.node, batch.sent_ms
+    return Batch(*head, quotas, rows, batch.secret, batch.siblings)
 
 
 def _equals(admissions: Admissions, quotas: list[LoggedQuota]) -> Iterator[_Equals]:
@@ -94,7 +173,7 @@ def _asks(packed: bytes) -> Iterator[tuple[int, AdmittedAsk]]:
     while at < len(packed):
         group, length = ASK.unpack_from(packed, at)
         at += ASK.size
-        yield group, _DECODER.decode(packed[at : at + length])
+        yield group, _ASKS.decode(packed[at : at + length])
         at += length
 
 
@@ -156,3 +235,52 @@ def _admission(its: _Equals, at_ms: int, order: int, numbers: Sequence[float], o
         )
     force_setattr(row, "verdicts", verdicts)
     return row
+
+
+def admission_end(packed: bytes | bytearray, at: int, quotas: int) -> int:
+    """Where the answer ends that begins at ``at`` and admits an ask; no quotas have no answer."""
+    if not quotas:
+        return at
+    return at + 1 + quotas * (_TWO if packed[at] == BRIEF else _FULL).size
+
+
+def admission_numbers(packed: bytes, at: int, quotas: int) -> list[float]:
+    """What is observed and what remains of each quota, in order, in an answer that admits an ask."""
+    if not quotas:
+        return []
+    answer = packed[at + 1 : admission_end(packed, at, quotas)]
+    return [number for its in (_TWO if packed[at] == BRIEF else _FULL).iter_unpack(answer) for number in its]
+
+
+class _AdmissionsHead(Struct, array_like=True, frozen=True):
+    more_as_rows: int
+
+
+class _BatchHead(Struct, array_like=True, frozen=True):
+    """A batch as far as its size is concerned; the rest is skipped."""
+
+    version: Raw
+    id: Raw
+    node: Raw
+    sent_ms: Raw
+    quotas: Raw
+    rows: Raw
+    secret: Raw
+    siblings: Raw
+    admissions: _AdmissionsHead | None = None
+
+
+_HEADS: Final = msgpack.Decoder(_BatchHead)
+
+
+def size_as_rows(packed: bytes) -> int:
+    """How many bytes a batch has if each of its rows has all of its own: the writer's memory follows these.
+
+    >>> size_as_rows(b"whatever is not a batch")
+    23
+    """
+    try:
+        found = _HEADS.decode(packed).admissions
+    except (MsgspecError, UnicodeDecodeError):
+        found = None
+    return len(packed) if found is None else len(packed) + max(found.more_as_rows, 0)

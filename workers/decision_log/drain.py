@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import structlog
 
-from app.decision_log.batch import size_as_rows
 from app.decision_log.stream import StreamEntry, StreamReader
 from app.storage_location import InvalidLocationError
 from app.store.port import StoreError
+from workers.decision_log.admissions import size_as_rows
 from workers.decision_log.flush import Flush
 from workers.decision_log.folder import Folder, reason
 

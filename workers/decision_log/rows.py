@@ -21,14 +21,27 @@ from app.decision_log.batch import (
     LoggedQuota,
     LoggedVerdict,
     Row,
+    SentBatch,
 )
 from app.domain.quota import PRODUCER_IDS_RATE
-from workers.decision_log.admissions import InconsistentError, with_rows
+from workers.decision_log.admissions import InconsistentError, OldBatch, with_rows
+from workers.decision_log.asked import UnclearError, with_verdicts
 from workers.decision_log.schema import CHANGE, LIMITED_BY, SCHEMA, SIBLING, VERDICT
 
-_DECODER: Final = msgspec.msgpack.Decoder(Batch)
+
+class _Versioned(msgspec.Struct, array_like=True, frozen=True):
+    """A batch of any layout."""
+
+    version: int
+
+
+_VERSIONS: Final = msgspec.msgpack.Decoder(_Versioned)
+_SENT: Final = msgspec.msgpack.Decoder(SentBatch)
+_OLD: Final = msgspec.msgpack.Decoder(OldBatch)
 _DIGESTS: Final = pa.list_(pa.int64())
-_OF_QUOTA: Final = tuple(name for name in LoggedQuota.__struct_fields__ if name != "enforcement")
+_OF_QUOTA: Final = tuple(
+    name for name in LoggedQuota.__struct_fields__ if name not in {"enforcement", "applied_as"}
+)
 _OF_VERDICT: Final = tuple(name for name in LoggedVerdict.__struct_fields__ if name not in {"quota", "ids"})
 
 
@@ -37,26 +50,25 @@ class UnreadableError(ValueError):
 
 
 def decode(packed: bytes) -> Batch:
-    """Decode a batch as a node sent it, and make the rows of its admissions.
+    """Decode a batch of any version, and make the verdicts of its asks.
 
     Raises:
         UnreadableError: it is not a batch, or a batch of another version.
     """
     try:
-        batch = _DECODER.decode(packed)
+        version = _VERSIONS.decode(packed).version
+        if version > VERSION:
+            raise UnreadableError(f"its version is {version}, newer than {VERSION}")
+        if version == VERSION:
+            return with_verdicts(_SENT.decode(packed))
+        if version < OLDEST:
+            raise UnreadableError(f"its version is {version}, older than {OLDEST}")
+        return with_rows(_OLD.decode(packed))
     except msgspec.MsgspecError as error:
-        newer = _version(packed)
-        why = f"its version is {newer}, newer than {VERSION}" if newer > VERSION else str(error)
-        raise UnreadableError(why) from error
+        raise UnreadableError(str(error)) from error
     except UnicodeDecodeError as error:
         raise UnreadableError(f"a text in it is not UTF-8: {error.reason}") from error
-    if batch.version > VERSION:
-        raise UnreadableError(f"its version is {batch.version}, newer than {VERSION}")
-    if batch.version < OLDEST:
-        raise UnreadableError(f"its version is {batch.version}, older than {OLDEST}")
-    try:
-        return with_rows(batch)
-    except InconsistentError as error:
+    except (InconsistentError, UnclearError) as error:
         raise UnreadableError(str(error)) from error
 
 
@@ -213,12 +225,3 @@ class _Chosen:
 def _numbers(numbers: array[int], kind: pa.DataType) -> pa.Array:
     """Numbers as a column, without a copy."""
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
-
-
-def _version(packed: bytes) -> int:
-    """The version of a batch with any layout; 0 if it has none."""
-    try:
-        said = msgspec.msgpack.decode(packed, type=list[msgspec.Raw])
-        return msgspec.msgpack.decode(said[0], type=int)
-    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError):
-        return 0

@@ -22,8 +22,8 @@ from workers.generate.traffic import GENERATIONS, Traffic
 from workers.generate.write_log import Order, WriteFailedError, write_log
 
 HASHED_WITH: Final = "QUOTAGATE_HASH_SECRET"
-END_MS: Final = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400) * 1000
-"""The end of the year 9999: a log has no later hours."""
+END_MS: Final = int(datetime(4253, 1, 1, tzinfo=UTC).timestamp()) * 1000
+"""The end of the year 4252: later microseconds have no place in the order, which is a signed integer."""
 
 cli = typer.Typer(
     cls=PlainErrorsGroup,
@@ -203,7 +203,7 @@ def _start_ms(begin: datetime, traffic: Traffic) -> int:
         raise typer.BadParameter(f"{begin:%Y-%m-%d} is before 1970, where no log begins", param_hint="--from")
     if start_ms + traffic.length_ms >= END_MS:
         raise typer.BadParameter(
-            f"{traffic.events:,} asks at {traffic.rate:g} a second from there end after the year 9999; "
+            f"{traffic.events:,} asks at {traffic.rate:g} a second from there end after the year 4252; "
             "begin sooner, or raise --rate",
             param_hint="--from",
         )

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from app.decision_log.batch import VERSION, Batch, LoggedQuota, Row, batch_id
+from app.decision_log.batch import OLDEST, Batch, LoggedQuota, Row, batch_id
 from app.domain.digest import fingerprint
 from workers.decision_log.rows import table
 from workers.decision_log.schema import HOUR_MS, SCHEMA, partition, with_secrets
@@ -31,9 +31,8 @@ from workers.generate.truth import Truth, Use, write_totals
 
 ROWS_OF_A_BATCH: Final = 100
 BATCHES_AT_ONCE: Final = 200
-EVENTS_OF_A_CALL: Final = 16
 ORDER_OF_A_CALL: Final = 128
-"""By how much the order grows from one call of the script to the next."""
+"""By how much the order grows in a microsecond, as the store's does."""
 
 LOOK_EVERY_S: Final = 0.2
 WHO: Final = "quotagate generate"
@@ -183,12 +182,12 @@ class _Share:
             places: dict[LoggedQuota, int] = {}
             rows = [self._row(event, places) for event in some]
             name = batch_id(self._node, next(self._numbers))
-            yield Batch(VERSION, name, self._node, rows[-1].at_ms, list(places), rows)
+            yield Batch(OLDEST, name, self._node, rows[-1].at_ms, list(places), rows)
 
     def _row(self, event: Event, places: dict[LoggedQuota, int]) -> Row:
-        call, within = divmod(event.number, EVENTS_OF_A_CALL)
         now_ms = self._order.start_ms + event.at_ms
-        order = (call + 1) * ORDER_OF_A_CALL + within
+        since_us = int(event.number * 1_000_000 / self._order.traffic.rate)
+        order = (self._order.start_ms * 1000 + since_us) * ORDER_OF_A_CALL
         row, new = self._judge.decide(event, order, now_ms, places)
         digests = struct.unpack(f">{len(new)}q", row.ids)
         principal, decision = event.principal or "", str(row.decision)
@@ -207,7 +206,7 @@ def _write_quotas(order: Order, log: Path) -> None:
         for version, (entity, definitions) in enumerate(quotas.DEFINITIONS.items(), 1)
     ]
     batch = Batch(
-        version=VERSION,
+        version=OLDEST,
         id=batch_id("generated-quotas", 0),
         node="generated-0",
         sent_ms=order.start_ms,

@@ -38,7 +38,7 @@ or 0."""
 
 GENEROUS: Final = (1e-3, 1e9)
 TIGHT: Final = (60e6, 1.0)
-"""Microseconds of one unit, and the burst: a limit that nobody reaches, and one a minute for `denied-...`."""
+"""Microseconds of one unit, and the burst: a limit that nobody reaches, and one a minute (`fetch_bytes`)."""
 
 
 class Ask(BaseModel):
@@ -88,9 +88,10 @@ class Limiter:
 
 
 def _call(ask: Ask) -> tuple[list[str], list[Any]]:
-    limit = TIGHT if ask.principal.startswith("denied-") else GENEROUS
     keys = [f"{ask.principal}:{name}" for name in ask.usage]
-    return keys, [part for cost in ask.usage.values() for part in (*limit, cost)]
+    limits = [TIGHT if name == "fetch_bytes" else GENEROUS for name in ask.usage]
+    costs = zip(limits, ask.usage.values(), strict=True)
+    return keys, [part for limit, cost in costs for part in (*limit, cost)]
 
 
 def _answer(wait_ms: int) -> Answer:

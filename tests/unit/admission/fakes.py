@@ -1,27 +1,87 @@
-"""What several tests of admission share: quotas for everyone, and a fake store that is never silent."""
+"""What several tests of admission share: quotas for everyone, their charges, answers and fake stores."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from app.admission.plan import Match, matches_of
-from app.domain.ask import Ask
-from app.domain.entity import ANY, Entity
-from app.domain.ladder import MatchingRules
-from app.domain.quota import Quota
-from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, Store, StoreError
-from tests.packed import packed
+from msgspec import structs
 
+from app.admission.admission import Admission
+from app.admission.circuit import Circuit
+from app.admission.compiled import Tables, charge_of
+from app.admission.hold import UNTHROTTLED, FactorSource
+from app.admission.logs import UNLOGGED, Logs
+from app.admission.metrics import Metrics
+from app.admission.plan import PlannedAsk
+from app.admission.slices import Slices
+from app.catalog.snapshot import Snapshot
+from app.domain.ask import Ask
+from app.domain.decision import Verdict
+from app.domain.entity import ANY, Entity
+from app.domain.ladder import AppliedQuota, MatchingRules
+from app.domain.quota import KEYS, Quota
+from app.store.encoding import BRIEF, decode_answer, packed_results
+from app.store.port import (
+    NONE_KNOWN,
+    Answer,
+    Came,
+    Charge,
+    ChargeResult,
+    Fault,
+    Mark,
+    Plan,
+    Store,
+    StoreError,
+)
+
+SECRET = b"s" * 32
+NOW_MS = 1_800_000_000_000
 EVERYONE = Entity.of(user=ANY)
 IDS = Quota("producer_ids_rate", 5, "producer_ids", "deny")
 RATE = Quota("request_rate", 5, "sampled_rate", "deny")
+ADMITS = ChargeResult("admit", observed=1.0, remaining=2.0)
 
 
-def matches_for(ask: Ask, *quotas: Quota) -> tuple[Match, ...]:
-    """Return those of these quotas, each set for everyone, that apply to an ask."""
-    return matches_of(ask, {quota.key: {EVERYONE: quota} for quota in quotas}, MatchingRules())
+def snapshot_of(*quotas: Quota) -> Snapshot:
+    """Return the snapshot of these quotas, each set for everyone."""
+    return Snapshot.of({quota.key: {EVERYONE: quota} for quota in quotas})
+
+
+def charges_for(ask: Ask, *quotas: Quota) -> list[Charge]:
+    """Return what an ask charges of these quotas, each set for everyone."""
+    return Tables(snapshot_of(*quotas), MatchingRules()).charges(ask)
+
+
+def charge_to(bucket: str, quota: Quota, **more: Any) -> Charge:
+    """Return a charge of one unit to a bucket.
+
+    Args:
+        more: fields of the charge that differ.
+    """
+    usage = KEYS[quota.key].usage
+    ask = Ask({}, (1,)) if usage == "producer_ids" else Ask({usage: KEYS[quota.key].per_unit})
+    return structs.replace(charge_of(AppliedQuota(quota, "user=*", bucket, bucket), ask), **more)
+
+
+def result(outcome: Any = "admit", **fields: Any) -> ChargeResult:
+    """Return a result that differs from ``ADMITS`` in these fields."""
+    return structs.replace(ADMITS, outcome=outcome, **fields)
+
+
+def sent(answer: Answer, *, brief: bool = False) -> Answer:
+    """Return an answer to an ask of one slot as the script sends it.
+
+    Args:
+        brief: as the script answers an ask that all quotas of units admit.
+    """
+    if answer.error is not None or answer.kept is not None:
+        return answer
+    packed = packed_results(answer.results)
+    if brief:
+        packed = bytes([BRIEF]) + b"".join([packed[at + 11 : at + 27] for at in range(1, len(packed), 51)])
+    return decode_answer(packed, answer.at_ms, answer.order, answer.id_outcomes)
 
 
 class PromptStore(Store):
@@ -37,10 +97,10 @@ class PromptStore(Store):
         """
         raise NotImplementedError
 
-    def ask(self, plans: Sequence[Any], done: Came) -> None:
-        came: list[Any] | StoreError
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+        came: list[Answer] | StoreError
         try:
-            came = [packed(answer) for answer in self.answers(plans)]
+            came = [sent(answer) for answer in self.answers(plans)]
         except StoreError as error:
             came = error
         asyncio.get_running_loop().call_soon(done, came)
@@ -58,3 +118,76 @@ class PromptStore(Store):
         return ()
 
     async def close(self) -> None: ...
+
+
+class AnsweringStore(PromptStore):
+    """A fake store that gives one answer to all asks, or fails.
+
+    Attributes:
+        results: of the answer to an ask, as far as it has charges.
+        more: other fields of the answer.
+    """
+
+    def __init__(self, *results: ChargeResult, error: StoreError | None = None, **more: Any) -> None:
+        self.results = results
+        self.more = {"at_ms": NOW_MS, "order": 1_280, **more}
+        self.error = error
+        self.plans: list[Plan] = []
+
+    def answers(self, plans: Sequence[Plan]) -> list[Answer]:
+        self.plans += plans
+        if self.error is not None:
+            raise self.error
+        return [Answer(self.results[: len(plan.charges)], **self.more) for plan in plans]
+
+
+class RecordedLogs(Logs):
+    """Remembers what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[PlannedAsk, Answer | None, Sequence[Verdict], str | None]] = []
+        self.heard_late: list[tuple[PlannedAsk, Answer, Sequence[Verdict]]] = []
+        self.ended: list[float] = []
+
+    def decided(
+        self, planned: PlannedAsk, answer: Answer | None, verdicts: Sequence[Verdict], failure: str | None
+    ) -> None:
+        self.heard.append((planned, answer, verdicts, failure))
+
+    def late(self, planned: PlannedAsk, answer: Answer, verdicts: Sequence[Verdict]) -> None:
+        self.heard_late.append((planned, answer, verdicts))
+
+    def lapsed(self, ask: Ask, charge: object, units: float, answer: Answer) -> None:
+        self.ended.append(units)
+
+
+def admission(
+    store: Store,
+    snapshot: Snapshot,
+    *,
+    metrics: Metrics | None = None,
+    slices: Slices | None = None,
+    logs: Logs = UNLOGGED,
+    factor: FactorSource = UNTHROTTLED,
+    mark: Callable[[], Awaitable[Mark]] | None = None,
+    sequential: bool = False,
+    of: Any = Admission,
+) -> Admission:
+    """A node whose store has answered for long."""
+    made: Admission = of(
+        store,
+        lambda: snapshot,
+        rules=MatchingRules(),
+        secret=lambda: SECRET,
+        sequential=sequential,
+        budget_s=30.0,
+        metrics=Metrics(clock=lambda: 0.0) if metrics is None else metrics,
+        slices=slices,
+        logs=logs,
+        factor=factor,
+        mark=mark,
+    )
+    made.local._now_s = lambda: 1.0
+    assert isinstance(made.circuit, Circuit)
+    made.circuit._working_since = -1e9
+    return made

@@ -14,7 +14,6 @@ from app.admission.circuit import SETTLED_S, Circuit
 from app.admission.metrics import Metrics
 from app.store.encoding import answers_of
 from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, ShortageError, StoreError
-from tests.packed import packed
 from tests.waiting import until
 
 PLAN = Plan("admit", ())
@@ -45,7 +44,7 @@ class Store:
     def ask(self, plans: Sequence[Any], done: Came) -> None:
         self.calls += 1
         self._fail()
-        asyncio.get_running_loop().call_soon(done, self.call_error or [packed(Answer(())) for _ in plans])
+        asyncio.get_running_loop().call_soon(done, self.call_error or [Answer(()) for _ in plans])
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> None:
         self.forgotten += keys

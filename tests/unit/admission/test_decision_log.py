@@ -5,31 +5,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, get_type_hints
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from msgspec import msgpack, structs
+from structlog.testing import capture_logs
 
 from app.admission import decision_log as module
+from app.admission.answers import decided
 from app.admission.decision_log import DecisionLog
-from app.admission.log_rows import DecisionEntry, Packing, size_of
-from app.admission.plan import Match, matches_of
-from app.decision_log.batch import CHARGED, REFRESHED, SEEN, Batch, LoggedLimit, Row, Sibling, batch_id
+from app.admission.plan import PlannedAsk, plan_of
+from app.decision_log.batch import (
+    CHARGED,
+    REFRESHED,
+    SEEN,
+    Batch,
+    LoggedLimit,
+    Row,
+    SentBatch,
+    Sibling,
+    batch_id,
+)
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.digest import digest, fingerprint
-from app.domain.entity import ANY, Entity
-from app.domain.ladder import MatchingRules
+from app.domain.known_ids import Knowledge
 from app.domain.quota import PRODUCER_IDS_RATE, REQUEST_RATE, Quota
-from app.store.port import Answer, ChargeResult, Released, StoreError, Undone
+from app.store.port import Answer, Charge, Released, StoreError, Undone
+from tests.unit.admission.fakes import charges_for, result, sent
+from workers.decision_log.rows import decode, table
 
 SECRET = b"s" * 32
-EVERYONE = Entity.of(user=ANY)
-QUOTAS = {
-    PRODUCER_IDS_RATE: {EVERYONE: Quota(PRODUCER_IDS_RATE, 5, "producer_ids", "deny")},
-    REQUEST_RATE: {EVERYONE: Quota(REQUEST_RATE, 1000, "sampled_rate", "delay")},
-}
+IDS = Quota(PRODUCER_IDS_RATE, 5, "producer_ids", "deny")
+RATE = Quota(REQUEST_RATE, 1000, "sampled_rate", "delay")
 ASK = Ask({"requests": 2}, (7, -1, "x"), principal="alice", client_id="etl")
 FATES = bytes([CHARGED, REFRESHED])
 LIMITED = LimitedBy(REQUEST_RATE, "user=*", "user=alice", "too_large", 3.0)
@@ -46,12 +56,12 @@ class Stream:
     nodes: tuple[Sibling, ...] = ()
 
     async def append(self, batch: bytes, rows: int, node: str, number: int) -> bool:
-        assert batch_id(node, number) == msgpack.decode(batch, type=Batch).id
+        assert batch_id(node, number) == msgpack.decode(batch, type=SentBatch).id
         self.offered.append(batch)
         self.was_offered.set()
         took = self.does()
         if took:
-            self.taken.append(msgpack.decode(batch, type=Batch))
+            self.taken.append(decode(batch))
             assert len(self.taken[-1].rows) == rows
         return took
 
@@ -69,19 +79,31 @@ def log_to(stream: Stream, which: module.Which = "all", *, plain_ids: bool = Fal
     )
 
 
-def matches() -> tuple[Match, ...]:
-    return matches_of(ASK, QUOTAS, MatchingRules())
+def charges(ask: Ask = ASK) -> list[Charge]:
+    return charges_for(ask, IDS, RATE)
 
 
-def verdict(match: Match, outcome: str = "admit") -> Verdict:
-    found, quota = match.applied, match.applied.quota
-    named = (quota.key, found.entity, found.bucket, quota.limit, quota.enforcement, quota.shadow)
+def verdict(charge: Charge, outcome: str = "admit") -> Verdict:
+    quota = charge.quota
+    named = (quota.key, charge.entity, charge.bucket, quota.limit, charge.enforcement, quota.shadow)
     return Verdict(*named, outcome, 0, 1.0, 2.0)  # type: ignore[arg-type]
 
 
+def verdicts(ask: Ask = ASK) -> list[Verdict]:
+    return [verdict(charge) for charge in charges(ask)]
+
+
 def answer(id_outcomes: bytes = FATES, kept: bytes | None = None) -> Answer:
-    said = tuple(ChargeResult("admit", 0, None, 1, 1.0, 2.0, None, 0, 0.0) for _ in range(2))
-    return Answer(said, kept, None, 4_000, 1_280, id_outcomes)
+    return sent(Answer((result(clock=1),) * 2, kept, None, 4_000, 1_280, id_outcomes))
+
+
+def planned_of(ask: Ask, decision: Decision, its: list[Charge] | None = None) -> PlannedAsk:
+    its = charges(ask) if its is None else its
+    return PlannedAsk(ask, its, plan_of(ask, its, SECRET), decision=decision)
+
+
+def admitted(applied: int = 2, source: Any = "store") -> Decision:
+    return Decision("admit", 0, True, applied, source, None)
 
 
 def take(
@@ -89,13 +111,29 @@ def take(
 ) -> None:
     decision = Decision(outcome, 0, True, 2, source, LIMITED if outcome != "admit" else None)  # type: ignore[arg-type]
     failure = "budget" if source == "fallback" else None
-    log.decided(ASK, matches(), found, decision, [verdict(match) for match in matches()], failure)
+    log.decided(planned_of(ASK, decision), found, verdicts(), failure)
+
+
+def admit(log: DecisionLog, ask: Ask, times: int = 1) -> None:
+    """Have an ask admitted, as ``Admission`` logs it: without verdicts, but for what the store answered."""
+    its = charges(ask)
+    briefly = sent(Answer((result(),) * len(its), None, None, 4_000, 1_280), brief=not ask.producer_ids)
+    planned = planned_of(ask, admitted(len(its), "store" if its else "local"), its)
+    for _ in range(times):
+        log.decided(planned, briefly if its else None, (), None)
+
+
+def change(log: DecisionLog, value: object = 1) -> None:
+    log.changed("quota", "user=a", None, value)
+
+
+ALICE, BOB = (Ask({"requests": 1}, principal=name) for name in ("alice", "bob"))
 
 
 async def test_charge_that_was_taken_back_has_rows_of_its_own_and_no_place_in_that_of_its_ask():
     stream = Stream()
     log = log_to(stream)
-    ids, rate = matches()
+    ids, rate = charges()
     undone = (Undone(rate.key, 512, 3_900, 2.0, 1.5, 640),)
     found = structs.replace(answer(), order=512, orders=(384, 512), undone=undone)
     take(log, "throttle", found)
@@ -114,12 +152,11 @@ async def test_charge_that_was_taken_back_has_rows_of_its_own_and_no_place_in_th
 async def test_part_of_a_lease_that_was_released_has_rows_of_its_own():
     stream = Stream()
     log = log_to(stream)
-    ids, rate = matches()
+    ids, rate = charges()
     lease = b"l" * 16, 500
     released = (Released(rate.key, 7.0, 512, 3_900, 640, 3_910), Released(ids.key, 3.0, 384, 3_950))
     found = structs.replace(answer(), order=700, orders=(384, 700), released=released)
-    decision = Decision("admit", 0, True, 2, "store", None)
-    log.leased("lease", ASK, matches(), found, decision, [verdict(match) for match in matches()], lease)
+    log.leased("lease", planned_of(ASK, admitted()), found, verdicts(), lease)
     await log._send()
     held, freed, left, row = stream.rows
     assert [(each.kind, each.at_ms, each.order) for each in (held, freed, left)] == [
@@ -166,16 +203,6 @@ async def test_batch_names_the_other_nodes_of_the_heartbeat():
     assert [batch.siblings for batch in stream.taken] == [[], [("m", 7, 4_900)]]
 
 
-async def test_batch_has_each_quota_once():
-    stream = Stream()
-    log = log_to(stream)
-    for _ in range(3):
-        take(log, found=answer())
-    await log._send()
-    (batch,) = stream.taken
-    assert (len(batch.rows), len(batch.quotas)) == (3, 2)
-
-
 @pytest.mark.parametrize(
     ("which", "kinds"),
     [("all", ["decision"] * 4), ("denied", ["decision", "ids"]), ("off", [])],
@@ -218,7 +245,7 @@ async def test_row_has_the_callers_time_under_the_callers_clock():
     stream = Stream()
     log = log_to(stream)
     ask = Ask({"requests": 1}, principal="a", at_ms=0)
-    log.decided(ask, (), None, Decision("admit", 0, True, 0, "local", None), (), None)
+    log.decided(planned_of(ask, admitted(0, "local"), []), None, (), None)
     await log._send()
     assert stream.rows[0].at_ms == 0
 
@@ -228,8 +255,9 @@ async def test_changes_and_refreshes_are_logged():
     log = log_to(stream, "denied")
     log.changed("quota", "user=a", None, {"request_rate": {"limit": 1}}, who="admin", version=3)
     log.changed("reset", "user=a", {"quotas": ["request_rate"]}, None, who="admin", order=256)
-    log.refreshed(ASK, matches()[:1], answer(bytes([SEEN, REFRESHED])))
-    log.refreshed(ASK, matches()[:1], answer(bytes(2)))
+    planned = planned_of(ASK, admitted(), charges()[:1])
+    log.refreshed(planned, answer(bytes([SEEN, REFRESHED])))
+    log.refreshed(planned, answer(bytes(2)))
     await log._send()
     quota, reset, refreshed = stream.rows
     assert (quota.kind, quota.what, quota.before, quota.after, quota.who, quota.version) == (
@@ -244,11 +272,15 @@ async def test_rows_without_room_in_the_store_are_counted_and_others_are_sent():
     room = iter([False, True])
     stream = Stream(lambda: next(room))
     log = log_to(stream)
-    for _ in range(module.ROWS_IN_BATCH + 1):
+    while len(log._waiting) < 2:
         take(log, found=answer())
+    rows = len(log._waiting[0])
     await log._send()
-    assert log.dropped == module.ROWS_IN_BATCH
-    assert [row.kind for row in stream.rows] == ["dropped", "decision"]
+    assert log.dropped == rows
+    assert [(row.kind, row.after) for row in stream.rows] == [
+        ("decision", None),
+        ("dropped", f'{{"rows": {rows}}}'),
+    ]
 
 
 async def test_same_batch_is_sent_until_the_store_takes_it(
@@ -271,21 +303,35 @@ async def test_same_batch_is_sent_until_the_store_takes_it(
     assert (log.dropped, len(stream.rows)) == (0, 1)
 
 
-async def test_row_that_cannot_be_encoded_is_counted_and_logged_as_dropped():
+async def test_row_that_cannot_be_packed_is_counted_and_logged_as_dropped():
     stream = Stream()
     log = log_to(stream)
-    log.changed("quota", "user=a", None, object())  # not JSON
-    await log._send()
-    take(log, found=answer())
-    log.changed("quota", "user=a", None, object())
-    await log._send()
-    assert (log.dropped, log._bytes) == (2, 0)
-    assert [(row.kind, row.after) for row in stream.rows] == [
-        ("dropped", '{"rows": 1}'),
-        ("decision", None),
-        ("dropped", '{"rows": 1}'),
+    with capture_logs() as lines:
+        change(log, object())  # not JSON
+        await log._send()
+        take(log, found=answer())
+        change(log, object())
+        await log._send()
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == [
+        *["decision log row could not be packed"] * 2
     ]
-    assert [batch.id[-1] for batch in stream.taken] == ["1", "2", "3"]
+    assert (log.dropped, log._bytes) == (2, 0)
+    assert [(row.kind, row.what, row.after) for row in stream.rows] == [
+        ("dropped", "they could not be packed", '{"rows": 1}'),
+        ("decision", None, None),
+        ("dropped", "they could not be packed", '{"rows": 1}'),
+    ]
+    assert [batch.id[-1] for batch in stream.taken] == ["1", "2"]
+
+
+async def test_batch_that_would_have_no_row_is_not_sent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "BATCH_BYTES", 1)
+    stream = Stream()
+    log = log_to(stream)
+    take(log, found=answer())
+    change(log, object())
+    await log._send()
+    assert [len(batch.rows) for batch in stream.taken] == [2]
 
 
 async def test_dropped_rows_are_logged_once_there_is_room_and_counted_once():
@@ -296,7 +342,7 @@ async def test_dropped_rows_are_logged_once_there_is_room_and_counted_once():
         take(log, found=answer())
         await log._send()
     assert log.dropped == 2
-    dropped, decision = stream.rows
+    decision, dropped = stream.rows
     assert (dropped.kind, dropped.what, dropped.after, dropped.at_ms) == (
         *("dropped", "the stream is full, as nobody reads it"),
         *('{"rows": 2}', 5_000),
@@ -309,13 +355,9 @@ async def test_dropped_rows_are_logged_once_there_is_room_and_counted_once():
 async def test_batch_is_bounded_by_its_real_size(monkeypatch: pytest.MonkeyPatch):
     stream = Stream()
     log = log_to(stream)
-    quotas = {key: {EVERYONE: its[EVERYONE]} for key, its in QUOTAS.items()}
     for n in range(400):
         ask = Ask({"requests": 1}, (n,), principal=f"{n:03}" + "\u00e9" * 500, client_id="c" * 512)
-        its = matches_of(ask, quotas, MatchingRules())
-        said = answer(bytes([CHARGED]))
-        decision = Decision("admit", 0, True, 2, "store", None)
-        log.decided(ask, its, said, decision, [verdict(match) for match in its], None)
+        log.decided(planned_of(ask, admitted()), answer(bytes([CHARGED])), (), None)
     await log._send()
     sizes = [len(batch) for batch in stream.offered]
     longest_row = 8 * 1024
@@ -331,44 +373,128 @@ async def test_long_row_ends_its_batch(monkeypatch: pytest.MonkeyPatch):
     log = log_to(stream)
     take(log, found=answer())
     long = Ask({"requests": 1}, tuple(range(1_000)), principal="alice")
-    log.decided(long, (), None, Decision("admit", 0, True, 0, "local", None), (), None)
+    log.decided(planned_of(long, admitted(0, "local"), []), None, (), None)
     take(log, found=answer())
     await log._send()
     assert [len(batch.rows) for batch in stream.taken] == [2, 1]
 
 
 async def test_waiting_rows_are_bounded_in_bytes_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch):
+    most = 256 * 1024
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", most)
     stream = Stream()
     log = log_to(stream)
-    take(log, found=answer())
-    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 10 * log._bytes)
-    for _ in range(11):
-        take(log, found=answer())
-    assert log.dropped == 2
+    admit(log, ALICE, 3_000)
+    waiting = sum(map(len, log._waiting))
+    assert log.dropped == 3_000 - waiting > 0
+    assert sum(page.size for page in log._waiting) < log._bytes < most + 1_000
+    for n in range(100):  # nor do rows of any other kind find room
+        admit(log, replace(ALICE, principal=f"{n}"))
+        take(log, "throttle", answer())
+        change(log)
+    assert sum(map(len, log._waiting)) == waiting
     await log._send()
-    take(log, found=answer())
+    assert (log.dropped, log._bytes) == (3_300 - waiting, 0)
+    admit(log, ALICE)
     await log._send()
-    assert log.dropped == 2
-    assert [row.kind for row in stream.rows] == ["dropped", *["decision"] * 11]
+    assert [row.kind for row in stream.rows if row.kind != "decision"] == ["dropped"]
+    assert len(stream.rows) == waiting + 2
 
 
-TEXTS = [name for name, type_ in get_type_hints(Ask).items() if type_ == Final[str | None] and name != "ip"]
-"""The texts of an ask, except the address, which is short."""
+async def test_rows_stay_in_order_over_batches():
+    stream = Stream()
+    log = log_to(stream)
+    for _ in range(300):
+        admit(log, ALICE)
+        change(log)
+        admit(log, BOB, 2)
+        take(log, "throttle", answer())
+    await log._send()
+    said = [row.decision or row.kind for row in stream.rows]
+    assert said == ["admit", "quota", "admit", "admit", "throttle"] * 300
+    assert [row.principal for row in stream.rows] == ["alice", None, "bob", "bob", "alice"] * 300
+    assert len(stream.taken) > 1
+    assert log._bytes == 0
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_size_of_a_waiting_row_counts_each_text_of_the_ask_that_the_row_has(name: str):
-    def waiting(text: str) -> DecisionEntry:
-        given: dict[str, Any] = {name: text}
-        decision = Decision("admit", 0, True, 0, "local", None)
-        return DecisionEntry("decision", 0, replace(ASK, **given), (), None, decision, (), None)
+async def test_batches_of_a_long_log_are_whole():
+    stream = Stream()
+    log = log_to(stream)
+    people = [replace(ALICE, principal=f"p{n}") for n in range(700)]
+    for ask in people * 2:
+        admit(log, ask)
+    await log._send()
+    rows = table(stream.taken).to_pylist()
+    assert [row["principal"] for row in rows] == [f"p{n}" for n in range(700)] * 2
+    assert {each["bucket"] for row in rows for each in row["verdicts"]} == {f"user=p{n}" for n in range(700)}
+    assert all(one.id < other.id for one, other in pairwise(stream.taken))
 
-    text = "t" * 500
-    packing = Packing(SECRET, plain_ids=False)
-    packing.add(waiting(text))
-    if text.encode() in packing.batch("n", 1, 0):
-        growth = size_of(waiting(text)) - size_of(waiting(""))
-        assert growth >= len(text), f"size_of in app/admission/log_rows.py leaves out {name}"
+
+async def test_rows_that_come_while_a_batch_is_sent_wait_until_the_next_time_unless_they_fill_a_page():
+    come = [3, 3, 4_000]
+
+    class Busy(Stream):
+        async def append(self, batch: bytes, rows: int, node: str, number: int) -> bool:
+            admit(log, ALICE, come.pop(0) if come else 0)
+            return await super().append(batch, rows, node, number)
+
+    stream = Busy()
+    log = log_to(stream)
+
+    async def rows_sent() -> list[int]:
+        before = len(stream.taken)
+        await log._send(only_full=True)
+        return [len(batch.rows) for batch in stream.taken[before:]]
+
+    admit(log, ALICE)
+    assert [await rows_sent(), await rows_sent()] == [[1], [3]]
+    three, *full = await rows_sent()
+    rest = await rows_sent()
+    assert (three, len(set(full)), sum(full) + sum(rest), len(rest)) == (3, 1, 4_000, 1)
+    assert await rows_sent() == []
+
+
+async def test_answer_of_the_node_alone_has_the_stores_time_as_the_node_knew_it():
+    stream = Stream()
+    log = log_to(stream)
+    ask = Ask({}, (7,), principal="alice")
+    known = PlannedAsk(ask, charges_for(ask, IDS), None, known=Knowledge(4_321, 9_000, 2))
+    known.decision = admitted(1, "local")
+    log.decided(known, None, (), None)
+    log.decided(planned_of(ALICE, admitted(0, "local"), []), None, (), None)
+    await log._send()
+    assert [(row.at_ms, row.order, row.source) for row in stream.rows] == [
+        (4_321, None, "local"),
+        (5_000, None, "local"),
+    ]
+
+
+async def test_answer_that_came_after_other_tries_has_rows_of_what_these_wrote():
+    stream = Stream()
+    log = log_to(stream, "denied")
+    _, rate = charges()
+    tried = structs.replace(answer(), order=900, at_ms=3_800)
+    undone = (Undone(rate.key, 800, 3_700, 2.0),)
+    found = structs.replace(answer(bytes(2)), orders=(1_280, 1_270), undone=undone, earlier=tried)
+    take(log, "throttle", found)
+    await log._send()
+    assert [(row.kind, row.order, row.at_ms) for row in stream.rows] == [
+        *(("undone", 800, 3_700), ("ids", 900, 3_800), ("decision", 1_280, 4_000))
+    ]
+
+
+async def test_lapsed_lease_and_written_ids_are_logged_whatever_else_is():
+    stream = Stream()
+    log = log_to(stream, "denied")
+    ids, rate = charges()
+    log.lapsed(ASK, rate, 3.5, answer())
+    log.renewed(planned_of(ASK, admitted(), [ids]), answer(bytes([REFRESHED] * 2)))
+    log.renewed(planned_of(ASK, admitted(), [ids]), answer(bytes(2)))
+    await log._send()
+    lapse, renewal = stream.rows
+    assert (lapse.kind, lapse.what, lapse.order, lapse.at_ms) == ("lapse", "user=alice", 1_280, 4_000)
+    assert lapse.after == '{"quota": "request_rate", "units": 3.5}'
+    assert (renewal.kind, len(renewal.ids)) == ("renewal", 16)
 
 
 async def test_late_answer_is_a_row_of_its_own_or_only_ids_when_admissions_are_not_logged():
@@ -378,7 +504,7 @@ async def test_late_answer_is_a_row_of_its_own_or_only_ids_when_admissions_are_n
         stream = Stream()
         log = log_to(stream, which)
         for id_outcomes in (FATES, bytes(2)):
-            log.late(ASK, matches(), answer(id_outcomes), decision, [verdict(match) for match in matches()])
+            log.late(planned_of(ASK, decision), answer(id_outcomes), verdicts())
         await log._send()
         assert [row.kind for row in stream.rows] == expected, which
         if which == "all":
@@ -389,16 +515,19 @@ async def test_late_answer_is_a_row_of_its_own_or_only_ids_when_admissions_are_n
             )
     peek = Ask({"requests": 1}, principal="a", mode="peek")
     log = log_to(stream)
-    log.late(peek, (), answer(b""), decision, ())
+    log.late(planned_of(peek, decision, []), answer(b""), ())
     assert not log._waiting
 
 
 async def test_shadow_refusal_is_logged_even_when_admissions_are_not():
     stream = Stream()
     log = log_to(stream, "denied")
-    its = matches()
-    shown = [verdict(its[0]), replace(verdict(its[1], "throttle"), shadow=True)]
-    log.decided(ASK, its, answer(bytes(2)), Decision("admit", 0, True, 2, "store", None), shown, None)
+    planned = planned_of(ASK, admitted(), charges_for(ASK, IDS, replace(RATE, shadow=True)))
+    throttled = sent(Answer((result(), result("throttle", throttle_ms=9)), None, None, 4_000, 1_280))
+    planned.decision, shown = decided(planned, throttled, sequential=False)
+    log.decided(planned, throttled, shown, None)
+    planned.decision, shown = decided(planned, answer(bytes(2)), sequential=False)
+    log.decided(planned, answer(bytes(2)), shown, None)
     await log._send()
     (row,) = stream.rows
     assert (row.kind, row.decision, row.verdicts[1].outcome) == ("decision", "admit", "throttle")
@@ -424,7 +553,8 @@ async def test_close_sends_the_current_batch_and_then_waiting_rows(monkeypatch: 
     assert log.dropped == 0
 
 
-async def test_close_without_a_store_counts_lost_rows(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("rows", [1, 2_000])
+async def test_close_without_a_store_counts_lost_rows(monkeypatch: pytest.MonkeyPatch, rows: int):
     monkeypatch.setattr(module, "CLOSE_WITHIN_S", 0.01)
 
     def away() -> bool:
@@ -432,6 +562,7 @@ async def test_close_without_a_store_counts_lost_rows(monkeypatch: pytest.Monkey
 
     log = log_to(Stream(away))
     await log.open()
-    take(log, found=answer())
+    admit(log, ALICE, rows)
+    await asyncio.sleep(0)
     await log.close()
-    assert log.dropped == 1
+    assert log.dropped == rows

@@ -11,23 +11,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.admission.errors import CallerGoneError, OverloadedError
-from app.admission.gather import MAX_ASKS, MAX_IDS, MAX_WEIGHT, Gatherer
+from app.admission.gather import MAX_ASKS, MAX_IDS, Gatherer
 from app.admission.patience import BUSY_PATIENCE_S, Moment
-from app.admission.queue import WEIGHT, DoneCallback, Group
+from app.admission.queue import DoneCallback, Group
 from app.domain.ask import Mode
 from app.domain.caller import Caller
-from app.domain.ladder import AppliedQuota
-from app.domain.quota import Quota
-from app.store.port import NONE_KNOWN, Came, Charge, PackedAnswer, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, Came, Plan, StoreError
+from tests.unit.admission.fakes import IDS, charge_to
 from tests.waiting import until
-
-QUOTA = Quota("producer_ids_rate", 5, "producer_ids", "deny")
 
 
 def plan(name: str, ids: int = 1, mode: Mode = "admit") -> Plan:
     """A plan with so many ids, recognised by its context."""
-    found = AppliedQuota(QUOTA, "user=*", "user=a", "user=a")
-    return Plan(mode, (Charge(found, b"key", ids, "deny", b"\0" * 32 * ids),), context=name.encode())
+    charge = charge_to("user=a", IDS, usage=ids, spreads=b"\0" * 32 * ids)
+    return Plan(mode, (charge,), context=name.encode())
+
+
+def named(name: str) -> Answer:
+    """The answer of ``SlowStore`` to the plan of this name."""
+    return Answer((), packed=name.encode())
 
 
 class SlowStore:
@@ -47,7 +49,7 @@ class SlowStore:
         self.called_at = 0.0
         self.looks = 0
 
-    def ask(self, plans: Sequence[Any], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
         self.calls.append([p.context.decode() for p in plans])
         loop = asyncio.get_running_loop()
         gate: asyncio.Future[None] = loop.create_future()
@@ -56,7 +58,7 @@ class SlowStore:
         self.news.put_nowait(None)
 
         def opened(gate: asyncio.Future[None]) -> None:
-            done(gate.exception() or [PackedAnswer(p.context) for p in plans[: self.most]])  # type: ignore[arg-type]
+            done(gate.exception() or [named(p.context.decode()) for p in plans[: self.most]])  # type: ignore[arg-type]
 
         gate.add_done_callback(opened)
 
@@ -97,8 +99,8 @@ async def test_asks_that_wait_during_a_call_share_the_next_one() -> None:
     store.gates[0].set_result(None)
     await store.until_called(2)
     store.gates[1].set_result(None)
-    assert (await first)[0] == [PackedAnswer(b"a")]
-    assert [(await other)[0] for other in others] == [[PackedAnswer(n)] for n in (b"b", b"c", b"d")]
+    assert (await first)[0] == [named("a")]
+    assert [(await other)[0] for other in others] == [[named(name)] for name in "bcd"]
     assert store.calls == [["a"], ["b", "c", "d"]]
 
 
@@ -150,7 +152,7 @@ async def test_call_ends_at_the_first_ask_that_does_not_fit_so_that_no_caller_ov
 async def test_answers_after_the_budget_are_reported_late_and_not_returned() -> None:
     store = SlowStore()
     gathering = gatherer(store, budget_s=0.001)
-    reported: list[tuple[int, PackedAnswer]] = []
+    reported: list[tuple[int, Answer]] = []
     answers, failure = await gathering.decide(
         [plan("a"), plan("b")], lambda place, answer: reported.append((place, answer))
     )
@@ -159,7 +161,7 @@ async def test_answers_after_the_budget_are_reported_late_and_not_returned() -> 
     store.gates[0].set_result(None)
     await gathering.close()
     assert answers == []
-    assert reported == [(0, PackedAnswer(b"a")), (1, PackedAnswer(b"b"))]
+    assert reported == [(0, named("a")), (1, named("b"))]
 
 
 async def test_late_answers_of_a_large_batch_are_reported_by_index() -> None:
@@ -193,7 +195,7 @@ async def test_asks_during_an_overdue_call_are_answered_and_never_sent() -> None
     again = asyncio.create_task(gathering.decide([plan("d")]))
     await store.until_called(2)
     store.gates[1].set_result(None)
-    assert await again == ([PackedAnswer(b"d")], None)
+    assert await again == ([named("d")], None)
     assert [name for call in store.calls for name in call] in (["a", "b", "d"], ["a", "d"])
 
 
@@ -226,7 +228,7 @@ async def test_unread_reply_is_no_silence() -> None:
     await until(lambda: store.looks > 3, every_s=0)
     assert not gathering.is_late
     store.gates[0].set_result(None)
-    assert await deciding == ([PackedAnswer(b"a")], None)
+    assert await deciding == ([named("a")], None)
 
 
 async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
@@ -244,7 +246,7 @@ async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
 
 
 async def paused_during_a_call() -> tuple[
-    SlowStore, Gatherer, asyncio.Task[tuple[list[PackedAnswer], StoreError | None]]
+    SlowStore, Gatherer, asyncio.Task[tuple[list[Answer], StoreError | None]]
 ]:
     """A call during which the machine paused, after the first look."""
     store = SlowStore()
@@ -260,7 +262,7 @@ async def test_pause_of_the_machine_says_nothing_about_the_store() -> None:
     store, gathering, deciding = await paused_during_a_call()
     assert not gathering.is_late
     store.gates[0].set_result(None)
-    assert await deciding == ([PackedAnswer(b"a")], None)
+    assert await deciding == ([named("a")], None)
 
 
 async def test_silent_store_is_noticed_on_a_machine_that_pauses_again_and_again() -> None:
@@ -325,7 +327,7 @@ async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
     def fails(_: Group, __: Exception | None) -> None:
         raise ZeroDivisionError
 
-    def late(_: Group, __: int, ___: PackedAnswer) -> None:
+    def late(_: Group, __: int, ___: Answer) -> None:
         raise ZeroDivisionError
 
     unwanted = Group.of([plan("b")], fails, late)
@@ -333,7 +335,7 @@ async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
     gathering.submit(group("a", fails))
     gathering.submit(group("c", lambda _, error: finished.append(error)))
     await store.until_called(1)
-    unwanted.take(0, [PackedAnswer(b"")])
+    unwanted.take(0, [named("")])
     store.gates[0].set_result(None)
     await gathering.close()
     assert finished == [None]
@@ -403,7 +405,8 @@ async def test_other_callers_are_in_the_next_call_during_a_flood() -> None:
     store = SlowStore()
     gathering = gatherer(store)
     flood = [
-        asyncio.create_task(gathering.decide([plan(f"f{n}", 0)], caller=caller("flood"))) for n in range(90)
+        asyncio.create_task(gathering.decide([plan(f"f{n}", 0)], caller=caller("flood")))
+        for n in range(4 * MAX_ASKS + 90)
     ]
     await store.until_called(1)
     others = [
@@ -417,7 +420,7 @@ async def test_other_callers_are_in_the_next_call_during_a_flood() -> None:
         await store.until_called(call + 1)
         store.gates[call].set_result(None)
     await asyncio.gather(*flood, *others)
-    assert [len(call) for call in store.calls] == [*[MAX_WEIGHT // WEIGHT] * 4, 12]
+    assert [len(call) for call in store.calls] == [*[MAX_ASKS] * 4, 92]
 
 
 async def test_principals_of_one_caller_take_turns() -> None:
@@ -479,7 +482,7 @@ async def test_principal_whose_ask_waits_too_long_is_shed_and_others_are_not() -
         gathering.decide([plan("c", mode="record")], caller=caller("k", came_at=now), on_behalf_of="x")
     )
     await asyncio.sleep(0)
-    gathering._queue.first().since = now - 3
+    gathering._line_up().first().since = now - 3
     with pytest.raises(OverloadedError, match="age"):
         await gathering.decide([plan("d")], caller=caller("k"), on_behalf_of="x")
     others = [
@@ -501,7 +504,7 @@ async def test_ask_that_waited_too_long_is_shed_unsent() -> None:
     await store.until_called(1)
     waits = asyncio.create_task(gathering.decide([plan("b")], caller=caller("k")))
     await asyncio.sleep(0)
-    gathering._queue.first().since -= 3
+    gathering._arrived[0].since -= 3
     store.gates[0].set_result(None)
     with pytest.raises(OverloadedError, match="age"):
         await waits
@@ -553,7 +556,7 @@ async def test_undecided_asks_of_a_call_go_with_the_next_in_order() -> None:
         await store.until_called(call + 1)
         store.gates[call].set_result(None)
     assert [answer.packed for answer in (await batch)[0]] == [str(n).encode() for n in range(250)]
-    assert (await single)[0] == [PackedAnswer(b"single")]
+    assert (await single)[0] == [named("single")]
     assert gathering.waiting == 0
 
 

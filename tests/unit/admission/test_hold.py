@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from app.admission.hold import UNTHROTTLED, hold_decision, is_held
+from app.admission.answers import held
+from app.admission.hold import UNTHROTTLED, is_held
 from app.domain.ask import Ask
 from app.domain.quota import PRODUCER_BYTE_RATE, PRODUCER_IDS_RATE, REQUEST_RATE, Quota
-from tests.unit.admission.fakes import matches_for
+from tests.unit.admission.fakes import charges_for
 
 ASK = Ask({"produce_bytes": 10, "requests": 5}, (1, 2), principal="alice", detail=True)
 
 
 def decided(*quotas: Quota, away: bool = False, wait_ms: int = 30_000):
-    its = matches_for(ASK, *quotas)
-    decision, verdicts = hold_decision(ASK, its, wait_ms, away=away)
+    its = charges_for(ASK, *quotas)
+    decision, verdicts = held(ASK, its, wait_ms, away=away)
     assert decision.quotas == verdicts
     assert (decision.applied, decision.charged) == (len(quotas), False)
     by = decision.limited_by
@@ -42,8 +43,10 @@ def test_held_ask_waits_for_the_factor_with_and_without_quotas():
 )
 def test_usage_that_no_empty_bucket_could_hold_is_rejected(quota: Quota, largest: float):
     assert decided(quota) == ("reject", 0, "local", (REQUEST_RATE, "too_large"))
-    its = matches_for(ASK, quota)
-    assert hold_decision(ASK, its, 1_000, away=False)[0].limited_by.largest == largest  # type: ignore[union-attr]
+    its = charges_for(ASK, quota)
+    by = held(ASK, its, 1_000, away=False)[0].limited_by
+    assert by is not None
+    assert by.largest == largest
 
 
 def test_delay_and_id_quotas_never_reject_a_held_ask():
@@ -73,8 +76,8 @@ def test_only_produce_bytes_are_held_and_only_at_factor_0():
 
 def test_ask_of_1_is_rejected_if_no_empty_bucket_could_hold_it():
     one = Ask({"produce_bytes": 1, "requests": 1}, principal="alice")
-    its = matches_for(one, rate(0.05))
-    decision, _ = hold_decision(one, its, 1_000, away=False)
+    its = charges_for(one, rate(0.05))
+    decision, _ = held(one, its, 1_000, away=False)
     assert decision.decision == "reject"
     assert decision.limited_by is not None
     assert decision.limited_by.largest == 0.5

@@ -8,7 +8,7 @@ from app.admission.gather import Gatherer
 from app.admission.refresh import Refresher
 from app.domain.ask import Ask
 from app.store.port import Answer, Plan
-from tests.unit.admission.fakes import IDS, RATE, PromptStore, matches_for
+from tests.unit.admission.fakes import IDS, RATE, PromptStore, charges_for
 
 
 class Asked(PromptStore):
@@ -26,8 +26,8 @@ async def test_refresh_concerns_ids_and_no_other_quota():
     store = Asked()
     refresher = Refresher(Gatherer(store, budget_s=30.0))
     ask = Ask({"requests": 1}, (7,), principal="alice")
-    refresher.add(ask, matches_for(ask, IDS, RATE), b"s" * 32)
+    refresher.add(ask, charges_for(ask, IDS, RATE), b"s" * 32)
     await refresher.close()
     (plan,) = store.plans
     assert plan.mode == "refresh"
-    assert [charge.applied.quota.key for charge in plan.charges] == ["producer_ids_rate"]
+    assert [charge.quota.key for charge in plan.charges] == ["producer_ids_rate"]

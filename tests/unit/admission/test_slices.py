@@ -110,32 +110,3 @@ async def test_short_work_of_several_callers_is_done_in_the_same_turn_of_the_loo
     await asyncio.sleep(0)
     assert [task.done() for task in running] == [True, True, True, False]
     await asyncio.gather(*running)
-
-
-async def test_one_step_is_done_at_once_while_the_turn_has_time(time: Time) -> None:
-    slices = Slices(0.01, time)
-
-    def busy() -> str:
-        time.now += 0.004
-        return "done"
-
-    assert [slices.at_once("a", busy) for _ in range(4)] == ["done", "done", "done", None]
-    await asyncio.sleep(0)
-    assert slices.at_once("a", busy) == "done"
-    waiting = asyncio.create_task(slices.run("a", time.work("a", 50)))
-    await asyncio.sleep(0)
-    assert slices.at_once("a", busy) is None, "its other work is first"
-    assert slices.at_once("b", busy) == "done"
-    await waiting
-
-
-async def test_time_of_a_step_that_fails_counts_too(time: Time) -> None:
-    slices = Slices(0.01, time)
-
-    def broken() -> str:
-        time.now += 0.02
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        slices.at_once("a", broken)
-    assert slices.at_once("b", lambda: "done") is None

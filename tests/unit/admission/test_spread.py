@@ -13,13 +13,13 @@ from msgspec import structs
 from app.admission import spread
 from app.admission.errors import OverloadedError
 from app.admission.spread import REFUSING, Came, Phase, SlotPlan, decide, groups_in
-from app.domain.ladder import AppliedQuota
 from app.domain.quota import Quota
 from app.domain.slots import slot_of
 from app.domain.undo import Stamp
-from app.store.encoding import NO_ANSWER, UNKNOWN_RESULT, decode_answer, no_answer
-from app.store.port import Answer, Charge, ChargeResult, PackedAnswer, Plan, StoreError
+from app.store.encoding import UNKNOWN_RESULT, decode_answer
+from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
 from tests.planted import planted
+from tests.unit.admission.fakes import charge_to
 
 LIMIT = 20
 HISTORY = b"h" * 16
@@ -30,8 +30,7 @@ def charge_of(bucket: str, *, enforcement: Any = "deny", on_store_failure: Any =
     quota = Quota(
         "request_rate", 1, "token_bucket", enforcement, burst=LIMIT, on_store_failure=on_store_failure
     )
-    applied = AppliedQuota(quota, "user=*", bucket, bucket)
-    return Charge(applied, b"qg1:{%b}:b" % bucket.encode(), 1, enforcement)
+    return charge_to(bucket, quota, key=b"qg1:{%b}:b" % bucket.encode())
 
 
 class Slots:
@@ -103,7 +102,7 @@ class Slots:
                 structs.replace(
                     UNKNOWN_RESULT,
                     outcome="admit" if grants[charge.key] else "throttle",
-                    open_ms=int(grants[charge.key] if plan.mode == "look" else least),
+                    given=float(int(grants[charge.key] if plan.mode == "look" else least)),
                 )
                 for charge in plan.charges
             )
@@ -257,19 +256,11 @@ def test_kept_answer_has_the_results_of_all_slots() -> None:
     assert kept.kept is not None
     results = bytes(51)
     packed = b"\1" + len(kept.kept).to_bytes(2, "little") + kept.kept + results
-    answer = decode_answer(PackedAnswer(packed))
+    answer = decode_answer(packed)
     assert asking.answer is not None
     assert answer.kept == b"\x93own"
     assert len(answer.results) == len(asking.answer.results) == 2
     assert [result.outcome for result in answer.results] == ["admit", "admit"]
-
-
-def test_missing_answer_names_its_reason() -> None:
-    packed = no_answer(StoreError("slot_moving", "TRYAGAIN"))
-    assert packed.packed[0] == NO_ANSWER
-    error = decode_answer(packed).error
-    assert error is not None
-    assert (error.reason, str(error)) == ("slot_moving", "TRYAGAIN")
 
 
 @pytest.mark.parametrize("seed", range(60))

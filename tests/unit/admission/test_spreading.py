@@ -9,10 +9,10 @@ from msgspec import structs
 
 from app.admission.spread import Phase
 from app.admission.spreading import Running
-from app.domain.ladder import AppliedQuota
 from app.domain.quota import Quota
-from app.store.encoding import UNKNOWN_RESULT, decode_answer, merged_answer
-from app.store.port import Answer, Charge, Plan, StoreError, Undone
+from app.store.encoding import UNKNOWN_RESULT
+from app.store.port import Answer, Plan, StoreError, Undone
+from tests.unit.admission.fakes import charge_to, result, sent
 
 SLOT = 7
 KEY = b"qg1:{u}:b"
@@ -21,18 +21,18 @@ REFUSED = structs.replace(UNKNOWN_RESULT, outcome="throttle", throttle_ms=9)
 
 def plan_of(**more: Any) -> Plan:
     quota = Quota("request_rate", 1, "token_bucket", "deny", **more)
-    return Plan("admit", (Charge(AppliedQuota(quota, "user=*", "user=u", "user=u"), KEY, 1, "deny"),))
+    return Plan("admit", (charge_to("user=u", quota, key=KEY),))
 
 
 def tried(running: Running, answer: Answer) -> Running:
     running.begin(Phase.LOOK)
-    running.came([merged_answer(answer)])
+    running.came([answer])
     return running
 
 
 def answer_of(running: Running) -> Answer:
     assert running.answer is not None
-    return decode_answer(running.answer)
+    return running.answer
 
 
 def undone(order: int) -> Undone:
@@ -55,6 +55,14 @@ def test_try_that_finds_the_answer_of_a_twin_keeps_what_it_wrote_itself() -> Non
     written = Answer((UNKNOWN_RESULT,), order=2)
     second = tried(first.again(), Answer((UNKNOWN_RESULT,), kept=b"it", order=3, earlier=written))
     assert [each.order for each in answer_of(second).tries] == [3, 2, 1]
+
+
+def test_answer_in_brief_keeps_what_an_earlier_try_found() -> None:
+    """As a clock that was corrected, which is to be counted and logged."""
+    first = tried(Running(0, plan_of(), [SLOT]), sent(Answer((result(clock=1),))))
+    answer = answer_of(tried(first.again(), sent(Answer((result(),)), brief=True)))
+    assert answer.admits
+    assert [each.results[0].correction for each in answer.tries] == [0, 1]
 
 
 def test_try_that_ends_with_an_error_leaves_the_answer_before_it() -> None:

@@ -23,7 +23,10 @@ def test_batch_fields_are_columns():
     assert set(LoggedVerdict.__struct_fields__) - {"ids"} <= names(columns.VERDICT)
     assert LoggedLimit.__struct_fields__ == tuple(column.name for column in columns.LIMITED_BY)
     assert Sibling._fields == tuple(column.name for column in columns.SIBLING)
-    assert LoggedQuota.__struct_fields__ == columns.QUOTA
+    assert LoggedQuota.__struct_fields__ == (
+        *columns.QUOTA,
+        "applied_as",
+    )  # a verdict has its own enforcement
 
 
 def test_added_columns_are_nullable():

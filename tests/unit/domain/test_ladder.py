@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from app.domain.ask import Ask
 from app.domain.entity import ANY, COMBINATIONS, TYPES, Entity
-from app.domain.ladder import AppliedQuota, MatchingRules, applied_quotas, explained_quotas
+from app.domain.ladder import AppliedQuota, MatchingRules, applied_quotas
 from app.domain.quota import KEYS, Quota, QuotaKey, Scope
 
 USER, CLIENT = "alice", "etl"
@@ -220,53 +218,4 @@ def test_applied_quotas_are_in_tie_breaking_order():
     assert [entity for key, entity in found if key == "max_connection_creation_rate"] == [
         "listener=*",
         "broker=*",
-    ]
-
-
-NAMES = st.sampled_from(("a", "b c", ""))
-ADDRESSES = st.sampled_from(("10.0.0.7", "2001:db8::7", "2001:db8::8"))
-
-
-@st.composite
-def entities(draw: st.DrawFn) -> Entity:
-    """Any entity of few names."""
-    types = draw(st.sampled_from(sorted(COMBINATIONS)))
-    names = {
-        type_: draw(
-            (ADDRESSES if type_ == "ip" else NAMES)
-            if types == ("broker", "listener")
-            else st.one_of(st.just(ANY), ADDRESSES if type_ == "ip" else NAMES)
-        )
-        for type_ in types
-    }
-    return Entity(tuple(names.items()))
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from(list(KEYS)), entities()), max_size=30),
-    st.builds(
-        Ask,
-        usage=st.dictionaries(
-            st.sampled_from([key.usage for key in KEYS.values()]), st.just(1.0), min_size=1
-        ),
-        producer_ids=st.none() | st.just((1,)),
-        principal=st.none() | NAMES,
-        client_id=st.none() | NAMES,
-        ip=st.none() | ADDRESSES,
-        broker=st.none() | NAMES,
-        listener=st.none() | NAMES,
-        cluster_action=st.booleans(),
-    ),
-    st.sampled_from(("cluster", "broker")),
-    st.sampled_from((MatchingRules(), MatchingRules("a", 56))),
-)
-def test_templates_find_what_the_ladders_find(
-    places: list[tuple[str, Entity]], ask: Ask, scope: Scope, rules: MatchingRules
-):
-    quotas: dict[str, dict[Entity, Quota]] = {}
-    for key, entity in places:
-        quotas.setdefault(key, {})[entity] = quota(key, scope)
-    assert applied_quotas(ask, quotas, rules) == [
-        found.applied for found in explained_quotas(ask, quotas, rules)
     ]

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.domain.ask import AMOUNTS, COUNTS
+from app.admission.plan import PlannedAsk
+from app.domain.ask import AMOUNTS, COUNTS, Ask
 from app.domain.decision import Decision, Verdict
 from app.domain.entity import check_name, normalise_ip
 from app.domain.errors import EntityError
-from app.domain.quota import Quota
+from app.domain.quota import MAX_WHOLE, Quota
 from app.http.check import answer_to
 from app.http.check_question import (
     CallerIdentity,
@@ -25,10 +26,12 @@ from app.http.check_question import (
     read_query,
     rightmost_untrusted,
 )
-from app.http.hot import sized
+from app.http.hot import HttpAnswer, sized
 from app.http.problems import FieldError, ProblemError
-from app.http.ratelimit import MAX_WHOLE, policy, rate_limits
+from app.http.ratelimit import rate_limits
+from app.store.port import Charge
 from tests.steps import decode_ask
+from tests.unit.admission.fakes import charge_to
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("2001:db8:1::/48"))
 
@@ -198,7 +201,11 @@ def read(
     *headers: tuple[str, str | bytes], sources: Sources | None = None
 ) -> tuple[CallerIdentity, list[tuple[str, str]]]:
     errors: list[FieldError] = []
-    sent = [(name.lower().encode(), v if isinstance(v, bytes) else v.encode()) for name, v in headers]
+    sent: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        sent.setdefault(name.lower().encode(), []).append(
+            value if isinstance(value, bytes) else value.encode()
+        )
     found = Callers(sources or Sources()).of(sent, errors)
     return found, [(error.field, error.message) for error in errors]
 
@@ -483,7 +490,7 @@ def bucket(limit: float, burst: float) -> Quota:
     ],
 )
 def test_a_policy_is_units_over_seconds(quota: Quota, units: int, span_s: int):
-    assert policy(quota) == (units, span_s)
+    assert quota.allowance == (units, span_s)
 
 
 @given(
@@ -496,7 +503,7 @@ def test_a_policy_is_always_two_integers_of_a_structured_field(
     limit: float, samples: int, sample_ms: int, burst: float
 ):
     for quota in (sampled(limit, samples, sample_ms), bucket(limit, burst if limit else 0)):
-        units, span_s = policy(quota)
+        units, span_s = quota.allowance
         assert type(units) is type(span_s) is int
         assert 0 <= units <= MAX_WHOLE
         assert 1 <= span_s <= MAX_WHOLE
@@ -512,8 +519,16 @@ def decided(*verdicts: Verdict, outcome: Any = "admit", throttle_ms: int = 0) ->
     return Decision(outcome, throttle_ms, outcome == "admit", len(verdicts), "store", None, verdicts)
 
 
+def charges(*quotas: Quota) -> list[Charge]:
+    return [charge_to("user=alice", quota) for quota in quotas]
+
+
+def answer(decision: Decision, quota: Quota, deny_status: int) -> HttpAnswer:
+    return answer_to(PlannedAsk(Ask(), charges(quota), None, decision=decision), deny_status)
+
+
 def fields(decision: Decision, *quotas: Quota) -> tuple[str | None, str | None]:
-    found = {name: value.decode() for name, value in rate_limits(decision, quotas)}
+    found = {name: value.decode() for name, value in rate_limits(decision, charges(*quotas))}
     assert found.keys() <= {b"ratelimit-policy", b"ratelimit"}
     return found.get(b"ratelimit-policy"), found.get(b"ratelimit")
 
@@ -534,15 +549,15 @@ def test_remaining_quota_is_rounded_down_and_never_below_0():
 def test_retry_after_of_a_throttled_request(wait: int, seconds: int):
     decision = decided(verdict(), outcome="throttle", throttle_ms=wait)
     assert fields(decision, sampled(100))[1] == f'"request_rate";r=12;t={seconds}'
-    answer = answer_to(decision, (sampled(100),), 429)
-    assert (b"retry-after", b"%d" % seconds) in answer.headers
-    assert (b"x-throttle-ms", b"%d" % wait) in answer.headers
+    answered = answer(decision, sampled(100), 429)
+    assert (b"retry-after", b"%d" % seconds) in answered.headers
+    assert (b"x-throttle-ms", b"%d" % wait) in answered.headers
 
 
 def test_rejected_request_has_no_retry_after():
-    answer = answer_to(decided(verdict(), outcome="reject"), (sampled(100),), 403)
-    sent = dict(answer.headers)
-    assert answer.status == 403
+    answered = answer(decided(verdict(), outcome="reject"), sampled(100), 403)
+    sent = dict(answered.headers)
+    assert answered.status == 403
     assert b"retry-after" not in sent
     assert sent[b"ratelimit"] == b'"request_rate";r=12;t=10'
 
@@ -600,9 +615,9 @@ def test_the_fields_are_structured_fields(remaining: list[float | None], wait: i
 
 
 def test_the_body_is_the_decision_without_its_quotas():
-    answer = answer_to(decided(verdict()), (sampled(100),), 429)
-    assert answer.status == 200
-    assert json.loads(answer.body) == {
+    answered = answer(decided(verdict()), sampled(100), 429)
+    assert answered.status == 200
+    assert json.loads(answered.body) == {
         "decision": "admit",
         "throttle_ms": 0,
         "charged": True,
@@ -610,4 +625,4 @@ def test_the_body_is_the_decision_without_its_quotas():
         "source": "store",
         "limited_by": None,
     }
-    assert (b"content-length", b"%d" % len(answer.body)) in sized(answer)
+    assert (b"content-length", b"%d" % len(answered.body)) in sized(answered)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.admission.answers import ADMITTED, ADMITTED_ALONE
 from app.domain.ask import MODES, Ask
 from app.domain.decision import OUTCOMES, Decision, LimitedBy, Verdict
 from app.domain.quota_value import pointer
@@ -487,3 +489,13 @@ def test_a_problem_without_fields_has_no_errors():
 def test_pointers_can_be_read_back(steps: list[str]):
     read = [step.replace("~1", "/").replace("~0", "~") for step in pointer(*steps).split("/")[1:]]
     assert read == steps
+
+
+@pytest.mark.parametrize("admitted", [*ADMITTED, ADMITTED_ALONE])
+def test_admissions_are_encoded_once_and_like_all_others(admitted: Decision):
+    assert encode_decision(admitted) == encode_decision(replace(admitted))
+    assert encode_decision(admitted) is encode_decision(admitted)
+
+
+def test_decision_that_is_not_ready_made_is_encoded():
+    assert json.loads(encode_decision(Decision("admit", 0, True, 99, "store", None)))["applied"] == 99

@@ -11,23 +11,18 @@ const { RateLimiterRedis } = require("rate-limiter-flexible");
 const redis = new Redis({ path: process.argv[2], enableAutoPipelining: true });
 const FIELDS = ["requests", "produce_bytes", "fetch_bytes"];
 
-function limiters(points, duration) {
-    return Object.fromEntries(
-        FIELDS.map((field) => [
-            field,
-            new RateLimiterRedis({ storeClient: redis, keyPrefix: field, points, duration }),
-        ])
-    );
-}
-
-// A limit that nobody reaches, and one a minute for `denied-...`.
-const generous = limiters(1e9, 1);
-const tight = limiters(1, 60);
+// A limit that nobody reaches, and one a minute for `fetch_bytes`.
+const limits = Object.fromEntries(
+    FIELDS.map((field) => {
+        const tight = field === "fetch_bytes";
+        const [points, duration] = tight ? [1, 60] : [1e9, 1];
+        return [field, new RateLimiterRedis({ storeClient: redis, keyPrefix: field, points, duration })];
+    })
+);
 
 async function decide(ask) {
     const { principal, usage } = ask;
     if (typeof principal !== "string" || !principal) throw new SyntaxError("principal");
-    const limits = principal.startsWith("denied-") ? tight : generous;
     const fields = Object.keys(usage);
     try {
         if (fields.length === 1) await limits[fields[0]].consume(principal, usage[fields[0]]);

@@ -1,8 +1,9 @@
-"""The express lane gives the same bytes as the long way through ASGI, and behaves the same."""
+"""The hot protocol gives the same bytes as uvicorn's, behaves the same, and hands over the rest."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -15,16 +16,16 @@ import pytest
 from app.admission.errors import OverloadedError
 from app.domain.binding import Binding
 from app.domain.grant import BINDABLE, Grant
-from app.http import lane
-from app.http.hot import UNCOUNTED, HotRoute
-from app.http.intake import MAX_OF_CALLER
-from app.http.lane import MAX_HEAD, MAX_REMEMBERED, LaneProtocol
-from app.http.protocol import AT_ONCE, WAITING
+from app.http.deadlines import RequestDeadline, UnreadDeadline
+from app.http.hot import UNCOUNTED, BodyRoute
+from app.http.hot_protocol import MAX_HEAD, MAX_TARGET, HotProtocol
+from app.http.intake import MAX_OF_CALLER, Intake
+from app.http.protocol import AT_ONCE, WAITING, Protocol
 from app.http.wire import MAX_BODY
 from tests.fuzz.cases import Request
 from tests.fuzz.generate import case
 from tests.fuzz.messages import BATCH, CHECK, ONE, in_pieces, message
-from tests.http.conftest import ADMIN, Node
+from tests.http.conftest import ADMIN
 from tests.http.ways import QUIET_TURNS, Both, Connection, HeldStore, InMemory, real
 
 ASK: Final = {"principal": "alice", "usage": {"requests": 1}}
@@ -76,26 +77,10 @@ REQUESTS: Final = {
 }
 
 
-def lane_of(connection: Connection) -> LaneProtocol:
-    """The connection's protocol, which has the lane."""
-    assert isinstance(connection.protocol, LaneProtocol)
+def hot_of(connection: Connection) -> HotProtocol:
+    """The connection's protocol, which is still the hot one."""
+    assert isinstance(connection.protocol, HotProtocol)
     return connection.protocol
-
-
-class Parsed:
-    """How often a connection's parser is used."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.times = 0
-        self._parser = connection.protocol.parser
-        connection.protocol.parser = self  # type: ignore[assignment]
-
-    def feed_data(self, data: bytes) -> None:
-        self.times += 1
-        self._parser.feed_data(data)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._parser, name)
 
 
 # The same bytes
@@ -105,17 +90,6 @@ class Parsed:
 def nodes() -> Both:
     """Two nodes for tests that change nothing about them."""
     return Both()
-
-
-async def test_the_lane_is_used(nodes: Both, node: Node, way: str):
-    """Pytest gives handlers to loggers that have none, after these nodes were made."""
-    parsed = Parsed(connection := Connection(nodes.with_lane))
-    await connection.send(ONE_ASK, ONE_ASK)
-    assert parsed.times == 1
-    connection.end()
-    await node.ask(BODY)
-    (served,) = node.server.server_state.connections
-    assert bool(getattr(served, "_heads", None)) == (way == "lane")
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
@@ -160,7 +134,7 @@ async def test_fuzzed_requests_are_answered_the_same(nodes: Both, seed: int):
             await nodes.answer(*sent)
 
 
-async def test_a_certificate_names_the_principal_by_either_way(nodes: Both):
+async def test_a_certificate_names_the_principal_by_either_protocol(nodes: Both):
     certificate = {"subject": ((("commonName", "bob"),),)}
     usage = message("POST", ONE, (), b'{"usage": {"requests": 1}}')
     answers = await nodes.answer(usage, usage, ONE_ASK, usage, usage + ONE_ASK, certificate=certificate)
@@ -175,53 +149,283 @@ async def test_the_callers_clock_is_the_same():
     assert answers.count(b"HTTP/1.1 200") == 6
 
 
-# Known heads
+@pytest.fixture(params=[True, False], ids=["hot", "uvicorn"])
+async def connection(request: pytest.FixtureRequest) -> Connection:
+    """A connection by either protocol."""
+    return Connection(hot=request.param)
 
 
-async def test_a_head_is_parsed_once():
-    connection = Connection()
-    parsed = Parsed(connection)
-    for request_ in (ONE_ASK, TWO_ASKS, A_CHECK):
-        before = parsed.times
-        for _ in range(10):
-            await connection.send(request_)
-        assert parsed.times == before + 1
-    assert len(connection.admission.asked) == 40
-    connection.end()
-
-
-async def test_another_body_of_the_same_size_is_another_ask():
-    connection = Connection()
-    parsed = Parsed(connection)
-    for name in ("alice", "clara", "diana"):
-        await connection.send(message("POST", ONE, (), BODY.replace(b"alice", name.encode())))
-    assert parsed.times == 1
-    assert [ask.principal for ask in connection.admission.asked] == ["alice", "clara", "diana"]
-    connection.end()
-
-
-async def test_a_head_of_an_earlier_request_may_stand_in_a_body(nodes: Both):
-    """A segment counts as a request only where one begins."""
+async def test_a_request_may_stand_in_a_body(nodes: Both):
+    """Bytes count as a request only where one begins."""
     about = message("POST", ONE, (), ONE_ASK)
     answers = await nodes.answer(ONE_ASK, about[: -len(ONE_ASK)], ONE_ASK, about, ONE_ASK)
     assert answers.count(b"HTTP/1.1 200") == 2
     assert answers.count(b"HTTP/1.1 400") == 2
 
 
-async def test_heads_that_vary_are_remembered_within_bounds():
-    connection = Connection()
-    for n in range(200):
-        await connection.send(message("POST", ONE, [f"X-Number: {n}"], BODY))
-        assert lane_of(connection)._cost <= MAX_REMEMBERED
-        assert len(lane_of(connection)._heads) <= MAX_REMEMBERED // lane.MIN_COST
-    large = message("POST", ONE, ["X-Large: " + "x" * MAX_HEAD], BODY)
-    many = message("POST", ONE, [f"a{n}: b" for n in range(200)], BODY)
-    lane_of(connection)._forget()
-    for head in (large, many) * 2:
-        await connection.send(head)
-    assert lane_of(connection)._heads == {}
-    assert len(connection.admission.asked) == 204
+async def test_another_body_of_the_same_size_is_another_ask(connection: Connection):
+    for name in ("alice", "clara", "diana"):
+        await connection.send(message("POST", ONE, (), BODY.replace(b"alice", name.encode())))
+    assert [ask.principal for ask in connection.admission.asked] == ["alice", "clara", "diana"]
     connection.end()
+
+
+# What is handed over
+
+STAYING: Final = {
+    "an ask",
+    "a batch",
+    "a check",
+    "a check by POST",
+    "with a key",
+    "without the key it needs",
+    "with a wrong key",
+    "a check with a wrong key",
+    "from another site",
+    "no JSON",
+    "an invalid ask",
+    "an invalid check",
+    "no body",
+    "an empty body",
+    "a query",
+    "the last one",
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_only_requests_that_are_not_ordinary_hand_their_connection_over(name: str):
+    connection = Connection()
+    await connection.send(ONE_ASK, REQUESTS[name])
+    assert connection.was_handed_over() is (name not in STAYING)
+    await connection.send(ONE_ASK, REQUESTS[name])
+    assert connection.node.metrics._counts.connections_handed_over == (name not in STAYING)
+    connection.end()
+
+
+async def test_answers_keep_their_order_when_a_connection_is_handed_over():
+    connection = Connection()
+    connection.admission.held = asyncio.Event()
+    answers = await connection.send(ONE_ASK + A_CHECK + LIVE + ONE_ASK, ONE_ASK)
+    assert answers == b""
+    assert not connection.was_handed_over(), "what is in flight is answered first"
+    connection.admission.held.set()
+    answers = await connection.settle()
+    assert answers.count(b"HTTP/1.1 200") == 5
+    assert answers.count(b'"decision"', 0, answers.index(b'"live"')) == 2
+    assert connection.was_handed_over()
+    connection.end()
+
+
+async def test_answer_in_the_outbox_goes_before_those_of_the_other_protocol():
+    """An ordinary request and another one, read in the same turn of the loop."""
+    connection = Connection()
+    connection.protocol.data_received(ONE_ASK)
+    connection.protocol.data_received(b"\0")
+    answers = await connection.settle()
+    assert answers.index(b"HTTP/1.1 200") < answers.index(b"HTTP/1.1 400")
+    connection.end()
+
+
+async def test_connection_is_handed_over_once_its_answers_are_read():
+    connection = Connection()
+    connection.line.unread = 2**20
+    connection.protocol.pause_writing()
+    assert await connection.deliver(LIVE) == b""
+    assert not connection.was_handed_over()
+    connection.line.unread = 0
+    connection.protocol.resume_writing()
+    assert (await connection.settle()).count(b"HTTP/1.1 200") == 1
+    assert connection.was_handed_over()
+    assert is_read(connection)
+    connection.end()
+
+
+async def test_other_protocol_waits_for_the_reader_of_earlier_answers():
+    """Sending the answers that waited, for the hand-over, filled the buffer."""
+    connection = Connection()
+    connection.protocol.data_received(ONE_ASK)
+    connection.line.fills_up = True
+    connection.protocol.data_received(LIVE)
+    assert (await connection.settle()).count(b"HTTP/1.1 200") == 1
+    assert connection.was_handed_over()
+    assert not is_read(connection)
+    connection.line.fills_up = False
+    connection.line.unread = 0
+    connection.protocol.resume_writing()
+    assert (await connection.settle()).count(b"HTTP/1.1 200") == 2
+    assert is_read(connection)
+    connection.end()
+
+
+async def test_half_closed_caller_gets_its_answers_from_both_protocols():
+    connection = Connection()
+    connection.admission.held = asyncio.Event()
+    await connection.send(ONE_ASK + LIVE + ONE_ASK)
+    assert connection.protocol.eof_received()
+    connection.admission.held.set()
+    assert (await connection.settle()).count(b"HTTP/1.1 200") == 3
+    assert connection.was_handed_over()
+    assert connection.line.is_closing()
+
+
+async def test_drain_ends_a_connection_that_is_handed_over():
+    connection = Connection()
+    await connection.send(ONE_ASK)
+    connection.node.drain.has_begun = True
+    connection.protocol.drain()
+    answers = await connection.send(LIVE)
+    assert connection.was_handed_over()
+    assert answers.count(b"connection: close") == 1
+    assert connection.line.is_closing()
+
+
+async def test_endless_head_ends_although_its_connection_is_handed_over():
+    connection = Connection()
+    endless = message("POST", ONE, ["X: " + "a" * 2 * MAX_HEAD])
+    await connection.send(ONE_ASK, *[endless[at : at + 1_024] for at in range(0, MAX_HEAD + 2_048, 1_024)])
+    assert connection.was_handed_over()
+    connection.loop.turn(RequestDeadline.HEAD_S * 1.1)
+    assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
+    connection.loop.turn(Protocol.LINGER_S)
+    assert connection.line.is_closing()
+
+
+@pytest.mark.parametrize(("size", "is_handed_over"), [(MAX_HEAD - 1_024, False), (MAX_HEAD, True)])
+async def test_large_heads_are_handed_over(size: int, *, is_handed_over: bool):
+    connection = Connection()
+    large = message("POST", ONE, ["X: " + "a" * size], BODY)
+    assert (await connection.send(large, large)).count(b"HTTP/1.1 200") == 2
+    assert connection.was_handed_over() is is_handed_over
+    connection.end()
+
+
+async def test_long_targets_are_handed_over():
+    connection = Connection()
+    long = "&".join(["a=b"] * (MAX_TARGET // 4 - 5))
+    assert (await connection.send(message("POST", f"{ONE}?{long}", (), BODY))).count(b"HTTP/1.1 200") == 1
+    assert not connection.was_handed_over()
+    longer = f"{long}&{'a' * 100}"
+    assert (await connection.send(message("POST", f"{ONE}?{longer}", (), BODY))).count(b"HTTP/1.1 200") == 2
+    assert connection.was_handed_over()
+    connection.end()
+
+
+def hot_protocols() -> int:
+    """The number of hot protocols in memory."""
+    return sum([isinstance(one, HotProtocol) for one in gc.get_objects()])
+
+
+@pytest.mark.parametrize("last", [LIVE, ONE_ASK[:20], b""], ids=["handed over", "late", "lost"])
+async def test_nothing_keeps_a_protocol_that_is_done(last: bytes):
+    """A cycle would keep it, and what it has read, until the collector's next full run."""
+    gc.collect()
+    gc.disable()
+    before = hot_protocols()
+    try:
+        connection = Connection()
+        await connection.send(ONE_ASK, last)
+        if last == ONE_ASK[:20]:
+            connection.loop.turn(2 * RequestDeadline.HEAD_S)
+        if last != LIVE:
+            connection.end()
+        await connection.settle()
+        connection.admission.callers.clear()
+        if last != LIVE:
+            del connection.line.protocol  # as transports do at the end
+        assert hot_protocols() == before
+    finally:
+        gc.enable()
+
+
+# A body that comes later than its head
+
+LARGE: Final = message("POST", ONE, [KEY], BODY.ljust(100_000))
+
+
+def intake_of(connection: Connection) -> Intake:
+    route = connection.node.routes[ONE]
+    assert isinstance(route, BodyRoute)
+    return route.intake
+
+
+async def test_bytes_of_a_body_are_counted_as_they_come(connection: Connection):
+    await connection.send(LARGE[:50_000])
+    assert 49_000 < intake_of(connection).total < 50_000
+    assert (await connection.send(LARGE[50_000:])).count(b"HTTP/1.1 200") == 1
+    assert intake_of(connection).total == 0
+    connection.end()
+
+
+@pytest.mark.parametrize("how", ["lost", "late"])
+async def test_bytes_of_a_body_that_does_not_end_are_given_back(connection: Connection, how: str):
+    await connection.send(LARGE[:50_000])
+    if how == "late":
+        connection.loop.turn(RequestDeadline.BODY_S + 3)
+        assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
+    connection.end()
+    await connection.settle()
+    assert intake_of(connection).total == 0
+
+
+async def test_body_that_finds_no_room_is_refused_and_the_connection_stays(connection: Connection):
+    """The part that has come is not counted any more, and the rest is thrown away."""
+    intake_of(connection).take("key admin", MAX_OF_CALLER - 60_000)
+    assert await connection.send(LARGE[:50_000]) == b""
+    answers = await connection.send(LARGE[50_000:70_000])
+    assert answers.count(b"HTTP/1.1 503") == 1
+    assert connection.node.metrics._counts.shed == {("caller_bytes",): 1}
+    assert intake_of(connection).total == MAX_OF_CALLER - 60_000
+    answers = await connection.send(LARGE[70_000:], ONE_ASK, LARGE[70_000:80_000])
+    assert answers.count(b"HTTP/1.1 200") == 1
+    connection.end()
+
+
+@pytest.mark.parametrize("size", [len(BODY), MAX_BODY])
+async def test_sender_is_refused_before_its_body_comes(connection: Connection, size: int):
+    refused = await connection.send(message("POST", ONE, [WRONG], length=str(size)))
+    assert refused.count(b"HTTP/1.1 401") == 1
+    assert intake_of(connection).total == 0
+    body = [b" " * 10_000] * (size // 10_000) + [b" " * (size % 10_000)]
+    assert await connection.send(*body) == refused, "it is thrown away"
+    assert (await connection.send(ONE_ASK)).count(b"HTTP/1.1 200") == 1
+    connection.end()
+
+
+async def test_rest_of_a_refused_body_that_is_late_ends_the_connection(connection: Connection):
+    refused = await connection.send(message("POST", ONE, [WRONG], length="100"), b" " * 50)
+    connection.loop.turn(RequestDeadline.BODY_S * 0.9)
+    assert not connection.line.is_closing()
+    connection.loop.turn(RequestDeadline.BODY_S * 0.2)
+    assert await connection.settle() == refused, "there is one answer"
+    assert connection.line.is_closing()
+
+
+# The trace
+
+TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("fields", "trace"),
+    [
+        ([f"traceparent: {TRACE}"], TRACE.encode()),
+        ([f"TraceParent: {TRACE}", "tracestate: a=b"], TRACE.encode()),
+        ([], None),
+        ([f"traceparent: {TRACE}"] * 2, None),
+    ],
+)
+@pytest.mark.parametrize("path", [ONE, BATCH, CHECK])
+async def test_caller_has_the_trace_of_its_head(
+    connection: Connection, path: str, fields: list[str], trace: bytes | None
+):
+    bodies = {ONE: BODY, BATCH: json.dumps({"asks": [ASK]}).encode()}
+    method = "GET" if path == CHECK else "POST"
+    await connection.send(message(method, path, fields, bodies.get(path)))
+    assert [caller.traceparent for caller in connection.admission.callers] == [trace]
+    connection.end()
+
+
+# Keys
 
 
 def ring_of(**grants: Grant) -> dict[bytes, Grant]:
@@ -229,7 +433,7 @@ def ring_of(**grants: Grant) -> dict[bytes, Grant]:
 
 
 @pytest.mark.parametrize("path", [ONE, CHECK])
-async def test_a_known_head_ends_with_its_key(path: str):
+async def test_a_key_that_ends_ends_on_open_connections(path: str):
     connection = Connection()
     node = connection.node
     node.ring = ring_of(gateway=Grant("gateway", BINDABLE, until_ms=1_000))
@@ -253,7 +457,7 @@ async def test_a_known_head_ends_with_its_key(path: str):
     connection.end()
 
 
-async def test_a_bound_key_is_confined_by_either_way():
+async def test_a_bound_key_is_confined_by_either_protocol():
     bound = Grant("gateway", BINDABLE, (Binding.parse("user=alice"),))
     alice = message("POST", ONE, ["Authorization: Bearer gateway"], BODY)
     other = message("POST", ONE, ["Authorization: Bearer gateway"], BODY.replace(b"alice", b"clara"))
@@ -273,14 +477,6 @@ async def test_valid_keys_make_up_for_wrong_ones_of_the_same_address():
 
 
 # Order, ends and time
-
-
-@pytest.fixture(params=[True, False], ids=["lane", "long way"])
-async def connection(request: pytest.FixtureRequest) -> Connection:
-    """A connection by either way."""
-    connection = Connection(lane=request.param)
-    assert not request.param or lane_of(connection)._routes, "or no test here would use the lane"
-    return connection
 
 
 def is_read(connection: Connection) -> bool:
@@ -326,9 +522,9 @@ async def test_a_caller_that_leaves_gets_no_answer(connection: Connection, times
     assert not connection.state.connections
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_graceful_shutdown_answers_what_is_in_flight(connection: Connection, *, known: bool):
-    await connection.send(*[ONE_ASK] * known)
+@pytest.mark.parametrize("first", [True, False])
+async def test_graceful_shutdown_answers_what_is_in_flight(connection: Connection, *, first: bool):
+    await connection.send(*[ONE_ASK] * (not first))
     before = len(connection.line.sent)
     connection.admission.held = asyncio.Event()
     await connection.send(ONE_ASK)
@@ -345,7 +541,8 @@ async def test_graceful_shutdown_answers_what_is_in_flight(connection: Connectio
 async def test_shutdown_answers_a_request_that_waits_for_its_turn(connection: Connection):
     connection.protocol.data_received(message("POST", ONE, ["X-Filling: " + "a" * AT_ONCE], BODY))
     assert not is_read(connection)
-    connection.protocol._drain.has_begun = True
+    connection.node.drain.has_begun = True
+    connection.protocol.drain()
     connection.protocol.shutdown()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 1
     assert connection.line.is_closing()
@@ -380,7 +577,7 @@ async def test_body_that_nobody_takes_is_not_read(connection: Connection, before
 async def test_request_that_waits_for_its_turn_is_not_late(connection: Connection):
     connection.protocol.data_received(message("POST", ONE, ["X-Filling: " + "a" * AT_ONCE], BODY))
     connection.protocol._time_out()
-    connection.loop.turn(connection.protocol.timeout_keep_alive)
+    connection.loop.turn(KEEP_ALIVE_S)
     assert not connection.line.is_closing()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 1
     connection.end()
@@ -423,7 +620,11 @@ async def test_a_slow_reader_is_read_no_further(connection: Connection):
     connection.protocol.data_received(ONE_ASK * 100)
     await connection.settle()
     assert not is_read(connection)
-    assert WAITING <= len(connection.protocol.pipeline) < 2 * WAITING
+    protocol = connection.protocol
+    if isinstance(protocol, Protocol):
+        assert WAITING <= len(protocol.pipeline) < 2 * WAITING
+    else:
+        assert len(protocol._data) == len(ONE_ASK) * 100
     connection.admission.held.set()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 102
     connection.end()
@@ -449,15 +650,15 @@ async def test_idle_connection_is_closed_some_time_after_its_last_answer(connect
     assert connection.line.is_closing()
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_a_request_in_flight_is_not_idle(connection: Connection, *, known: bool):
-    await connection.send(*[ONE_ASK] * known)
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_request_in_flight_is_not_idle(connection: Connection, *, first: bool):
+    await connection.send(*[ONE_ASK] * (not first))
     connection.admission.held = asyncio.Event()
     connection.protocol.data_received(ONE_ASK)
     connection.loop.turn(100 * KEEP_ALIVE_S)
     assert not connection.line.is_closing()
     connection.admission.held.set()
-    assert (await connection.settle()).count(b"HTTP/1.1 200") == 1 + known
+    assert (await connection.settle()).count(b"HTTP/1.1 200") == 2 - first
     connection.loop.turn(KEEP_ALIVE_S * 0.9)
     assert not connection.line.is_closing()
     connection.loop.turn(KEEP_ALIVE_S * 0.2)
@@ -467,11 +668,11 @@ async def test_a_request_in_flight_is_not_idle(connection: Connection, *, known:
 @pytest.mark.parametrize("sent", [ONE_ASK[:20], ONE_ASK[:-1]])
 async def test_a_request_that_does_not_end_is_late_whatever_came_before(connection: Connection, sent: bytes):
     await connection.send(ONE_ASK, ONE_ASK, sent)
-    connection.loop.turn(connection.protocol.HEAD_S * 0.9)
+    connection.loop.turn(RequestDeadline.HEAD_S * 0.9)
     assert (await connection.settle()).count(b"HTTP/1.1 408") == 0
-    connection.loop.turn(connection.protocol.HEAD_S * 0.2)
+    connection.loop.turn(RequestDeadline.HEAD_S * 0.2)
     assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
-    connection.loop.turn(connection.protocol.LINGER_S)
+    connection.loop.turn(Protocol.LINGER_S)
     assert connection.line.is_closing()
 
 
@@ -479,7 +680,7 @@ async def test_a_caller_that_does_not_read_is_let_go(connection: Connection):
     await connection.send(ONE_ASK, ONE_ASK)
     connection.line.unread = 2**20
     connection.protocol.pause_writing()
-    connection.loop.turn(connection.protocol.UNREAD_S * 1.1)
+    connection.loop.turn(UnreadDeadline.UNREAD_S * 1.1)
     assert connection.line.is_closing()
 
 
@@ -502,16 +703,16 @@ async def test_what_is_shed_is_answered_and_counted(connection: Connection):
     connection.end()
 
 
-# Known bodies: the route calls back, without a coroutine
+# The route calls back, without a coroutine
 
 
 class Real:
-    """A connection by the lane to a node with the real admission."""
+    """A connection by the hot protocol to a node with the real admission."""
 
     def __init__(self) -> None:
         self.store = HeldStore()
         self.admission = real(self.store)
-        self.node = InMemory(lane=True, decider=self.admission)
+        self.node = InMemory(hot=True, decider=self.admission)
         self.connection = Connection(self.node)
 
 
@@ -520,11 +721,11 @@ async def one() -> Real:
     return Real()
 
 
-async def test_known_bodies_are_answered_the_same():
+async def test_asks_and_checks_are_answered_the_same():
     answers = []
-    for lane_ in (True, False):
+    for hot in (True, False):
         store = HeldStore()
-        connection = Connection(InMemory(lane=lane_, decider=real(store)))
+        connection = Connection(InMemory(hot=hot, decider=real(store)))
         nobodys = message("POST", ONE, (), b'{"ip": "10.0.0.7", "usage": {"mutations": 1}}')
         recorded = message("POST", ONE, [KEY], RECORD)
         nobody = message("GET", CHECK, ["X-Quotagate-IP: 10.0.0.7"])
@@ -543,9 +744,9 @@ async def test_known_bodies_are_answered_the_same():
 
 async def test_new_heads_and_bodies_are_answered_the_same():
     answers = []
-    for lane_ in (True, False):
+    for hot in (True, False):
         store = HeldStore()
-        connection = Connection(InMemory(lane=lane_, decider=real(store)))
+        connection = Connection(InMemory(hot=hot, decider=real(store)))
         for n in range(8):
             asked = json.dumps({**ASK, "client_id": f"{n // 2}"}).encode()
             retried = json.dumps({**ASK, "id": f"{n // 2}"}).encode()
@@ -566,7 +767,7 @@ async def test_new_heads_and_bodies_are_answered_the_same():
     assert answers[0].count(b"HTTP/1.1 401") == answers[0].count(b"HTTP/1.1 422") == 8
 
 
-async def test_a_known_check_that_is_the_last_one_says_so(one: Real):
+async def test_a_check_that_is_the_last_one_says_so(one: Real):
     await one.connection.send(A_CHECK)
     one.store.held = []
     before = len(await one.connection.send(A_CHECK))
@@ -578,18 +779,14 @@ async def test_a_known_check_that_is_the_last_one_says_so(one: Real):
 
 
 @pytest.mark.parametrize("size", [len(BODY), UNCOUNTED + 1])
-async def test_a_known_ask_in_flight_is_answered_in_order_and_its_bytes_are_counted_if_many(
-    one: Real, size: int
-):
+async def test_an_ask_in_flight_is_answered_in_order_and_its_bytes_are_counted_if_many(one: Real, size: int):
     ask = message("POST", ONE, (), BODY.ljust(size))
     await one.connection.send(ask, ask)
     one.store.held = []
     answers = await one.connection.send(ask, LIVE, ask)
     assert answers.count(b"HTTP/1.1 200") == 2
-    hot = one.node.protocol(one.connection.state, one.connection.loop)
-    assert isinstance(hot, LaneProtocol)
-    route = hot._routes[ONE]
-    assert isinstance(route, HotRoute)
+    route = one.node.routes[ONE]
+    assert isinstance(route, BodyRoute)
     assert route.intake.total == (size if size > UNCOUNTED else 0)
     one.store.held.pop()()
     await one.connection.settle()
@@ -600,7 +797,7 @@ async def test_a_known_ask_in_flight_is_answered_in_order_and_its_bytes_are_coun
     one.connection.end()
 
 
-async def test_a_known_ask_whose_caller_left_or_does_not_read(one: Real):
+async def test_an_ask_whose_caller_left_or_does_not_read(one: Real):
     await one.connection.send(ONE_ASK, ONE_ASK)
     one.store.held = []
     before = await one.connection.send(ONE_ASK)
@@ -619,7 +816,7 @@ async def test_a_known_ask_whose_caller_left_or_does_not_read(one: Real):
     assert await one.connection.settle() == before
 
 
-async def test_a_known_ask_is_shed_as_any_other(one: Real, monkeypatch: pytest.MonkeyPatch):
+async def test_an_ask_is_shed_before_and_after_it_fails(one: Real, monkeypatch: pytest.MonkeyPatch):
     await one.connection.send(ONE_ASK, ONE_ASK)
 
     def overloaded(*_: object) -> None:
@@ -636,19 +833,19 @@ async def test_a_known_ask_is_shed_as_any_other(one: Real, monkeypatch: pytest.M
     one.connection.end()
 
 
-async def test_a_known_check_that_fails_is_answered(one: Real, monkeypatch: pytest.MonkeyPatch):
+async def test_a_check_that_fails_is_answered(one: Real, monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
     await one.connection.send(A_CHECK)
-    monkeypatch.setattr(one.admission, "begin_in_full", broken)
+    monkeypatch.setattr(one.admission, "begin", broken)
     assert (await one.connection.send(A_CHECK)).count(b"HTTP/1.1 500") == 1
     monkeypatch.undo()
     assert (await one.connection.send(A_CHECK)).count(b"HTTP/1.1 200") == 2
     one.connection.end()
 
 
-async def test_a_known_body_needs_the_scope_all_the_same(one: Real):
+async def test_a_body_needs_the_scope_although_another_caller_sent_it_before(one: Real):
     one.node.ring = ring_of(account=Grant("account", frozenset({"account"})))
     await one.connection.send(ONE_ASK)
     request_ = message("POST", ONE, ["Authorization: Bearer account"], BODY)
@@ -662,13 +859,13 @@ async def test_a_known_body_needs_the_scope_all_the_same(one: Real):
 UNLIMITED: Final = message("POST", ONE, (), b'{"usage": {"connections": 1}}')
 """An ask to which no quota applies, so that it is answered at once."""
 
-NEXT: Final[dict[str, Callable[[LaneProtocol], object]]] = {
-    "a request that must be parsed": lambda protocol: protocol.data_received(LIVE),
-    "another known one": lambda protocol: protocol.data_received(UNLIMITED),
+NEXT: Final[dict[str, Callable[[HotProtocol], object]]] = {
+    "a request that is handed over": lambda protocol: protocol.data_received(LIVE),
+    "another ordinary one": lambda protocol: protocol.data_received(UNLIMITED),
     "no HTTP": lambda protocol: protocol.data_received(b"\0\0"),
     "the end of requests": lambda protocol: protocol.eof_received(),
     "the end of the node": lambda protocol: protocol.shutdown(),
-    "a timeout": lambda protocol: protocol.timeout_keep_alive_handler(),
+    "a timeout": lambda protocol: protocol._on_deadline(),
     "a caller that does not read": lambda protocol: protocol.pause_writing(),
 }
 """What can happen on a connection in the turn of the loop in which an answer was made."""
@@ -676,15 +873,15 @@ NEXT: Final[dict[str, Callable[[LaneProtocol], object]]] = {
 
 @pytest.mark.parametrize("next_", NEXT.values(), ids=NEXT.keys())
 async def test_answer_that_waits_for_the_end_of_the_turn_goes_before_all_that_follows(
-    one: Real, next_: Callable[[LaneProtocol], object]
+    one: Real, next_: Callable[[HotProtocol], object]
 ):
     connection = one.connection
     before = len(await connection.send(UNLIMITED, UNLIMITED))
     answer = bytes(connection.line.sent)[-before // 2 :]
-    lane = lane_of(connection)
-    lane.data_received(UNLIMITED)
+    hot = hot_of(connection)
+    hot.data_received(UNLIMITED)
     assert len(connection.line.sent) == before
-    next_(lane)
+    next_(hot)
     assert (await connection.settle())[before:].startswith(answer)
     connection.end()
 
@@ -692,7 +889,7 @@ async def test_answer_that_waits_for_the_end_of_the_turn_goes_before_all_that_fo
 async def test_answer_is_lost_with_its_connection(one: Real):
     connection = one.connection
     before = await connection.send(UNLIMITED, UNLIMITED)
-    lane_of(connection).data_received(UNLIMITED)
+    hot_of(connection).data_received(UNLIMITED)
     connection.end()
     assert await connection.settle() == before
 
@@ -700,7 +897,7 @@ async def test_answer_is_lost_with_its_connection(one: Real):
 async def test_request_is_answered_once_even_if_its_route_calls_back_twice(one: Real):
     connection = one.connection
     before = await connection.send(UNLIMITED, UNLIMITED, UNLIMITED)
-    lane_of(connection)._finish_known(RuntimeError("again"))
+    hot_of(connection)._finish(RuntimeError("again"))
     assert await connection.settle() == before
     connection.end()
 
@@ -708,9 +905,8 @@ async def test_request_is_answered_once_even_if_its_route_calls_back_twice(one: 
 async def test_small_body_needs_room_although_it_is_not_counted(one: Real):
     connection = one.connection
     before = len(await connection.send(UNLIMITED, UNLIMITED))
-    route = lane_of(connection)._routes[ONE]
-    assert isinstance(route, HotRoute)
-    (turn,) = {known.sender.turn for known in lane_of(connection)._heads.values()}
+    route, turn = one.node.routes[ONE], "127.0.0.1"
+    assert isinstance(route, BodyRoute)
     route.intake.take(turn, MAX_OF_CALLER)
     assert (await connection.send(UNLIMITED))[before:].startswith(b"HTTP/1.1 503")
     route.intake.give_back(turn, MAX_OF_CALLER)

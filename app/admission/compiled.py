@@ -1,0 +1,194 @@
+"""Which buckets an ask charges, by tables that follow from the quotas alone.
+
+Which rungs of a ladder an ask can match depends on which names it has, and on which rungs quotas are set. So
+for each combination of names and usage fields there is a table: the ladders, without the rungs on which
+nothing is set. The rule is read from ``app.domain.ladder`` for a made-up ask; this file adds none. A quota is
+compiled when it first applies (``app.store.compiled_quota``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from msgspec import structs
+
+from app.catalog.snapshot import SetQuota, Snapshot
+from app.domain.ask import Ask
+from app.domain.entity import TYPES, Entity, network_of, rung_of, spell
+from app.domain.ladder import AppliedQuota, MatchingRules, asks_for, ladders_of
+from app.domain.quota import KEYS, Quota
+from app.domain.usage import ids_of
+from app.store.compiled_quota import DENY, RECHECK, RECORDS, CompiledQuota, compiled
+from app.store.keys import LONGEST_NAME, bucket_key
+from app.store.port import Charge
+
+MANNERS: Final = 8
+"""How many manners of asks there are, and so of one compiled quota."""
+
+USER, PAIR, CLIENT, ADDRESS, BROKER, LISTENER, BROKER_PAIR, NETWORK = range(8)
+"""Kinds of buckets, by the names that they are made of."""
+_KINDS: Final = {
+    ("user",): USER,
+    ("user", "client-id"): PAIR,
+    ("client-id",): CLIENT,
+    ("ip",): ADDRESS,
+    ("broker",): BROKER,
+    ("listener",): LISTENER,
+    ("broker", "listener"): BROKER_PAIR,
+}
+_OF_BROKERS: Final = (BROKER, BROKER_PAIR)
+_ONE: Final = -1
+
+
+class LadderRung(NamedTuple):
+    """A rung on which quotas are set.
+
+    Attributes:
+        find: finds a quota by names; None on the rung of a default.
+        name, other: which names, as indexes of ``TYPES``; the other one is ``_ONE`` if there is only one.
+        default: the quota, on the rung of a default.
+        kind: the kind of the bucket that it charges.
+    """
+
+    find: Callable[[Any], SetQuota | None] | None
+    name: int
+    other: int
+    default: SetQuota | None
+    kind: int
+
+
+class Tables:
+    """The ladders of asks, for the quotas of one snapshot."""
+
+    def __init__(self, snapshot: Snapshot, rules: MatchingRules) -> None:
+        self.rungs: Final = snapshot.rungs
+        self._rules = rules
+        self._between = rules.inter_broker_listener
+        self._ladders: dict[tuple[object, ...], tuple[tuple[LadderRung, ...], ...]] = {}
+        """By the kind of an ask: which names and usage it has."""
+
+    def charges(self, ask: Ask) -> list[Charge]:
+        """The buckets that an ask charges, in the order that breaks ties; its ids are not hashed yet."""
+        principal, client_id, ip, broker, listener = names = (
+            ask.principal,
+            ask.client_id,
+            ask.ip,
+            ask.broker,
+            ask.listener,
+        )
+        usage = ask.usage
+        has = (
+            principal is None,
+            client_id is None,
+            ip and ":" in ip,
+            broker is None,
+            listener and listener == self._between,
+            ask.cluster_action,
+            ask.producer_ids is None,
+            frozenset(usage),
+        )
+        ladders = self._ladders.get(has)
+        if ladders is None:
+            ladders = self._ladders[has] = tuple(self._made(ask))
+        charges: list[Charge] = []
+        manner = manner_of(ask)
+        texts: dict[int, str] = {}
+        for ladder in ladders:
+            for find, name, other, found, kind in ladder:  # noqa: B007  it is used behind the loop
+                if find is not None:
+                    found = find(  # noqa: PLW2901  it is None on these rungs
+                        names[name] if other == _ONE else (names[name], names[other])
+                    )
+                if found is not None:
+                    break
+            else:
+                continue
+            its = found.compiled[manner] if found.compiled is not None else None
+            if its is None:
+                its = _compile(found, manner)
+            bucket = texts.get(kind)
+            if bucket is None:
+                bucket = texts[kind] = self._bucket(kind, names, texts)
+            owner = texts[USER] if kind == PAIR else bucket
+            if its.is_by_broker and broker is not None and kind not in _OF_BROKERS:
+                bucket = f"{bucket};broker={spell(broker)}"
+            if len(bucket) > LONGEST_NAME:  # then the key has a hash
+                key = bucket_key(AppliedQuota(its.quota, its.entity, bucket, owner))
+            else:
+                key = f"{its.head}{owner}{its.middle}{bucket}{its.tail}".encode()
+            amount = len(ids_of(ask)) if its.counts_ids else usage[its.field] / its.per_unit
+            charges.append(Charge(its, owner, bucket, key, amount))
+        return charges
+
+    def _bucket(self, kind: int, names: Sequence[str | None], texts: dict[int, str]) -> str:
+        """The name of a bucket; that of a pair also makes the name of its user."""
+        if kind == USER:
+            return f"user={spell(names[0] or '')}"
+        if kind == PAIR:
+            user = texts.get(USER)
+            if user is None:
+                user = texts[USER] = f"user={spell(names[0] or '')}"
+            return f"{user},client-id={spell(names[1] or '')}"
+        if kind == BROKER_PAIR:
+            return f"broker={spell(names[3] or '')},listener={spell(names[4] or '')}"
+        if kind == NETWORK:
+            return f"ip={spell(network_of(names[2] or '', self._rules.ipv6_prefix))}"
+        type_ = _TYPE_OF[kind]
+        return f"{type_}={spell(names[TYPES.index(type_)] or '')}"
+
+    def _made(self, ask: Ask) -> Iterator[tuple[LadderRung, ...]]:
+        """Make the ladders of all asks of this kind."""
+        is_ipv6 = ask.ip is not None and ":" in ask.ip
+        for key in KEYS.values():
+            if asks_for(key, ask):
+                for rungs in ladders_of(key.name, ask, self._rules):
+                    if ladder := tuple(self._set_rungs(key.name, rungs, is_ipv6=is_ipv6)):
+                        yield ladder
+
+    def _set_rungs(
+        self, key: str, rungs: Iterator[tuple[Entity, Entity]], *, is_ipv6: bool
+    ) -> Iterator[LadderRung]:
+        """The rungs of a ladder on which quotas are set, as far as the first default."""
+        for entity, bucket in rungs:
+            rung, names = rung_of(entity)
+            found = self.rungs.get((key, rung))
+            if not found:
+                continue
+            kind = _KINDS[bucket.types]
+            if names is None:
+                yield LadderRung(None, 0, _ONE, found[None], NETWORK if kind == ADDRESS and is_ipv6 else kind)
+                return
+            name, *others = [TYPES.index(type_) for type_, each in entity.parts if isinstance(each, str)]
+            yield LadderRung(found.get, name, others[0] if others else _ONE, None, kind)
+
+
+_TYPE_OF: Final = {kind: types[0] for types, kind in _KINDS.items() if len(types) == 1}
+
+
+def charge_of(applied: AppliedQuota, ask: Ask) -> Charge:
+    """The charge of an ask to one bucket, without tables: for who has found the quota in another way."""
+    its = compiled(applied.quota, applied.entity, manner_of(ask))
+    amount = len(ids_of(ask)) if its.counts_ids else ask.usage[its.field] / its.per_unit
+    return Charge(its, applied.owner, applied.bucket, bucket_key(applied), amount)
+
+
+def compiled_again(charge: Charge, quota: Quota, manner: int) -> Charge:
+    """A charge to the same bucket under another quota, or for another manner of asks."""
+    return structs.replace(charge, compiled=compiled(quota, charge.entity, manner))
+
+
+def manner_of(ask: Ask) -> int:
+    """How an ask is decided, in the bits of ``app.store.compiled_quota``."""
+    manner = DENY if ask.deny else 0
+    if ask.mode == "record":
+        manner |= RECORDS
+    return manner | RECHECK if ask.recheck else manner
+
+
+def _compile(found: SetQuota, manner: int) -> CompiledQuota:
+    """Compile a quota for a manner of asks, and keep that with it."""
+    if found.compiled is None:
+        found.compiled = [None] * MANNERS
+    its = found.compiled[manner] = compiled(found.quota, str(found.entity), manner)
+    return its

@@ -1,0 +1,142 @@
+"""The deadlines of one connection, for both protocols: for requests to arrive, and for answers to be read."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+from app.http.connections import UNREAD_S, ClientConnection
+
+
+class RequestDeadline:
+    """The time by which a caller must have sent something.
+
+    A connection has one timer. A deadline that moves back leaves the timer alone; when it runs out, it is set
+    again. Most deadlines never pass.
+
+    Args:
+        connection: its ``idle_since`` is kept here, as a connection waits for its caller while a deadline is
+            set.
+        passed: called when the deadline has passed.
+
+    Attributes:
+        at: the deadline, by the loop's clock in seconds.
+    """
+
+    HEAD_S: ClassVar[float] = 10.0
+    """The longest time for a head."""
+    BODY_S: ClassVar[float] = 10.0
+    """The longest time for a body, plus a second for each 64 KiB."""
+    BODY_RATE: ClassVar[float] = 65_536
+    """The slowest body in bytes per second."""
+
+    __slots__ = ("_connection", "_is_set", "_loop", "_passed", "_rings_at", "_timer", "at")
+
+    def __init__(
+        self, connection: ClientConnection, loop: asyncio.AbstractEventLoop, passed: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._loop = loop
+        self._passed = passed
+        self._is_set = False
+        self._rings_at = math.inf  # without a timer
+        self._timer: asyncio.TimerHandle | None = None
+        self.at = 0.0
+
+    def set(self, at: float) -> None:
+        """Wait for the caller, until this time."""
+        self.at = at
+        if not self._is_set:
+            self._is_set = True
+            self._connection.idle_since = self._loop.time()
+        if self._rings_at > at:
+            self.cancel()
+            self._rings_at = at
+            self._timer = self._loop.call_at(at, self._ring)
+
+    def body_s(self, size: int) -> float:
+        """Return the longest time for a body of this size."""
+        return self.BODY_S + size / self.BODY_RATE
+
+    def note_arrival(self) -> None:
+        """Note that a caller which is waited for has sent something."""
+        if self._is_set:
+            self._connection.idle_since = self._loop.time()
+
+    def drop(self) -> None:
+        """Wait for no caller: a complete request is being answered."""
+        self._is_set = False
+        self._connection.idle_since = math.inf
+
+    def cancel(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._rings_at = None, math.inf
+
+    def end(self) -> None:
+        """Stop the timer for good, and forget the connection: nothing refers to it in a cycle then."""
+        self.cancel()
+        self._is_set = False
+        self._passed = _nothing
+
+    def is_excused(self, *, is_held: bool, read_since: float) -> bool:
+        """Whether the caller gets more time, since this node did not read; sets the deadline anew then.
+
+        Args:
+            is_held: whether nothing is read from the connection now.
+            read_since: when reading was last resumed, by the loop's clock.
+        """
+        now = self._loop.time()
+        self.at = max(self.at, (now if is_held else read_since) + self.BODY_S)
+        if now < self.at:
+            self.set(self.at)
+            return True
+        return False
+
+    def _ring(self) -> None:
+        self._timer, self._rings_at = None, math.inf
+        if self._is_set:
+            if self._loop.time() < self.at:
+                self.set(self.at)
+            else:
+                self._passed()
+
+
+class UnreadDeadline:
+    """Ends a connection whose caller reads nothing of its answers for a while."""
+
+    UNREAD_S: ClassVar[float] = UNREAD_S
+
+    __slots__ = ("_loop", "_timer", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """Look later whether the caller has read any of the bytes that wait now."""
+        self.cancel()
+        size = self._transport.get_write_buffer_size()
+        self._timer = self._loop.call_later(self.UNREAD_S, self._check, size)
+
+    def cancel(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self, before: int) -> None:
+        self._timer = None
+        left = self._transport.get_write_buffer_size()
+        if left >= before:
+            self._transport.abort()
+        elif left:
+            self.watch()
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,116 @@
+"""A store that answers as a test says, in the bytes of the script."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from app.domain.decision import Outcome, Reason
+from app.store.port import (
+    LAYER,
+    NONE_KNOWN,
+    Answer,
+    Came,
+    ChargeResult,
+    Fault,
+    Plan,
+    Store,
+    StoreError,
+)
+from tests.packed import packed
+
+BEGAN_MS: Final = 1_763_719_300_000
+"""The store's time."""
+
+
+class ScriptedResult(NamedTuple):
+    """What the store says of one charge."""
+
+    outcome: Outcome = "admit"
+    throttle_ms: int = 0
+    observed: float = 1.0
+    remaining: float = 2.0
+    reason: Reason | None = None
+    correction: int = 0
+    layers: int = 0
+    given: float = 0.0
+
+
+class ScriptedAnswer(NamedTuple):
+    """What the store says of an ask.
+
+    Attributes:
+        results: of its charges, as many as it has, over and over.
+        outcomes: what became of its ids, likewise.
+        is_brief: it answers briefly where it can.
+        is_unreadable: a bucket cannot be read.
+    """
+
+    results: tuple[ScriptedResult, ...] = (ScriptedResult(),)
+    outcomes: tuple[int, ...] = (0,)
+    is_brief: bool = False
+    is_unreadable: bool = False
+
+
+class ScriptedStore(Store):
+    """Answers each ask by its ``says``; it keeps answers as the script does."""
+
+    def __init__(self) -> None:
+        self.says = ScriptedAnswer()
+        self.lost = lambda _error: None
+        self._kept: dict[tuple[str | None, bytes], tuple[bytes, tuple[ChargeResult, ...]]] = {}
+        self._order = 0
+
+    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+        self._order = (self._order // 128 + 1) * 128
+        came = [self._answer(plan, self._order + place) for place, plan in enumerate(plans)]
+        asyncio.get_running_loop().call_soon(done, came)
+
+    def _answer(self, plan: Plan, order: int) -> Answer:
+        says, at_ms = self.says, BEGAN_MS + order
+        if says.is_unreadable:
+            return packed(Answer((), error=StoreError("response", "no bucket")))
+        if plan.retry is not None and plan.retry in self._kept:
+            context, results = self._kept[plan.retry]
+            return packed(Answer(results, context, None, at_ms, order))
+        results = tuple(
+            _result(says.results[place % len(says.results)], is_of_ids=bool(charge.spreads))
+            for place, charge in enumerate(plan.charges)
+        )
+        outcomes = bytes(says.outcomes[place % len(says.outcomes)] for place in range(plan.ids))
+        refused = any(result.outcome in ("throttle", "reject") for result in results)
+        if plan.retry is not None and plan.mode != "peek" and results and not refused:
+            self._kept[plan.retry] = plan.context, results
+        answer = Answer(results, None, None, at_ms, order, outcomes)
+        return packed(answer, brief=says.is_brief and plan.retry is None and _is_brief(results))
+
+    def silent_since(self) -> float | None:
+        return None
+
+    def give_up(self, error: StoreError) -> None:
+        raise AssertionError(error)
+
+    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
+        raise AssertionError(keys)
+
+    async def examine(self) -> tuple[Fault, ...]:
+        return ()
+
+    async def close(self) -> None: ...
+
+
+def _result(says: ScriptedResult, *, is_of_ids: bool) -> ChargeResult:
+    clock = says.correction + LAYER * (says.layers if is_of_ids else 0)
+    numbers = says.observed, says.remaining, says.given
+    return ChargeResult(says.outcome, says.reason, clock, says.throttle_ms, *numbers, 2.0 * is_of_ids, 0.0)
+
+
+def _is_brief(results: Sequence[ChargeResult]) -> bool:
+    """Whether two numbers of each result say all of it."""
+    return all(
+        ChargeResult("admit", None, 0, 0, result.observed, result.remaining) == result
+        and not math.isnan(result.observed)
+        for result in results
+    )
