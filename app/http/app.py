@@ -73,7 +73,7 @@ def create_app(
     slices = Slices() if slices is None else slices
     intake = Intake() if intake is None else intake
     now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
-    gateways = Check(admission, sources, now_ms, metrics.count_shed)
+    gateways = Check(admission, sources, now_ms)
     api = administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan)
     routes: dict[str, PlainRoute] = {
         decisions.ONE: DecisionRoute(admission, access, metrics.count_shed, intake, clock, slices),

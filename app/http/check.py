@@ -43,17 +43,9 @@ class Check:
 
     Args:
         now_ms: the time of an ask without ``at_ms``; None under the store's clock, where asks have none.
-        shed: called with the cause whenever a request is shed.
     """
 
-    def __init__(
-        self,
-        admission: Decider,
-        sources: Sources,
-        now_ms: Callable[[], int] | None,
-        shed: Callable[[str], None] = lambda _cause: None,
-    ) -> None:
-        self._shed = shed
+    def __init__(self, admission: Decider, sources: Sources, now_ms: Callable[[], int] | None) -> None:
         self._admission = admission
         self._callers = Callers(sources)
         self._now_ms = now_ms
@@ -72,13 +64,11 @@ class Check:
 
         Raises:
             ProblemError: 400 that names each invalid parameter and header; what ``allow`` raises.
+            OverloadedError, CallerGoneError: as ``Admission.decide``.
         """
         asked = self._read(query, headers)
         ask = asked.ask if allow is None else allow(asked.ask)
-        try:
-            (planned,) = await self._admission.decide((ask,), caller, WITHIN_S)
-        except OverloadedError as error:
-            return self._shed_answer(error, asked.deny_status)
+        (planned,) = await self._admission.decide((ask,), caller, WITHIN_S)
         return answer_to(planned, asked.deny_status)
 
     def begin(
@@ -92,27 +82,21 @@ class Check:
         """Decide a request as ``answer`` does, and call ``then`` once, perhaps before this returns.
 
         Raises:
-            ProblemError: instead of the call.
+            ProblemError, OverloadedError: instead of the call.
         """
         asked = self._read(query, headers)
         ask = asked.ask if allow is None else allow(asked.ask)
         deny_status = asked.deny_status
 
         def decided(result: PlannedAsk | Exception) -> None:
-            if isinstance(result, OverloadedError):
-                then(self._shed_answer(result, deny_status))
-            else:
-                then(result if isinstance(result, Exception) else answer_to(result, deny_status))
+            then(result if isinstance(result, Exception) else answer_to(result, deny_status))
 
-        try:
-            self._admission.begin(ask, caller, decided, WITHIN_S)
-        except OverloadedError as error:
-            then(self._shed_answer(error, deny_status))
+        self._admission.begin(ask, caller, decided, WITHIN_S)
 
-    def _shed_answer(self, error: OverloadedError, deny_status: int) -> HttpAnswer:
+    def shed(self, query: bytes) -> HttpAnswer:
         """Refuse as a quota would: gateways take a 5xx for an outage, and may let requests through."""
-        self._shed(error.cause)
         decision = Decision("throttle", retry_ms(), False, 0, "local", None)
+        deny_status = read_query(query, timed=self._now_ms is not None).deny_status
         return answer_to(PlannedAsk(Ask(), (), None, decision=decision), deny_status)
 
     def _read(self, query: bytes, headers: HeadFields) -> AskedCheck:
@@ -186,6 +170,12 @@ class CheckRoute(PlainRoute):
         except Exception as error:  # noqa: BLE001  it is logged, or is an answer
             then(error)
         return True
+
+    def _of_error(self, error: Exception, head: RequestHead) -> HttpAnswer | None:
+        if isinstance(error, OverloadedError):
+            self._shed(error.cause)
+            return self._check.shed(head.query)
+        return super()._of_error(error, head)
 
     def _allow(self, sender: Sender) -> Callable[[Ask], Ask] | None:
         """Return what makes an ask one that a sender may ask; None for a sender who may ask any."""

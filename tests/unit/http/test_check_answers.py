@@ -19,11 +19,11 @@ from app.catalog.snapshot import Snapshot
 from app.domain.caller import ANYONE, Caller
 from app.domain.entity import ANY, Entity
 from app.domain.quota import Quota
-from app.http.access import Access
-from app.http.check import Check, CheckRoute
+from app.http.access import LOOPBACK, Access
+from app.http.check import PATH, Check, CheckRoute
 from app.http.check_question import Sources
 from app.http.head import HeadFields, RequestHead
-from app.http.hot import HttpAnswer
+from app.http.hot import HttpAnswer, Result
 from app.http.problems import ProblemError
 from app.store.port import StoreError
 from tests.unit.admission.fakes import EVERYONE, AnsweringStore, RecordedLogs, admission, result
@@ -186,10 +186,13 @@ async def test_changed_quotas_answer_the_next_check() -> None:
     assert fields(await begun(check, b"", ALICE))[b"ratelimit-policy"].startswith(b'"request_rate";q=70;w=10')
 
 
-async def test_shed_check_is_refused_as_by_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["head", "begin", "later", "waiting"])
+async def test_shed_check_is_refused_as_by_a_quota(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shed: list[str] = []
     of = node(AnsweringStore(ADMITS, ADMITS, ADMITS))
-    check = Check(of, Sources(), None, shed.append)
+    access = Access("", open_to=LOOPBACK, is_starting=lambda: where == "head")
+    route = CheckRoute(Check(of, Sources(), None), access, shed.append)
+    head = RequestHead(PATH, QUERY, ALICE, "127.0.0.1")
 
     def overloaded(*_: object) -> None:
         raise OverloadedError("age")
@@ -197,13 +200,23 @@ async def test_shed_check_is_refused_as_by_a_quota(monkeypatch: pytest.MonkeyPat
     def late(_: object, __: object, then: Callable[[Exception], None], ___: object) -> None:
         then(OverloadedError("age"))
 
-    for begin in (overloaded, late):
-        monkeypatch.setattr(of, "begin", begin)
-        answer = await begun(check)
-        assert (answer.status, b'"throttle"' in answer.body) == (403, True)
-        assert not {b"ratelimit", b"ratelimit-policy"} & fields(answer).keys()
-        assert int(fields(answer)[b"x-throttle-ms"]) > 0
-    assert shed == ["age", "age"]
+    monkeypatch.setattr(of, "begin", late if where == "later" else overloaded)
+    answer: HttpAnswer | None = None
+    if where == "head":
+        with pytest.raises(OverloadedError) as raised:
+            route.identify(head)
+        answer = await route.failed(raised.value, head)
+    elif where == "waiting":
+        answer = await route.reply_whole(head, b"", route.identify(head), lambda: False)
+    else:
+        made: list[Result] = []
+        assert route.begin(head, b"", route.identify(head), lambda: False, made.append)
+        answer = route.finish(made[0], head)
+    assert answer is not None
+    assert (answer.status, b'"throttle"' in answer.body) == (403, True)
+    assert not {b"ratelimit", b"ratelimit-policy"} & fields(answer).keys()
+    assert int(fields(answer)[b"x-throttle-ms"]) > 0
+    assert len(shed) == 1
 
 
 async def test_caller_that_left_gets_no_answer() -> None:
@@ -213,9 +226,11 @@ async def test_caller_that_left_gets_no_answer() -> None:
 
 async def test_caller_waits_no_longer_than_a_gateway_does() -> None:
     check = check_of(AnsweringStore(ADMITS, ADMITS, ADMITS))
-    came_at = monotonic() - 0.5
-    assert (await begun(check, caller=Caller(came_at=came_at))).status == 403
-    assert (await check.answer(QUERY, ALICE, None, Caller(came_at=came_at))).status == 403
+    caller = Caller(came_at=monotonic() - 0.5)
+    with pytest.raises(OverloadedError):
+        await begun(check, caller=caller)
+    with pytest.raises(OverloadedError):
+        await check.answer(QUERY, ALICE, None, caller)
 
 
 async def test_bound_caller_is_confined_to_what_it_may_ask() -> None:
