@@ -80,7 +80,8 @@ class KnownBucket:
 
     Attributes:
         applied: the quota that its times follow.
-        resets: the number of a reset of any bucket; this one is known not to be reset since. 0 after a loss.
+        resets: the number of a reset of any bucket; this one is known not to be reset since.
+        is_lost: whether the store lost its state since: a reset may have any number then.
         lives_ms: how long a layer lives after it has closed.
         bytes: its size in memory, by estimate.
         ids: each with the time when its layer closes; one int object for all ids of a layer. Moving an id to
@@ -102,6 +103,7 @@ class KnownBucket:
     oldest_ms: int = NEVER
     newest_ms: int = 0
     paused_until_ms: int = 0
+    is_lost: bool = False
 
     def closes_ms(self, each: Id) -> int:
         """Return when the layer of an id closes; 0 if the id is not known."""
@@ -167,7 +169,10 @@ class KnownIds:
         self.bytes = 0
 
     def unknown(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> Sequence[Id]:
-        """Return the ids that the store must be asked about. The use of the others is noted.
+        """Return the ids that the store must be asked about; without any, the use of all is noted.
+
+        If the store is asked anyway, it is asked about all but those that its open layer holds: it would
+        neither charge nor write these, so its answer says the same of the ask without them.
 
         Args:
             applied: the quota in force.
@@ -178,15 +183,15 @@ class KnownIds:
         is_checked = bucket.applied.quota is applied.quota and bucket.resets >= self._resets
         if not (is_checked or self._is_valid(key, bucket, applied)):
             return ids
-        held = bucket.ids
-        for each in ids:
-            if held.get(each, 0) <= now_ms:
-                left = self._note_use(key, bucket, ids, now_ms)
-                break
-        else:  # nearly always
-            left = ()
         self._buckets.move_to_end(key)
-        return left
+        left = [each for each in ids if bucket.ids.get(each, 0) <= now_ms]
+        if not left:  # nearly always
+            return ()
+        for each in left:
+            if bucket.closes_ms(each) + bucket.lives_ms - now_ms < RENEWED_WITHIN_MS:
+                return left
+        self._note_use(key, bucket, left, now_ms)
+        return ()
 
     def knows(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> bool:
         """Return whether all of these ids are known. Their use is not noted."""
@@ -216,19 +221,12 @@ class KnownIds:
             return False
         return True
 
-    def _note_use(self, key: bytes, bucket: KnownBucket, ids: Sequence[Id], now_ms: int) -> Sequence[Id]:
-        """Have the use of known ids written back, and return those that are unknown or die too soon."""
-        left: list[Id] = []
+    def _note_use(self, key: bytes, bucket: KnownBucket, ids: Sequence[Id], now_ms: int) -> None:
+        """Have the use of known ids written back whose layer has closed."""
         for each in ids:
-            closes_ms = bucket.closes_ms(each)
-            if now_ms < closes_ms:
-                continue
-            if closes_ms + bucket.lives_ms - now_ms < RENEWED_WITHIN_MS:
-                left.append(each)
-            elif each in bucket.ids and now_ms >= bucket.paused_until_ms:
+            if each in bucket.ids and now_ms >= bucket.paused_until_ms:
                 bucket.due[each] = bucket.ids.pop(each)
                 self.due[key] = None
-        return left
 
     # What the store says
 
@@ -300,16 +298,21 @@ class KnownIds:
         """
         is_lost = birth not in {b"", self.birth} and self.birth != b""
         if is_lost:
-            self._lose()
+            self._lose(resets)
         self.edition += is_lost or resets != self._resets
         self.birth, self._resets = birth or self.birth, resets
 
-    def _lose(self) -> None:
-        """Have everything written, but what may have been reset: the store does not know that any more."""
+    def _lose(self, resets: int) -> None:
+        """Have everything written, but what may have been reset: the store does not know that any more.
+
+        Args:
+            resets: the number of the last reset now. Where it is the same as before, no bucket was reset.
+        """
         for key in [key for key, bucket in self._buckets.items() if bucket.resets < self._resets]:
             self._forget(key)
         for bucket in self._buckets.values():
-            bucket.resets, bucket.oldest_ms = 0, NEVER  # any reset from now on is a later one
+            bucket.resets, bucket.oldest_ms = resets if resets == self._resets else 0, NEVER
+            bucket.is_lost = True
             bucket.ids.update(bucket.due)
             bucket.ids, bucket.due = {}, bucket.ids
         self.due = dict.fromkeys(reversed(self._buckets))  # those used lately first
@@ -337,7 +340,8 @@ class KnownIds:
                 closes_ms = min([bucket.due[each] for each in ids], default=-bucket.lives_ms)
                 until_ms = closes_ms + bucket.lives_ms
                 whose = key, applied, bucket.principal
-                found.append(Renewal(*whose, bucket.resets, ids, self.edition, until_ms))
+                resets = 0 if bucket.is_lost else bucket.resets
+                found.append(Renewal(*whose, resets, ids, self.edition, until_ms))
                 most_ids -= max(len(ids), 1)
             else:
                 del self.due[key]
@@ -376,7 +380,7 @@ class KnownIds:
             self._forget(key)
             return
         if outcome is not None:
-            bucket.resets = self._resets
+            bucket.resets, bucket.is_lost = self._resets, False
         if open_ms:
             self.learn(key, renewal.applied, renewal.principal, ids, at_ms + open_ms, at_ms)
         elif ids:

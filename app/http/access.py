@@ -169,6 +169,10 @@ class Access:
             spans[0] if spans and len(spans) == 1 else None,
         )
 
+    def resume(self, head: RequestHead) -> None:
+        """Note whose request goes on, whose sender was identified before other requests came."""
+        _ADDRESS.set(head.address)
+
     def is_open(self, head: RequestHead) -> bool:
         """Whether the caller's address is in an open network, with or without a key."""
         return self._by_address(head.address)

@@ -89,7 +89,11 @@ class Check:
         deny_status = asked.deny_status
 
         def decided(result: PlannedAsk | Exception) -> None:
-            then(result if isinstance(result, Exception) else answer_to(result, deny_status))
+            try:
+                answer = result if isinstance(result, Exception) else answer_to(result, deny_status)
+            except Exception as error:  # noqa: BLE001  nobody else would answer
+                answer = error
+            then(answer)
 
         self._admission.begin(ask, caller, decided, WITHIN_S)
 

@@ -14,7 +14,7 @@ class RequestDeadline:
     """The time by which a caller must have sent something.
 
     A connection has one timer. A deadline that moves back leaves the timer alone; when it runs out, it is set
-    again. Most deadlines never pass.
+    again. Most deadlines never pass. The time in which this node reads nothing does not count.
 
     Args:
         connection: its ``idle_since`` is kept here, as a connection waits for its caller while a deadline is
@@ -32,7 +32,7 @@ class RequestDeadline:
     BODY_RATE: ClassVar[float] = 65_536
     """The slowest body in bytes per second."""
 
-    __slots__ = ("_connection", "_is_set", "_loop", "_passed", "_rings_at", "_timer", "at")
+    __slots__ = ("_connection", "_held_at", "_is_set", "_loop", "_passed", "_rings_at", "_timer", "at")
 
     def __init__(
         self, connection: ClientConnection, loop: asyncio.AbstractEventLoop, passed: Callable[[], None]
@@ -41,6 +41,7 @@ class RequestDeadline:
         self._loop = loop
         self._passed = passed
         self._is_set = False
+        self._held_at = math.inf  # while the connection is read
         self._rings_at = math.inf  # without a timer
         self._timer: asyncio.TimerHandle | None = None
         self.at = 0.0
@@ -82,23 +83,21 @@ class RequestDeadline:
         self._is_set = False
         self._passed = _nothing
 
-    def is_excused(self, *, is_held: bool, read_since: float) -> bool:
-        """Whether the caller gets more time, since this node did not read; sets the deadline anew then.
+    def hold(self) -> None:
+        """Stop counting, as nothing is read from the connection now."""
+        self._held_at = min(self._held_at, self._loop.time())
 
-        Args:
-            is_held: whether nothing is read from the connection now.
-            read_since: when reading was last resumed, by the loop's clock.
-        """
-        now = self._loop.time()
-        self.at = max(self.at, (now if is_held else read_since) + self.BODY_S)
-        if now < self.at:
-            self.set(self.at)
-            return True
-        return False
+    def release(self) -> None:
+        """Go on: the caller gets the time back in which nothing was read, and no more."""
+        if self._held_at < math.inf:
+            self.at += self._loop.time() - self._held_at
+            self._held_at = math.inf
+            if self._is_set:
+                self.set(self.at)
 
     def _ring(self) -> None:
         self._timer, self._rings_at = None, math.inf
-        if self._is_set:
+        if self._is_set and self._held_at == math.inf:
             if self._loop.time() < self.at:
                 self.set(self.at)
             else:

@@ -52,6 +52,7 @@ _STATUS_LINES: Final = {
 _JSON_LINES: Final = b"content-type: application/json\r\n"
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTENT_LENGTH: Final = b"content-length"
+_NO_HEAD: Final = RequestHead()
 _EXTRAORDINARY: Final = frozenset({EXPECT, b"transfer-encoding", b"upgrade"})
 
 log = structlog.get_logger("quotagate.http")
@@ -176,6 +177,7 @@ class HotProtocol(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_body",
         "_body_bytes",
         "_body_left",
         "_connection",
@@ -193,12 +195,10 @@ class HotProtocol(asyncio.Protocol):
         "_make_general",
         "_parsed",
         "_parser",
-        "_parts",
         "_peer",
         "_peer_has_ended",
         "_phase",
         "_port",
-        "_read_since",
         "_route",
         "_sender",
         "_state",
@@ -240,9 +240,8 @@ class HotProtocol(asyncio.Protocol):
         self._is_in_head = False  # whether a head has begun, and had to wait for its rest
         self._phase = IDLE
         self._is_first = True  # whether the first request has not arrived
-        self._is_last = port.drain.has_begun  # whether the next answer ends the connection
+        self._is_last = False  # whether the next answer ends the connection
         self._is_held = False  # whether nothing is read
-        self._read_since = 0.0
         self._is_write_paused = False
         self._peer_has_ended = False
         self._unsent: HttpAnswer | None = None  # waits until earlier answers are read
@@ -254,9 +253,9 @@ class HotProtocol(asyncio.Protocol):
         self.on_header = self._fields.__setitem__
         self._keeps_alive: bool | None = None  # whether it keeps the connection; known once it is complete
         # The request that is being read or answered
-        self._head = RequestHead()
+        self._head = _NO_HEAD
         self._route: PlainRoute
-        self._parts: list[bytes] = []
+        self._body = bytearray()  # as far as it has arrived, if it comes later than its head
         self._body_left = 0  # how much of its body has not arrived
         self._sender: Sender | None = None  # of a request whose body comes later than its head
         self._body_bytes: BodyBytes | None = None  # counts such a body; None if nobody needs it
@@ -273,6 +272,7 @@ class HotProtocol(asyncio.Protocol):
         self._state.connections.add(self)  # type: ignore[arg-type]  # as far as the server uses them
         self._connection.time_out = self._time_out
         self._deadline.set(self.loop.time() + self._keep_alive_s)
+        self._is_last = self._port.drain.has_begun
 
     def data_received(self, data: bytes) -> None:
         """Read a request, unless another one is being answered."""
@@ -321,9 +321,9 @@ class HotProtocol(asyncio.Protocol):
         self._is_last = True
 
     def shutdown(self) -> None:
-        """Close when what arrived has been answered."""
+        """Close when what arrived has been answered, also a request whose body is not complete."""
         self._is_last = True
-        if self._phase == IDLE:
+        if self._phase == IDLE and self._body_bytes is None:
             self._close()
 
     def abort(self) -> None:
@@ -480,7 +480,7 @@ class HotProtocol(asyncio.Protocol):
             if not self._body_left:
                 self._deadline.set(self.loop.time() + self._keep_alive_s)
             return
-        self._parts.append(part)
+        self._body += part
         try:
             self._body_bytes.add(len(part))
         except OverloadedError as error:
@@ -488,14 +488,14 @@ class HotProtocol(asyncio.Protocol):
             self._fail(error)
             return
         if not self._body_left:
-            body, sender = b"".join(self._parts), self._sender
+            body, sender = bytes(self._body), self._sender
             self._release()
             self._answer(body, sender)
 
     def _release(self) -> None:
         """Stop counting the body; whoever answers counts it again."""
         self._sender = None
-        self._parts.clear()
+        self._body = bytearray()
         if self._body_bytes is not None:
             self._body_bytes.release()
             self._body_bytes = None
@@ -513,6 +513,8 @@ class HotProtocol(asyncio.Protocol):
             except Exception as error:  # noqa: BLE001  it is logged, or is an answer
                 self._fail(error)
                 return
+        else:
+            route.access.resume(head)
         if not route.begin(head, body, sender, self.is_gone, self._finish):
             AnswerDriver(route.reply_whole(head, body, sender, self.is_gone), self).go_on()
 
@@ -524,10 +526,15 @@ class HotProtocol(asyncio.Protocol):
 
     def _finish(self, result: Result) -> None:
         """Answer the newest request, for which its route has called back."""
-        if self._phase == ANSWERING:
+        if self._phase != ANSWERING:
+            return
+        try:
             answer = self._route.finish(result, self._head)
-            if answer is not None:
-                self.reply(answer)
+        except Exception as error:  # noqa: BLE001  nobody else would answer
+            self._fail(error)
+            return
+        if answer is not None:
+            self.reply(answer)
 
     def reply(self, answer: HttpAnswer) -> None:
         """Send the answer to the newest request, once the earlier ones were read, and go on."""
@@ -540,6 +547,7 @@ class HotProtocol(asyncio.Protocol):
         sent = port.encode(answer, self._state.default_headers, keep_alive=not self._is_last)
         port.outbox.add(self._transport, sent, self.loop)
         self._phase = IDLE
+        self._head = _NO_HEAD  # it may be large, and the next one may come late
         if self._is_last:
             self._close()
             return
@@ -582,19 +590,17 @@ class HotProtocol(asyncio.Protocol):
         if is_held != self._is_held and not self._transport.is_closing():
             self._is_held = is_held
             if is_held:
+                self._deadline.hold()
                 self._transport.pause_reading()
             else:
-                self._read_since = self.loop.time()
+                self._deadline.release()
                 self._transport.resume_reading()
 
     def _on_deadline(self) -> None:
         """Handle a deadline that has passed."""
-        is_reading = self._is_in_head or self._body_left > 0
-        if (is_reading or self._phase == QUEUED) and self._deadline.is_excused(
-            is_held=self._is_held, read_since=self._read_since
-        ):
-            return
-        if self._is_in_head or self._body_bytes is not None:
+        if self._phase == QUEUED:  # the caller is not late, but we are
+            self._deadline.set(self.loop.time())
+        elif self._is_in_head or self._body_bytes is not None:
             self._refuse_late()
         else:
             self._close()
@@ -613,11 +619,13 @@ class HotProtocol(asyncio.Protocol):
     def _hand_over(self) -> None:
         """Hand the connection over, with the request whose head is being read."""
         self._port.count_handed_over()
-        data = self._data
+        data, now = self._data, self.loop.time()
+        until = self._deadline.at if self._is_in_head else now + self._deadline.HEAD_S
         self._detach()
         self._make_general().take_over(
             self._transport,
             data,
+            until=until,
             has_ended=self._peer_has_ended,
             is_write_paused=self._is_write_paused,  # by the answers that had waited
         )

@@ -66,23 +66,19 @@ class Flow(FlowControl):
     """Uvicorn's flow control, plus a way to hold reading until it is released.
 
     Nothing is read while uvicorn pauses reading (for a body that nobody takes, or behind pipelined requests),
-    or while it is held.
-
-    Attributes:
-        read_since: when reading was last resumed, by the loop's clock.
+    or while it is held. The deadline does not count that time.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, deadline: RequestDeadline) -> None:
         super().__init__(transport)
-        self._loop = loop
+        self._deadline = deadline
         self._is_paused = False
         self.is_held = False
-        self.read_since = 0.0
 
     def pause_reading(self) -> None:
         """Pause reading."""
         self._is_paused = True
-        super().pause_reading()
+        self._stop()
 
     def resume_reading(self) -> None:
         """Resume reading, unless it is held."""
@@ -92,16 +88,20 @@ class Flow(FlowControl):
     def hold(self) -> None:
         """Stop reading, even if uvicorn resumes it."""
         self.is_held = True
-        super().pause_reading()
+        self._stop()
 
     def release(self) -> None:
         """Stop holding reading: uvicorn's flow control decides again."""
         self.is_held = False
         self._read_on()
 
+    def _stop(self) -> None:
+        self._deadline.hold()
+        super().pause_reading()
+
     def _read_on(self) -> None:
         if self.read_paused and not self._is_paused and not self.is_held:
-            self.read_since = self._loop.time()
+            self._deadline.release()
             super().resume_reading()
 
 
@@ -176,18 +176,25 @@ class Protocol(PeerProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, with the keep-alive timeout."""
         super().connection_made(transport)
-        self.flow = Flow(transport, self.loop)
+        self.flow = Flow(transport, self._deadline)
         self._unread = UnreadDeadline(transport, self.loop)
         self._connection.time_out = self._time_out  # during a handshake there is no transport to end
         self._deadline.set(self.loop.time() + self.timeout_keep_alive)
 
     def take_over(
-        self, transport: asyncio.Transport, data: bytes, *, has_ended: bool, is_write_paused: bool
+        self,
+        transport: asyncio.Transport,
+        data: bytes,
+        *,
+        until: float,
+        has_ended: bool,
+        is_write_paused: bool,
     ) -> None:
         """Serve a connection from now on, whose earlier requests were answered by another protocol.
 
         Args:
             data: the bytes that have arrived, from the beginning of a request.
+            until: when the time for its head is over, if that is not complete, by the loop's clock.
             has_ended: whether the caller sends no more.
             is_write_paused: whether earlier answers wait for the caller to read.
         """
@@ -196,6 +203,8 @@ class Protocol(PeerProtocol):
         if is_write_paused:
             self.pause_writing()
         self.data_received(data)
+        if self._in_request and self._in_head:
+            self._deadline.set(min(self._deadline.at, until))
         if has_ended and not self.eof_received():
             transport.close()
 
@@ -271,10 +280,6 @@ class Protocol(PeerProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """Handle a deadline that has passed."""
-        if (self._in_request or self._is_queued) and self._deadline.is_excused(
-            is_held=self.flow.read_paused, read_since=self.flow.read_since
-        ):
-            return
         answered = not self._in_head and self._newest is not None and self._newest.response_complete
         if self._in_request and not answered:
             self._connection.late()

@@ -47,7 +47,7 @@ from tests.tools import need
 ROOT: Final = Path(__file__).parents[2]
 PEERS: Final = Path(__file__).parent / "peers"
 NODE: Final = PEERS / "node"
-BEFORE: Final = "9ec3e4c148"
+BEFORE: Final = "647336280a"
 """The commit of the service with which works of `before` run: the last one with a fast and a slow way."""
 SEED: Final = 936
 BATCH: Final = 100

@@ -27,24 +27,24 @@ QUICK_STEPS = 1_000
 
 FAULTS: dict[str, tuple[str, str]] = {
     "an id known after its layer died": (
-        "if closes_ms + bucket.lives_ms - now_ms < RENEWED_WITHIN_MS:",
-        "if closes_ms == 0:",
+        "if bucket.closes_ms(each) + bucket.lives_ms - now_ms < RENEWED_WITHIN_MS:",
+        "if bucket.closes_ms(each) == 0:",
     ),
     "an id that passes after its layer died": (
         "now_ms < bucket.closes_ms(each) + bucket.lives_ms for each",
         "bucket.closes_ms(each) > 0 for each",
     ),
     "uses that are not renewed": (
-        "elif each in bucket.ids and now_ms >= bucket.paused_until_ms:",
-        "elif not ids:",
+        "if each in bucket.ids and now_ms >= bucket.paused_until_ms:",
+        "if not ids:",
     ),
     "a reset elsewhere that is not noticed": (
         "self.birth, self._resets = birth or self.birth, resets",
         "self.birth = birth or self.birth",
     ),
     "a renewal that names the newest reset": (
-        "bucket.principal, bucket.resets, ids",
-        "bucket.principal, self._resets, ids",
+        "resets = 0 if bucket.is_lost else bucket.resets",
+        "resets = self._resets",
     ),
     "ids restored after they died": (
         "(alive if now_ms < closes_ms + bucket.lives_ms else dead)",
@@ -60,7 +60,7 @@ FAULTS: dict[str, tuple[str, str]] = {
         "        if bucket.resets < 0:\n            if bucket.ids",
     ),
     "a bucket that the loss of all resets confirms": (
-        "bucket.resets, bucket.oldest_ms = 0, NEVER",
+        "bucket.resets, bucket.oldest_ms = resets if resets == self._resets else 0, NEVER",
         "bucket.resets, bucket.oldest_ms = NEVER, NEVER",
     ),
     "a bucket that an answer from before its reset confirms": (
@@ -68,8 +68,8 @@ FAULTS: dict[str, tuple[str, str]] = {
         "if bucket is None:",
     ),
     "a loss that is not noticed": (
-        "if is_lost:\n            self._lose()",
-        "if False:\n            self._lose()",
+        "if is_lost:\n            self._lose(resets)",
+        "if False:\n            self._lose(resets)",
     ),
     "a new policy that is not noticed": (
         "if policy_of(bucket.applied) != policy_of(applied):\n                self._forget(key)\n",
@@ -81,8 +81,8 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "a clock set back that is not noticed": ("return fell_ms > FALL_MS", "return False"),
     "an unseen id among known ones": (
-        "if held.get(each, 0) <= now_ms:\n                left",
-        "if held.get(each, 0) <= now_ms and each == ids[0]:\n                left",
+        "for each in ids if bucket.ids.get(each, 0)",
+        "for each in ids[:1] if bucket.ids.get(each, 0)",
     ),
     "a time that is behind the store's": ("store_ms + 1 - sent_ms", "store_ms - 4 - received_ms"),
 }

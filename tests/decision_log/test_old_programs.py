@@ -25,7 +25,7 @@ from tests.prove.neighbours import older
 from workers.decision_log.flush import UNREADABLE
 from workers.decision_log.read import read
 
-BEFORE: Final = "9ec3e4c"
+BEFORE: Final = "6473362"
 """The last commit whose nodes and workers knew batches up to version 3."""
 OLD_BATCH: Final = Path(__file__).parent / "version-3" / "n3-000000000001.batch"
 ASKS: Final = 40

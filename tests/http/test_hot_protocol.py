@@ -16,6 +16,7 @@ import pytest
 from app.admission.errors import OverloadedError
 from app.domain.binding import Binding
 from app.domain.grant import BINDABLE, Grant
+from app.http.access import _ADDRESS
 from app.http.deadlines import RequestDeadline, UnreadDeadline
 from app.http.hot import UNCOUNTED, BodyRoute
 from app.http.hot_protocol import MAX_HEAD, MAX_TARGET, HotProtocol
@@ -391,6 +392,32 @@ async def test_sender_is_refused_before_its_body_comes(connection: Connection, s
     connection.end()
 
 
+@pytest.mark.parametrize("begin", [LARGE[:-100_000], LARGE[:30]], ids=["body", "head"])
+async def test_bursts_get_no_more_time(connection: Connection, begin: bytes):
+    """Each of them has to wait for its turn, so nothing is read for a moment."""
+    await connection.send(ONE_ASK, begin)
+    began = connection.loop.time()
+    while not connection.line.is_closing() and b"HTTP/1.1 408" not in connection.line.sent:
+        connection.loop.turn(RequestDeadline.HEAD_S * 0.8)
+        assert connection.loop.time() - began < RequestDeadline.HEAD_S * 2
+        await connection.send(b"a" * (AT_ONCE + 1))
+    connection.end()
+
+
+async def test_log_of_a_refusal_has_the_address_of_its_own_connection(connection: Connection):
+    """Its body comes after another request, in the same turn of the event loop."""
+    connection.node.ring = {sha256(b"gateway").digest(): Grant("gateway", frozenset({"decide"}))}
+    seen: list[str] = []
+    connection.node.access._refused = lambda *_, **__: seen.append(_ADDRESS.get())  # type: ignore[method-assign]
+    refused = message("POST", ONE, ["Authorization: Bearer gateway"], RECORD)
+    await connection.send(refused[:-1])
+    _ADDRESS.set("10.0.0.1")
+    connection.protocol.data_received(refused[-1:])
+    assert (await connection.settle()).count(b"HTTP/1.1 403") == 1
+    assert seen == ["127.0.0.1"]
+    connection.end()
+
+
 async def test_rest_of_a_refused_body_that_is_late_ends_the_connection(connection: Connection):
     refused = await connection.send(message("POST", ONE, [WRONG], length="100"), b" " * 50)
     connection.loop.turn(RequestDeadline.BODY_S * 0.9)
@@ -536,6 +563,17 @@ async def test_graceful_shutdown_answers_what_is_in_flight(connection: Connectio
     assert answer.count(b"HTTP/1.1 200") == 1
     assert connection.line.is_closing()
     assert not connection.state.connections
+
+
+async def test_shutdown_waits_for_the_rest_of_a_body(connection: Connection):
+    await connection.send(LARGE[:50_000])
+    connection.node.drain.has_begun = True
+    connection.protocol.drain()
+    connection.protocol.shutdown()
+    assert not connection.line.is_closing()
+    answer = await connection.send(LARGE[50_000:])
+    assert answer.count(b"HTTP/1.1 200") == answer.count(b"connection: close\r\n") == 1
+    assert connection.line.is_closing()
 
 
 async def test_shutdown_answers_a_request_that_waits_for_its_turn(connection: Connection):
@@ -691,6 +729,29 @@ async def test_what_fails_is_logged_and_answered(connection: Connection):
     assert answers.count(b"HTTP/1.1 500") == 4
     connection.admission.broken = False
     assert (await connection.send(ONE_ASK)).count(b"HTTP/1.1 200") == 3
+    connection.end()
+
+
+@pytest.mark.parametrize("request_", [ONE_ASK, TWO_ASKS, A_CHECK])
+async def test_answer_that_cannot_be_made_is_a_500(
+    connection: Connection, request_: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    connection.admission.held = asyncio.Event()
+    await connection.send(request_)
+    for name in ("decisions.encode_decision", "decisions.encode_decisions", "check.answer_to"):
+        monkeypatch.setattr(f"app.http.{name}", lambda *_: 1 / 0)
+    connection.admission.held.set()
+    assert (await connection.settle()).count(b"HTTP/1.1 500") == 1
+    monkeypatch.undo()
+    assert (await connection.send(request_)).count(b"HTTP/1.1 200") == 1
+    connection.end()
+
+
+async def test_head_is_forgotten_once_its_request_is_answered():
+    connection = Connection(hot=True)
+    await connection.send(ONE_ASK)
+    assert isinstance(connection.protocol, HotProtocol)
+    assert not connection.protocol._head.fields
     connection.end()
 
 

@@ -96,11 +96,11 @@ def test_unknown_ids_are_left_to_the_store():
     assert not known.due
 
 
-def test_use_of_known_ids_among_unknown_ones_is_renewed():
+def test_known_ids_of_closed_layers_are_asked_for_among_unknown_ones():
     known = knowing(1, 2, 3)
     learn(known, 2, closes_ms=CLOSES + INTERVAL)
-    assert known.unknown(KEY, ALICE, (1, 2, 4), CLOSES) == [4]
-    assert renewals(known) == [((1,), 0)]
+    assert known.unknown(KEY, ALICE, (1, 2, 4), CLOSES) == [1, 4]
+    assert renewals(known) == [], "the ask itself has their use written"
 
 
 def test_use_is_renewed_once_the_layer_is_closed():
@@ -249,11 +249,24 @@ def test_loss_while_a_renewal_is_on_its_way_renews_that_again():
     assert renewals(known) == [((1,), 0)]
 
 
-def test_ids_that_are_not_restored_yet_are_left_out_of_an_ask():
+def test_ids_that_are_not_restored_yet_are_asked_for_among_unknown_ones():
     known = knowing(1, 2)
     learn(known, 2, closes_ms=CLOSES + INTERVAL)
     known.look(b"born again", 0)
-    assert known.unknown(KEY, ALICE, (1, 2, 3), CLOSES) == [3]
+    assert known.unknown(KEY, ALICE, (1, 2, 3), CLOSES) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("resets", [0, 7])
+def test_loss_keeps_the_answers_unless_any_bucket_was_reset_since(resets: int):
+    known = KnownIds()
+    known.look(b"born", resets)
+    learn(known, 1)
+    known.look(b"born again", resets)
+    assert answers(known, 1)
+    assert due(known)[0].resets == 0, "the store may have lost the number of that reset"
+    known.look(b"born once more", resets + 1)
+    assert not answers(known, 1)
+    assert due(known)[0].resets == 0
 
 
 def test_restored_ids_are_taken_for_those_used_lately_first():

@@ -76,19 +76,31 @@ async def test_connection_is_idle_while_its_caller_is_waited_for() -> None:
     assert waiting.connection.idle_since == since + 1
 
 
-async def test_time_in_which_nothing_was_read_is_excused() -> None:
+async def test_time_in_which_nothing_is_read_does_not_count() -> None:
     waiting = Waiting()
     waiting.set(10)
-    began = waiting.loop.time()
-    waiting.loop.turn(10)
+    waiting.loop.turn(4)
+    waiting.deadline.hold()
+    waiting.loop.turn(3)
+    waiting.deadline.hold()
+    waiting.loop.turn(97)
+    waiting.deadline.release()
+    waiting.deadline.release()
+    waiting.loop.turn(5.9)
+    assert waiting.passed == 0
+    waiting.loop.turn(0.2)
     assert waiting.passed == 1
-    assert waiting.deadline.is_excused(is_held=True, read_since=0.0)
-    waiting.loop.turn(10)
-    assert waiting.passed == 2
-    assert waiting.deadline.is_excused(is_held=False, read_since=began + 15)
-    waiting.loop.turn(5)
-    assert waiting.passed == 3
-    assert not waiting.deadline.is_excused(is_held=False, read_since=began + 15)
+
+
+async def test_deadline_that_is_dropped_while_nothing_is_read_does_not_pass() -> None:
+    waiting = Waiting()
+    waiting.set(10)
+    waiting.deadline.hold()
+    waiting.deadline.drop()
+    waiting.loop.turn(100)
+    waiting.deadline.release()
+    waiting.loop.turn(100)
+    assert waiting.passed == 0
 
 
 async def test_caller_that_reads_a_little_is_given_more_time() -> None:
