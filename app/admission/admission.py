@@ -57,7 +57,7 @@ class SingleAsk(Group, eq=False, kw_only=True):
 
 
 DecidedBy = tuple[Answer | None, Sequence[Verdict], StoreError | None]
-"""What a decision was made by: the store's answer, None without one that can be read; the verdicts, none if
+"""The grounds of a decision: the store's answer, None without one that can be read; the verdicts, none if
 every quota admits; and why the store did not judge some or all quotas."""
 
 
@@ -250,7 +250,7 @@ class Admission:
         return self._planned_ids(ask, charges, caller)
 
     def _charges(self, ask: Ask, caller: Caller, place: int) -> tuple[Sequence[Charge], bool]:
-        """Return what an ask charges, scaled by the throttle factor, and whether the factor holds it."""
+        """Return the charges of an ask, scaled by the throttle factor, and whether the factor holds it."""
         charges: Sequence[Charge] = self._charges_in_full(ask)
         is_on_hold = False
         if PRODUCE in ask.usage and (factor := self._factor.on(ask)) != 1:
@@ -262,7 +262,7 @@ class Admission:
         return charges, is_on_hold
 
     def _charges_in_full(self, ask: Ask) -> list[Charge]:
-        """Return what an ask charges by the quotas in force."""
+        """Return the charges of an ask by the quotas in force."""
         snapshot, tables = self._snapshot(), self._tables
         if snapshot.rungs is not tables.rungs:
             tables = self._tables = Tables(snapshot, self._rules)

@@ -94,7 +94,7 @@ def without_store(
     """Decide without counters and charge nothing: admit, unless a quota throttles or has limit 0.
 
     Args:
-        known: how many of the first charges this node knows to admit: that of the ids, or none.
+        known: how many of the first charges this node knows to admit: 1 if it knows the ids, else 0.
     """
     verdicts = (
         *map(verdict_alone, charges[:known]),

@@ -148,7 +148,7 @@ class Gatherer(Gathering):
         self._oldest = math.inf
         """When the first of them arrived."""
         self._queue = Queue()
-        """What has to take turns; it goes before what arrived."""
+        """Groups that have to take turns; they go before those that arrived."""
         self._is_calling = False
         """Whether a call is in progress, or leaves in this turn of the event loop."""
         self._ended: asyncio.Future[None] | None = None

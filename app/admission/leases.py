@@ -140,7 +140,7 @@ class Leases:
     def _plan(
         self, wish: Ask, lease_ms: int, caller: Caller
     ) -> tuple[SentPlan | None, Decision | None, Sequence[Charge]]:
-        """Return what to ask the store for a wish, or the decision if it is not asked; and the charges."""
+        """Return the plan of a wish, or the decision if the store is not asked; and the charges."""
         if not any(wish.usage.values()):
             return None, ADMITTED, ()
         charges = self._charges(wish)

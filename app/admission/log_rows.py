@@ -345,7 +345,7 @@ def _by_policy(answer: Answer) -> bool:
 
 
 def _clocks(answer: Answer) -> list[int]:
-    """What was corrected in each bucket, by any try."""
+    """The clock correction of each bucket, by any try."""
     its = zip(*(each.results for each in answer.tries if each.kept is None), strict=True)
     return [max(result.correction for result in results) + LAYER * results[0].layers for results in its]
 

@@ -40,7 +40,7 @@ class PlannedAsk(Struct, gc=False):
         known: by what this node is certain of the ask's ids, if it answers for them alone; the plan then
             lacks their charge, which is the first.
         unknown: the ask with those ids alone that the node does not know, if it knows some of several.
-        edition: that of the node's knowledge (``LocalAnswers.edition``) when it was planned.
+        edition: the edition of the node's knowledge (``LocalAnswers.edition``) when it was planned.
         decision: once it is made.
     """
 

@@ -81,7 +81,6 @@ class KnownBucket:
     Attributes:
         applied: the quota that its times follow.
         resets: the number of a reset of any bucket; this one is known not to be reset since.
-        is_lost: whether the store lost its state since: a reset may have any number then.
         lives_ms: how long a layer lives after it has closed.
         bytes: its size in memory, by estimate.
         ids: each with the time when its layer closes; one int object for all ids of a layer. Moving an id to
@@ -91,6 +90,7 @@ class KnownBucket:
         oldest_ms: a lower bound of the times in ``ids``.
         newest_ms: the time of the layer that was learned last.
         paused_until_ms: no use is renewed before this time, as the store had no room for one.
+        is_lost: whether the store lost its state since: a reset may have any number then.
     """
 
     applied: AppliedQuota

@@ -117,11 +117,11 @@ class DecisionRoute(BodyRoute):
 class BatchRoute(DecisionRoute):
     """The route of a batch of asks, which are decided in order, if all of them are allowed."""
 
-    def begin(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002
+    def begin(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002  it takes more than a call
         """Return False: it takes more than a call."""
         return False
 
-    async def reply_to(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:  # noqa: ARG002
+    async def reply_to(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:  # noqa: ARG002  the body says everything
         """Decide a batch of asks."""
         grant, caller = sender.grant, caller_of(sender, is_gone)
         asks = await self._slices.run(sender.turn, self._read_batch(body, grant))

@@ -13,6 +13,7 @@ refused (invalid, too large, too late) are handed over too, so that each refusal
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context, copy_context
 from functools import partial
@@ -619,8 +620,7 @@ class HotProtocol(asyncio.Protocol):
     def _hand_over(self) -> None:
         """Hand the connection over, with the request whose head is being read."""
         self._port.count_handed_over()
-        data, now = self._data, self.loop.time()
-        until = self._deadline.at if self._is_in_head else now + self._deadline.HEAD_S
+        data, until = self._data, self._deadline.at if self._is_in_head else math.inf
         self._detach()
         self._make_general().take_over(
             self._transport,

@@ -194,7 +194,7 @@ class Protocol(PeerProtocol):
 
         Args:
             data: the bytes that have arrived, from the beginning of a request.
-            until: when the time for its head is over, if that is not complete, by the loop's clock.
+            until: when the time for a head is over that began before, by the loop's clock.
             has_ended: whether the caller sends no more.
             is_write_paused: whether earlier answers wait for the caller to read.
         """
