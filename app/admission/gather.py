@@ -3,7 +3,8 @@
 There is one store call at a time. An ask that finds none in progress is sent at once. Asks that arrive during
 a call wait in the queue (``app.admission.queue``) and share the next call, which leaves when the reply comes:
 no timer, no added latency. A call carries at most 100 asks and 200 producer ids, so that no caller holds the
-store for long.
+store for long. It carries at most 32 parts of requests, as this node takes three times as long to read and
+answer a request of one ask as the store takes to decide it, and an ask that arrives waits for both.
 
 Only the silence of the store counts as its failure. The time that asks spend in this node's queue never
 does, however long it is. A timer for each call asks the kernel whether the store is silent. When the silence
@@ -36,6 +37,7 @@ log = structlog.get_logger("quotagate.store")
 
 MAX_ASKS: Final = 100
 MAX_IDS: Final = 200
+MAX_PARTS: Final = 32
 """What one call takes at most; an ask with more ids has a call of its own."""
 
 CLOSE_WITHIN_S: Final = 1.0
@@ -248,7 +250,7 @@ class Gatherer(Gathering):
         for group in groups:
             asks += len(group.plans)
             ids += group.ids
-        if asks > MAX_ASKS or ids > MAX_IDS or self._queue:
+        if len(groups) > MAX_PARTS or asks > MAX_ASKS or ids > MAX_IDS or self._queue:
             self._line_up()
             return self._next_by_turns(now)
         self._arrived, self._oldest, self._stretch = [], math.inf, 1.0
@@ -267,7 +269,7 @@ class Gatherer(Gathering):
         """Take the parts of the next call by turns, up to the bounds of a call."""
         parts: list[Part] = []
         asks, ids = MAX_ASKS, MAX_IDS
-        while self._queue and asks > 0:
+        while self._queue and asks > 0 and len(parts) < MAX_PARTS:
             group = self._queue.first()
             if self._is_dropped(group, now):
                 self._queue.drop()

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.admission.errors import CallerGoneError, OverloadedError
-from app.admission.gather import MAX_ASKS, MAX_IDS, Gatherer
+from app.admission.gather import MAX_ASKS, MAX_IDS, MAX_PARTS, Gatherer
 from app.admission.patience import BUSY_PATIENCE_S, Moment
 from app.admission.queue import DoneCallback, Group
 from app.domain.ask import Mode
@@ -406,7 +406,7 @@ async def test_other_callers_are_in_the_next_call_during_a_flood() -> None:
     gathering = gatherer(store)
     flood = [
         asyncio.create_task(gathering.decide([plan(f"f{n}", 0)], caller=caller("flood")))
-        for n in range(4 * MAX_ASKS + 90)
+        for n in range(4 * MAX_PARTS + 20)
     ]
     await store.until_called(1)
     others = [
@@ -420,7 +420,7 @@ async def test_other_callers_are_in_the_next_call_during_a_flood() -> None:
         await store.until_called(call + 1)
         store.gates[call].set_result(None)
     await asyncio.gather(*flood, *others)
-    assert [len(call) for call in store.calls] == [*[MAX_ASKS] * 4, 92]
+    assert [len(call) for call in store.calls] == [*[MAX_PARTS] * 4, 22]
 
 
 async def test_principals_of_one_caller_take_turns() -> None:
