@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import Raw, msgpack, structs
 
-from app.admission.answers import BY_POLICY, verdicts_of
+from app.admission.answers import by_policy_in, verdicts_of
 from app.admission.plan import PlannedAsk
 from app.decision_log.batch import (
     CHARGED_ASK,
@@ -319,7 +319,7 @@ def _answer(entry: DecisionEntry) -> bytes:
     planned, answer = entry.planned, entry.answer
     if answer is not None and not answer.results:
         answer = None  # only a kept answer was looked for
-    if answer is not None and answer.packed and answer.earlier is None and not _by_policy(answer):
+    if answer is not None and answer.packed and answer.earlier is None and not by_policy_in(answer):
         return answer.packed
     verdicts = (entry.verdicts or verdicts_of(planned, answer))[planned.alone :]
     results = [
@@ -338,10 +338,6 @@ def _answer(entry: DecisionEntry) -> bytes:
         its = zip(results, _clocks(answer), strict=True)
         results = [structs.replace(result, clock=clock) for result, clock in its]
     return packed_results(results)
-
-
-def _by_policy(answer: Answer) -> bool:
-    return not answer.admits and any(result.reason in BY_POLICY for result in answer.results)
 
 
 def _clocks(answer: Answer) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from app.admission.answers import by_policy_in, combined, held, verdict_on, without_store
+from app.admission.answers import ADMITTED, by_policy_in, combined, held, verdict_on, without_store
 from app.admission.plan import PlannedAsk
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict, combine
@@ -123,7 +123,7 @@ class JointAsks:
             charges = [self.charges[at] for at in own]
             decision, its = without_store(ask, charges)
             if not own:
-                decision = combined("admit", (), detail=False, sequential=False)
+                decision = ADMITTED[0]
             verdicts |= zip(own, its, strict=True)
             parts.append(JointPart(_decided(ask, charges, decision), None, its))
         in_order = [verdicts[at] for at in range(len(self.charges))]
@@ -133,7 +133,7 @@ class JointAsks:
 
     def unlimited(self) -> Together:
         """Return the decision on asks to which no quota applies."""
-        decision = combined("admit", (), detail=False, sequential=False)
+        decision = ADMITTED[0]
         parts = tuple([JointPart(_decided(ask, (), decision), None, ()) for ask in self.asks])
         return Together(self._whole(decision), (), parts)
 

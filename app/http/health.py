@@ -120,8 +120,9 @@ def router(ready: Callable[[], Readiness], metrics: Metrics, access: Access) -> 
         responses={200: {"description": "Metrics.", "content": {"text/plain": _SCRAPED}}},
     )
     async def scrape(request: Request) -> Response:
-        if not access.is_open(head_of(request.scope)):
-            access.require(head_of(request.scope), "read")
+        head = head_of(request.scope)
+        if not access.is_open(head):
+            access.require(head, "read")
         return Response(await metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return routes

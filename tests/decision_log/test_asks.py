@@ -88,13 +88,13 @@ class RecordingStore(ScriptedStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.answers: list[Answer] = []
+        self.answered: list[Answer] = []
 
     def ask(self, plans: Sequence[Plan], done: Came) -> None:
         def came(answers: list[Answer] | Exception) -> None:
             if isinstance(answers, list):
                 asks = zip(plans, answers, strict=True)
-                self.answers += [answer for plan, answer in asks if plan.mode != "refresh"]
+                self.answered += [answer for plan, answer in asks if plan.mode != "refresh"]
             done(answers)
 
         super().ask(plans, came)
@@ -141,13 +141,13 @@ class DetailedPair:
         """Send asks to both nodes, and note the rows that the log must have of them."""
         self.factor.factor = step.factor
         for store in self.stores:
-            store.says, store.answers = step.says, []
+            store.says, store.answered = step.says, []
         try:
             logged = await self.nodes[0].decide(asks, step.caller)
         except OutOfBoundsError:
             return
         detailed = await self.nodes[1].decide([replace(ask, detail=True) for ask in asks], step.caller)
-        came = iter(self.stores[0].answers)
+        came = iter(self.stores[0].answered)
         for ask, own, other in zip(asks, logged, detailed, strict=True):
             answer = next(came) if own.plan is not None else None
             assert own.decision is not None
@@ -415,7 +415,7 @@ FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "the store's word where a policy decided": (
         log_rows,
-        "answer.earlier is None and not _by_policy(answer)",
+        "answer.earlier is None and not by_policy_in(answer)",
         "answer.earlier is None",
     ),
     "corrections lost where a policy decided": (
