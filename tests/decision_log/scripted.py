@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from app.domain.decision import Outcome, Reason
-from app.store.port import (
-    LAYER,
-    NONE_KNOWN,
-    Answer,
-    Came,
-    ChargeResult,
-    Fault,
-    Plan,
-    Store,
-    StoreError,
-)
+from app.store.port import LAYER, Answer, Came, ChargeResult, Plan, StoreError
 from tests.packed import packed
+from tests.unit.admission.fakes import PromptStore
 
 BEGAN_MS: Final = 1_763_719_300_000
 """The store's time."""
@@ -54,7 +45,7 @@ class ScriptedAnswer(NamedTuple):
     is_unreadable: bool = False
 
 
-class ScriptedStore(Store):
+class ScriptedStore(PromptStore):
     """Answers each ask by its ``says``; it keeps answers as the script does."""
 
     def __init__(self) -> None:
@@ -85,20 +76,6 @@ class ScriptedStore(Store):
             self._kept[plan.retry] = plan.context, results
         answer = Answer(results, None, None, at_ms, order, outcomes)
         return packed(answer, brief=says.is_brief and plan.retry is None and _is_brief(results))
-
-    def silent_since(self) -> float | None:
-        return None
-
-    def give_up(self, error: StoreError) -> None:
-        raise AssertionError(error)
-
-    async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
-        raise AssertionError(keys)
-
-    async def examine(self) -> tuple[Fault, ...]:
-        return ()
-
-    async def close(self) -> None: ...
 
 
 def _result(says: ScriptedResult, *, is_of_ids: bool) -> ChargeResult:

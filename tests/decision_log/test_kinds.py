@@ -26,6 +26,7 @@ from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Layers, Quota
 from app.store.redis import RedisStore
+from app.store.script import LOOK_EVERY_MS
 from tests import stores
 from tests.charging import decisions_of
 from tests.decision_log.saved import (
@@ -91,6 +92,16 @@ class LoggedNode(NamedTuple):
     async def rows(self) -> list[Json]:
         """All rows so far, once no row waits any more."""
         return await rows_in(self.log, self.stream)
+
+    async def store_passes(self, span_ms: int) -> None:
+        """Wait until more time than that has passed by the clock of the store."""
+        until_ms = await self._store_ms() + span_ms
+        while await self._store_ms() <= until_ms:  # noqa: ASYNC110  a clock tells nobody
+            await asyncio.sleep(0.01)
+
+    async def _store_ms(self) -> float:
+        seconds, micros = await self.raw.time()
+        return 1_000.0 * seconds + micros / 1_000
 
     async def ask(self, *asks: Ask) -> tuple[list[Decision], list[Json]]:
         """The decisions on asks, and the rows of these."""
@@ -172,7 +183,7 @@ async def test_charged_and_refreshed_ids_are_those_of_the_store(shared: str) -> 
     async with node_at(shared) as its:
         await its.ask(replace(ALL, producer_ids=(1, 2)))
         _, (again,) = await its.ask(replace(ALL, producer_ids=(1, 3, -1, 3)))
-        await asyncio.sleep(1.1)  # until the layer is closed
+        await its.store_passes(IDS.layers.interval_ms)
         _, (later,) = await its.ask(replace(ALL, producer_ids=(1, 2)))
         _, (refused,) = await its.ask(replace(ALL, producer_ids=(3, 4, 5)))
     columns = [
@@ -216,7 +227,7 @@ async def test_ask_that_a_factor_holds_has_the_verdicts_that_need_no_counter(sha
     async with node_at(shared) as its:
         ask = Ask({"produce_bytes": 10, "requests": 1}, (1, 2), "alice", detail=True)
         await its.ask(ask)
-        await asyncio.sleep(1.1)  # until the layer of its ids is closed
+        await its.store_passes(IDS.layers.interval_ms)
         its.factor.factor = 0.0
         (first,), (row, *_) = await its.ask(ask)
         named = replace(ask, id="held")
@@ -254,11 +265,11 @@ async def test_row_by_policy_of_a_full_store_has_the_word_of_the_policy(shared: 
             await its.ask(replace(ask, usage={"mutations": 1, "connections": 1}))
             await its.raw.config_set("maxmemory", 1)
             try:
-                await asyncio.sleep(0.2)  # until the script looks again
+                await its.store_passes(LOOK_EVERY_MS)
                 (found,), (row,) = await its.ask(replace(ask, usage={"requests": 1, "mutations": 1}))
             finally:
                 await its.raw.config_set("maxmemory", 0)
-                await asyncio.sleep(0.2)
+                await its.store_passes(LOOK_EVERY_MS)
         check(replace(ask, usage={"requests": 1, "mutations": 1}), found, row)
         assert (row["decision"], row["source"], row["failure"]) == (decision, "fallback", "store_full")
         assert of_verdicts(row, "reason")[0] == "store_full"
@@ -325,7 +336,7 @@ async def test_lease_settlement_and_lapse_are_rows(shared: str) -> None:
         assert over.settled == [False]
         second = await take(50)
         assert second.granted
-        await asyncio.sleep(0.1)
+        await its.store_passes(50)
         third = await take(10_000, usage={"mutations": 30})
         refused = await take(10_000, usage={"mutations": 1})
         rows = await its.rows()
@@ -397,7 +408,7 @@ async def test_renewal_says_what_made_the_node_certain(shared: str) -> None:
     async with node_at(shared, remembers=True) as its:
         ask = Ask({}, (1, 2), "alice")
         _, (first,) = await its.ask(ask)
-        await asyncio.sleep(IDS.layers.interval_ms / 1000 + 0.05)
+        await its.store_passes(IDS.layers.interval_ms)
         await its.ask(ask)
         await until(lambda: not its.node.local.waits)
         rows = await its.rows()

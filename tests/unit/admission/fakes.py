@@ -22,7 +22,6 @@ from app.domain.decision import Verdict
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import AppliedQuota, MatchingRules
 from app.domain.quota import KEYS, Quota
-from app.store.encoding import BRIEF, decode_answer, packed_results
 from app.store.port import (
     NONE_KNOWN,
     Answer,
@@ -35,6 +34,7 @@ from app.store.port import (
     Store,
     StoreError,
 )
+from tests.packed import packed
 
 SECRET = b"s" * 32
 NOW_MS = 1_800_000_000_000
@@ -76,12 +76,7 @@ def sent(answer: Answer, *, brief: bool = False) -> Answer:
     Args:
         brief: as the script answers an ask that all quotas of units admit.
     """
-    if answer.error is not None or answer.kept is not None:
-        return answer
-    packed = packed_results(answer.results)
-    if brief:
-        packed = bytes([BRIEF]) + b"".join([packed[at + 11 : at + 27] for at in range(1, len(packed), 51)])
-    return decode_answer(packed, answer.at_ms, answer.order, answer.id_outcomes)
+    return answer if answer.error is not None or answer.kept is not None else packed(answer, brief=brief)
 
 
 class PromptStore(Store):

@@ -59,10 +59,10 @@ class Marked:
         return [answer] * len(plans), None
 
 
-async def knowing(store: Marked, monkeypatch: pytest.MonkeyPatch, *, users: str = "a", ids: int = 1) -> Any:
-    """A node whose clock is the store's; it knows ids of some users, whose layers have just closed."""
+def node_at(store: Marked, monkeypatch: pytest.MonkeyPatch) -> LocalAnswers:
+    """A node whose clock is the store's."""
     monkeypatch.setattr(local, "sleep", store.sleep)
-    node = LocalAnswers(
+    return LocalAnswers(
         store,  # type: ignore[arg-type]
         store.mark,
         quotas=lambda: QUOTAS,
@@ -71,6 +71,11 @@ async def knowing(store: Marked, monkeypatch: pytest.MonkeyPatch, *, users: str 
         metrics=Metrics(clock=lambda: 0.0),
         now_s=lambda: store.now_s,
     )
+
+
+async def knowing(store: Marked, monkeypatch: pytest.MonkeyPatch, *, users: str = "a", ids: int = 1) -> Any:
+    """A node that knows ids of some users, whose layers have just closed."""
+    node = node_at(store, monkeypatch)
     await node._look()
     for user in users:
         planned = planned_of(user, ids, node.edition)
@@ -89,16 +94,7 @@ def planned_of(user: str, ids: int, edition: int = 0) -> PlannedAsk:
 
 async def test_marks_are_read_every_250_ms_whatever_one_reading_ends_in(monkeypatch: pytest.MonkeyPatch):
     store = Marked()
-    monkeypatch.setattr(local, "sleep", store.sleep)
-    node = LocalAnswers(
-        store,  # type: ignore[arg-type]
-        store.mark,
-        quotas=lambda: QUOTAS,
-        secret=lambda: bytes(32),
-        away=lambda: False,
-        metrics=Metrics(),
-        now_s=lambda: store.now_s,
-    )
+    node = node_at(store, monkeypatch)
     await node._look()
     with pytest.raises(EOFError):
         await node._look_on()
