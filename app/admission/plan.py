@@ -77,7 +77,7 @@ def plan_of(ask: Ask, charges: Sequence[Charge], secret: bytes, key: str | None 
 
 
 def named(charge: Charge) -> VerdictFields:
-    """Return what the store does not say of a verdict."""
+    """Return the fields of a verdict that the store does not return."""
     its = charge.compiled
     quota = its.quota
     return quota.key, its.entity, charge.bucket, quota.limit, its.enforcement, quota.shadow

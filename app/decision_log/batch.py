@@ -214,7 +214,7 @@ class AskRow(Struct, array_like=True, frozen=True, gc=False, tag=0):
 
 
 class FullRow(Row, array_like=True, frozen=True, gc=False, tag=1):
-    """A row that has its verdicts, or that is no ask."""
+    """A row with its verdicts; a change has none."""
 
 
 class SentBatch(Struct, array_like=True, frozen=True):

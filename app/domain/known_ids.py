@@ -143,7 +143,7 @@ class Renewal(NamedTuple):
 
 
 class KnownIds:
-    """What a node knows of producer ids, within a bound of bytes: the least recently used buckets go first.
+    """The producer ids that a node knows, within a bound of bytes: the least recently used buckets go first.
 
     Ids are not hashed. They are distinct in each call, and ``NO_PRODUCER_ID`` is not among them.
 
@@ -228,7 +228,7 @@ class KnownIds:
                 bucket.due[each] = bucket.ids.pop(each)
                 self.due[key] = None
 
-    # What the store says
+    # Answers of the store
 
     def learn(
         self,

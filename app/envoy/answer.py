@@ -51,7 +51,7 @@ def response(decision: Decision, parts: Sequence[PlannedAsk | None]) -> RateLimi
 
 
 def _deciding(decision: Decision, parts: Iterable[PlannedAsk]) -> tuple[PlannedAsk, Decision]:
-    """Return the first part whose own decision is that of the whole, and its decision."""
+    """Return the first part with the outcome and the wait of the whole, and its decision."""
     whole = decision.decision, decision.throttle_ms
     its = ((part, part.decision) for part in parts if part.decision is not None)
     return next(each for each in its if (each[1].decision, each[1].throttle_ms) == whole)

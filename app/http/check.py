@@ -167,7 +167,7 @@ class CheckRoute(PlainRoute):
             head.query, head.fields, self._allow(sender), caller_of(sender, is_gone)
         )
 
-    def begin(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002
+    def begin(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002  it has no body
         """Answer a head by a call."""
         try:
             self._check.begin(head.query, head.fields, self._allow(sender), caller_of(sender, is_gone), then)
@@ -182,7 +182,7 @@ class CheckRoute(PlainRoute):
         return super()._of_error(error, head)
 
     def _allow(self, sender: Sender) -> Callable[[Ask], Ask] | None:
-        """Return what makes an ask one that a sender may ask; None for a sender who may ask any."""
+        """Return the function that confines asks to the bounds of a sender; None for a sender without any."""
         grant = sender.grant
         return None if grant.is_unrestricted else partial(self.access.confine, grant)
 

@@ -140,7 +140,7 @@ class HttpPort:
         """Return an answer as uvicorn would send it, with the fields of the server first.
 
         Args:
-            fields: those of the server: one object until their date changes.
+            fields: the fields of the server, one object until their date changes.
             keep_alive: whether the connection stays open.
         """
         if fields is not self._fields:  # they are others each second

@@ -98,7 +98,7 @@ def compiled(quota: Quota, entity: str, manner: int) -> CompiledQuota:
 
 @lru_cache(1_024)
 def _around(key: str, identity: str) -> tuple[str, str, str]:
-    """What the key of a bucket has before, between and behind owner and bucket; shared by many quotas."""
+    """The parts of a bucket's key before, between and behind owner and bucket; many quotas share them."""
     head, rest = key_of("~owner", key, "~bucket", identity).split("~owner")
     middle, tail = rest.split("~bucket")
     return head, middle, tail
