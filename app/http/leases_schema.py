@@ -23,6 +23,8 @@ COMPONENTS: Final[Mapping[str, Schema]] = components(LeaseBody, LeaseRequestBody
 """For ``components.schemas`` of the document, which a router cannot reach."""
 
 _LEASE: Final = "rQ3lY2pWc0lGq2oT4mJ0Ww"
+_LONGEST: Final = 4_096
+"""No name of a lease has more characters: it holds five names of up to 512 bytes, in base64."""
 _WANTED: Final = {
     "ask": {"principal": "alice", "usage": {"fetch_bytes": 5_000_000}},
     "lease_ms": 500,
@@ -74,7 +76,7 @@ def _end(*, timed: bool) -> Schema:
         "in": "path",
         "required": True,
         "description": "The name of the lease.",
-        "schema": {"type": "string", "minLength": 1},
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]+$", "maxLength": _LONGEST},
         "example": _LEASE,
     }
     body = body_of("Spent", {"usage": {"fetch_bytes": 1_310_720}})

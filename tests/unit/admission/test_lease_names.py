@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec import Struct
 
 from app.admission.lease_names import LeaseName, Names, seal, unseal
+from app.domain.ask import AMOUNTS, COUNTS
+from app.http.leases_schema import paths
 
 SECRET = b"secret"
 ALICE: Names = ("alice", None, None, None, None)
@@ -43,3 +47,13 @@ def test_previous_version_reads_the_names_of_this_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr("app.admission.lease_names.LeaseName", FormerName)
     read: object = unseal(text, SECRET)
     assert read == FormerName(bytes(16), "gateway", ALICE, {"requests": 5}, True)
+
+
+def test_longest_name_is_one_that_the_openapi_document_describes():
+    (parameter,) = paths(timed=False)["/v1/leases/{lease}"]["delete"]["parameters"]
+    schema = parameter["schema"]
+    names: Names = ("p" * 512, "c" * 512, "::ffff:255.255.255.255", "b" * 512, "l" * 512)
+    granted = dict.fromkeys((*COUNTS, *AMOUNTS), 1e300)
+    longest = seal(LeaseName(bytes(16), "k" * 64, names, granted, True, 2**53), SECRET)
+    assert re.fullmatch(schema["pattern"], longest)
+    assert len(longest) <= schema["maxLength"]
