@@ -12,7 +12,7 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
-from app.admission.answers import decided, held, without_call, without_store
+from app.admission.answers import ADMITTED, decided, held, without_call, without_store
 from app.admission.circuit import Circuit
 from app.admission.compiled import Tables
 from app.admission.gather import QUEUE_S, Gatherer
@@ -44,7 +44,7 @@ from app.domain.decision import Verdict
 from app.domain.ladder import MatchingRules
 from app.domain.usage import ids_of
 from app.store.cluster import ClusterStore
-from app.store.port import Answer, Charge, Mark, Store, StoreError
+from app.store.port import Answer, Charge, Mark, Plan, Store, StoreError
 
 log: Final = structlog.get_logger("quotagate.store")
 
@@ -121,12 +121,14 @@ class Admission:
         self.leases = Leases(
             self._gatherer,
             lambda: self.circuit.error,
-            charges=self._charges_in_full,
+            charges=self._charges,
             factor=factor,
             secret=secret,
             metrics=metrics,
             logs=logs,
         )
+        self._unrecorded: list[tuple[PlannedAsk, DecidedBy, float]] = []
+        """What was decided and is not counted yet, and the seconds that it took."""
         self._snapshot = snapshot
         self._tables = Tables(Snapshot(), rules)
         self._factor = factor
@@ -198,7 +200,7 @@ class Admission:
                 on_behalf_of=_principal_of(asks[0]),
             )
         await self._slices.run(caller.turn, self._decided_all(planned, answers, failure))
-        self._metrics.observe_decision(monotonic() - began, len(planned))
+        self._metrics.observe_decisions([monotonic() - began] * len(planned))
         return planned
 
     async def decide_together(
@@ -215,7 +217,7 @@ class Admission:
         began = caller.came_at or monotonic()
         joint = self._joint(asks, caller)
         together = await self._decide_together(joint, caller, within_s)
-        self._metrics.observe_decision(monotonic() - began, 1)
+        self._metrics.observe_decisions([monotonic() - began])
         return joint.answer(together)
 
     async def _decide_one(self, ask: Ask, caller: Caller, within_s: float | None) -> PlannedAsk:
@@ -230,6 +232,7 @@ class Admission:
                 group.is_done = True  # also if nobody waits any more
         if isinstance(result, Exception):
             raise result
+        self._record_all()
         return result
 
     # Planning
@@ -240,18 +243,7 @@ class Admission:
         Args:
             place: its index in its batch.
         """
-        charges, is_on_hold = self._charges(ask, caller, place)
-        if is_on_hold:
-            # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
-            return PlannedAsk(ask, charges, plan_of(ask, (), self._secret(), caller.key), True)
-        if ask.producer_ids is None:
-            secret = b"" if ask.id is None else self._secret()
-            return PlannedAsk(ask, charges, plan_of(ask, charges, secret, caller.key))
-        return self._planned_ids(ask, charges, caller)
-
-    def _charges(self, ask: Ask, caller: Caller, place: int) -> tuple[Sequence[Charge], bool]:
-        """Return the charges of an ask, scaled by the throttle factor, and whether the factor holds it."""
-        charges: Sequence[Charge] = self._charges_in_full(ask)
+        charges: Sequence[Charge] = self._charges(ask)
         is_on_hold = False
         if PRODUCE in ask.usage and (factor := self._factor.on(ask)) != 1:
             is_on_hold = is_held(ask, factor)
@@ -259,10 +251,18 @@ class Admission:
                 charges = scaled(ask, charges, factor)
         if caller.bound_to:
             charges = restricted(ask, charges, caller.bound_to, place)
-        return charges, is_on_hold
+        if is_on_hold:
+            # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
+            return PlannedAsk(ask, charges, plan_of(ask, (), self._secret(), caller.key), True)
+        if ask.producer_ids is not None:
+            return self._planned_ids(ask, charges, caller)
+        if ask.id is not None:
+            return PlannedAsk(ask, charges, plan_of(ask, charges, self._secret(), caller.key))
+        plan = Plan(ask.mode, tuple(charges), None, b"", ask.at_ms) if charges else None
+        return PlannedAsk(ask, charges, plan)
 
-    def _charges_in_full(self, ask: Ask) -> list[Charge]:
-        """Return the charges of an ask by the quotas in force."""
+    def _charges(self, ask: Ask) -> list[Charge]:
+        """Return what an ask charges by the quotas in force."""
         snapshot, tables = self._snapshot(), self._tables
         if snapshot.rungs is not tables.rungs:
             tables = self._tables = Tables(snapshot, self._rules)
@@ -296,8 +296,7 @@ class Admission:
 
     # Answers
 
-    def _finish_one(self, group: Group, failure: Exception | None) -> None:
-        assert isinstance(group, SingleAsk)
+    def _finish_one(self, group: SingleAsk, failure: Exception | None) -> None:
         if failure is not None and not isinstance(failure, StoreError):
             group.then(failure)
             return
@@ -307,16 +306,24 @@ class Admission:
     def _conclude(
         self, planned: PlannedAsk, answer: Answer | None, failure: StoreError | None, since: float, then: Then
     ) -> None:
-        """Decide one ask by its answer, if one came, call back, and then count and log that."""
+        """Decide one ask by its answer, if one came, and call back; counts and the log follow soon."""
         try:
             decided_by = self._decide(planned, answer, failure)
-            self._metrics.observe_decision(monotonic() - since, 1)
         except Exception as error:  # noqa: BLE001  the caller gets it: nobody else waits for this answer
             then(error)
             return
         try:
             then(planned)
         finally:
+            if not self._unrecorded:  # behind the answers of this turn of the loop
+                asyncio.get_running_loop().call_soon(self._record_all)
+            self._unrecorded.append((planned, decided_by, monotonic() - since))
+
+    def _record_all(self) -> None:
+        """Count and log what has been decided since."""
+        decisions, self._unrecorded = self._unrecorded, []
+        self._metrics.observe_decisions([seconds for _, _, seconds in decisions])
+        for planned, decided_by, _ in decisions:
             try:
                 self._record(planned, *decided_by)
             except Exception:  # it was given already, so nobody is to hear of an error
@@ -335,10 +342,14 @@ class Admission:
 
     def _decide(self, planned: PlannedAsk, answer: Answer | None, failure: StoreError | None) -> DecidedBy:
         """Make a decision."""
+        ask, charges, missed = planned.ask, planned.charges, failure
         if answer is not None and answer.error is None and (answer.kept is not None or not planned.is_held):
+            planned.answer = answer
+            if answer.admits and ask.mode == "admit" and not ask.detail and answer.is_charged:
+                planned.decision = ADMITTED[len(charges)]
+                return answer, (), answer.failure
             planned.decision, verdicts = decided(planned, answer, sequential=self._sequential)
             return answer, verdicts, answer.failure
-        ask, charges, missed = planned.ask, planned.charges, failure
         if answer is not None and answer.error is not None:
             missed = answer.error
             if missed.reason == "response":
@@ -381,8 +392,7 @@ class Admission:
         self.local.learn(planned, answer)
         return answer if planned.unknown is None else _with_all_ids(answer, planned.ask, planned.unknown)
 
-    def _log_late_one(self, group: Group, place: int, answer: Answer) -> None:
-        assert isinstance(group, SingleAsk)
+    def _log_late_one(self, group: SingleAsk, place: int, answer: Answer) -> None:
         self._log_late((group.planned,), place, answer)
 
     def _log_late(self, asked: Sequence[PlannedAsk], place: int, answer: Answer) -> None:
@@ -400,8 +410,8 @@ class Admission:
 
     def _joint(self, asks: Sequence[Ask], caller: Caller) -> JointAsks:
         """Return asks with what they charge."""
-        found = [self._charges(ask, caller, place) for place, ask in enumerate(asks)]
-        return JointAsks(asks, [charges for charges, _ in found], [is_on_hold for _, is_on_hold in found])
+        found = [self._planned(ask, caller, place) for place, ask in enumerate(asks)]
+        return JointAsks(asks, [each.charges for each in found], [each.is_held for each in found])
 
     async def _decide_together(self, joint: JointAsks, caller: Caller, within_s: float | None) -> Together:
         """Decide asks as one, count and log that."""
@@ -463,6 +473,7 @@ class Admission:
         await self._refresher.close()
         await self.local.close()
         await self._gatherer.close()
+        self._record_all()
         await self.circuit.stop()
 
 

@@ -26,10 +26,8 @@ MOST_CHARGES: Final = len(KEYS) + 2
 
 
 def decided(planned: PlannedAsk, answer: Answer, *, sequential: bool) -> tuple[Decision, Sequence[Verdict]]:
-    """Return the decision by the store's answer, and the verdicts that made it; none if all quotas admit."""
-    ask, charges = planned.ask, planned.charges
-    if answer.admits and ask.mode == "admit" and not ask.detail and answer.is_charged:
-        return ADMITTED[len(charges)], ()
+    """Return the decision by the store's answer, and the verdicts that made it."""
+    ask = planned.ask
     if answer.kept is not None:
         mode, detail, its = msgpack.decode(answer.kept, type=Kept)
         verdicts = tuple(_verdict(names, result) for names, result in zip(its, answer.results, strict=True))
@@ -56,6 +54,17 @@ def verdict_on(ask: Ask, charge: Charge, result: ChargeResult) -> Verdict:
     if result.reason == "store_failure":
         return verdict_without_store(ask, charge)
     return _verdict(named(charge), result)
+
+
+def remaining_after(planned: PlannedAsk) -> list[float | None]:
+    """Return what remains in each bucket of an ask without producer ids, in the limit's unit, if known."""
+    answer = planned.answer
+    if answer is None:
+        return [None] * len(planned.charges)
+    return [
+        result.remaining if result.observed == result.observed and result.reason not in BY_POLICY else None
+        for result in answer.results
+    ]
 
 
 def verdict_alone(charge: Charge) -> Verdict:

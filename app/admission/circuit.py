@@ -95,12 +95,13 @@ class Circuit:
         began = monotonic()  # the loop's clock is that of the turn's beginning
 
         def came(answers: list[Answer] | Exception) -> None:
-            self._metrics.observe_call(len(plans), monotonic() - began)
+            seconds = monotonic() - began
             if isinstance(answers, Exception):
                 done(self._failed_call(answers))
             else:
                 self._replied += 1
                 done(answers)
+            loop.call_soon(self._metrics.observe_call, len(plans), seconds)  # behind the answers
 
         try:
             self._store.ask(plans, came)

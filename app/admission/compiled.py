@@ -15,7 +15,7 @@ from msgspec import structs
 
 from app.catalog.snapshot import SetQuota, Snapshot
 from app.domain.ask import Ask
-from app.domain.entity import TYPES, Entity, network_of, rung_of, spell
+from app.domain.entity import TYPES, Entity, is_unreserved, network_of, rung_of, spell
 from app.domain.ladder import AppliedQuota, MatchingRules, asks_for, ladders_of
 from app.domain.quota import KEYS, Quota
 from app.domain.usage import ids_of
@@ -26,8 +26,8 @@ from app.store.port import Charge
 MANNERS: Final = 8
 """How many manners of asks there are, and so of one compiled quota."""
 
-USER, PAIR, CLIENT, ADDRESS, BROKER, LISTENER, BROKER_PAIR, NETWORK = range(8)
-"""Kinds of buckets, by the names that they are made of."""
+USER, CLIENT, ADDRESS, BROKER, LISTENER, PAIR, BROKER_PAIR, NETWORK = range(8)
+"""Kinds of buckets, by the names that they are made of. Those of one name are indexes of ``TYPES``."""
 _KINDS: Final = {
     ("user",): USER,
     ("user", "client-id"): PAIR,
@@ -39,6 +39,7 @@ _KINDS: Final = {
 }
 _OF_BROKERS: Final = (BROKER, BROKER_PAIR)
 _ONE: Final = -1
+_PREFIXES: Final = tuple([f"{type_}=" for type_ in TYPES])
 
 
 class LadderRung(NamedTuple):
@@ -92,7 +93,7 @@ class Tables:
         if ladders is None:
             ladders = self._ladders[has] = tuple(self._made(ask))
         charges: list[Charge] = []
-        manner = manner_of(ask)
+        manner = manner_of(ask) if ask.deny or ask.recheck or ask.mode == "record" else 0
         texts: dict[int, str] = {}
         for ladder in ladders:
             for find, name, other, found, kind in ladder:  # noqa: B007  it is used behind the loop
@@ -109,7 +110,12 @@ class Tables:
                 its = _compile(found, manner)
             bucket = texts.get(kind)
             if bucket is None:
-                bucket = texts[kind] = self._bucket(kind, names, texts)
+                if kind < PAIR:
+                    text = names[kind] or ""
+                    bucket = f"{_PREFIXES[kind]}{text if is_unreserved(text) else spell(text)}"
+                else:
+                    bucket = self._bucket(kind, names, texts)
+                texts[kind] = bucket
             owner = texts[USER] if kind == PAIR else bucket
             if its.is_by_broker and broker is not None and kind not in _OF_BROKERS:
                 bucket = f"{bucket};broker={spell(broker)}"
@@ -122,9 +128,7 @@ class Tables:
         return charges
 
     def _bucket(self, kind: int, names: Sequence[str | None], texts: dict[int, str]) -> str:
-        """The name of a bucket; that of a pair also makes the name of its user."""
-        if kind == USER:
-            return f"user={spell(names[0] or '')}"
+        """The name of a bucket of two names or of a network; a pair's makes its user's too."""
         if kind == PAIR:
             user = texts.get(USER)
             if user is None:
@@ -132,10 +136,7 @@ class Tables:
             return f"{user},client-id={spell(names[1] or '')}"
         if kind == BROKER_PAIR:
             return f"broker={spell(names[3] or '')},listener={spell(names[4] or '')}"
-        if kind == NETWORK:
-            return f"ip={spell(network_of(names[2] or '', self._rules.ipv6_prefix))}"
-        type_ = _TYPE_OF[kind]
-        return f"{type_}={spell(names[TYPES.index(type_)] or '')}"
+        return f"ip={spell(network_of(names[2] or '', self._rules.ipv6_prefix))}"
 
     def _made(self, ask: Ask) -> Iterator[tuple[LadderRung, ...]]:
         """Make the ladders of all asks of this kind."""
@@ -161,9 +162,6 @@ class Tables:
                 return
             name, *others = [TYPES.index(type_) for type_, each in entity.parts if isinstance(each, str)]
             yield LadderRung(found.get, name, others[0] if others else _ONE, None, kind)
-
-
-_TYPE_OF: Final = {kind: types[0] for types, kind in _KINDS.items() if len(types) == 1}
 
 
 def charge_of(applied: AppliedQuota, ask: Ask) -> Charge:

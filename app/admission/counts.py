@@ -7,7 +7,9 @@ combined as ``other``; at 4,000 entries the least active are forgotten.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -39,10 +41,11 @@ class Histogram(Struct):
         """Return an empty histogram."""
         return cls(bounds, [0] * (len(bounds) + 1))
 
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
+    def observe(self, values: Sequence[float]) -> None:
+        """Count values."""
+        for place, times in Counter(map(partial(bisect_left, self.bounds), values)).items():
+            self.counts[place] += times
+        self.total += sum(values)
 
     def add(self, other: Histogram) -> None:
         """Add the counts of another process."""

@@ -159,7 +159,7 @@ class DecisionLog(Logs):
         if self._all or not is_admitted:
             at_ms = self._at_ms(planned.ask, answer, planned.known)
             self._take(DecisionEntry("decision", at_ms, planned, answer, verdicts, failure))
-        elif answer is not None:
+        elif answer is not None and answer.id_outcomes:
             self.refreshed(planned, answer)
 
     def late(self, planned: PlannedAsk, answer: Answer, verdicts: Sequence[Verdict]) -> None:

@@ -127,7 +127,7 @@ class Gatherer(Gathering):
         timeout_s: the silence after which the call has failed.
         queue_s: how long an ask may wait in the queue. While the oldest ask of a principal has waited longer,
             no more asks for that principal are accepted.
-        queued: called with the seconds that a group waited until it was sent, and the number of its asks.
+        queued: called with the seconds that each of some asks waited until it was sent.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Gatherer(Gathering):
         budget_s: float,
         timeout_s: float = 0.5,
         queue_s: float = QUEUE_S,
-        queued: Callable[[float, int], None] = lambda _seconds, _asks: None,
+        queued: Callable[[Sequence[float]], None] = lambda _seconds: None,
     ) -> None:
         self._store = store
         self._patience = Patience(budget_s)
@@ -191,18 +191,20 @@ class Gatherer(Gathering):
             self._answer_without_store(group)
         else:
             latest = monotonic() - within_s
-            if not is_checked and (group.since < latest or self._oldest < latest or self._queue):
+            since = group.since
+            if not is_checked and (since < latest or self._oldest < latest or self._queue.asks):
                 self._check_age(group, latest)
-            self._add(group)
-        if not self._is_calling and (self._arrived or self._queue):
+            self._arrived.append(group)
+            if since < self._oldest:  # noqa: PLR1730  a call takes longer
+                self._oldest = since
+        if not self._is_calling and (self._arrived or self._queue.asks):
             self._is_calling = True
             loop = asyncio.get_running_loop()
             loop.call_soon(self._send, loop)
 
     def _add(self, group: Group) -> None:
         self._arrived.append(group)
-        if group.since < self._oldest:  # noqa: PLR1730  a call takes longer
-            self._oldest = group.since
+        self._oldest = min(self._oldest, group.since)
 
     def _line_up(self) -> Queue:
         """Let everything that waits take turns."""
@@ -250,24 +252,27 @@ class Gatherer(Gathering):
         for group in groups:
             asks += len(group.plans)
             ids += group.ids
-        if len(groups) > MAX_PARTS or asks > MAX_ASKS or ids > MAX_IDS or self._queue:
+        if len(groups) > MAX_PARTS or asks > MAX_ASKS or ids > MAX_IDS or self._queue.asks:
             self._line_up()
             return self._next_by_turns(now)
         self._arrived, self._oldest, self._stretch = [], math.inf, 1.0
         parts: list[Part] = []
+        waits: list[float] = []
         for group in groups:
             asks, waited_s = len(group.plans), now - group.since
             may_drop = group.is_done or waited_s > group.within_s or group.caller.is_gone()
             if may_drop and self._is_dropped(group, now):
                 continue
-            self._queued(waited_s, asks)
+            waits += [waited_s] * asks
             parts.append((group, 0, asks))
             group.sent = asks
+        self._queued(waits)
         return parts
 
     def _next_by_turns(self, now: float) -> list[Part]:
         """Take the parts of the next call by turns, up to the bounds of a call."""
         parts: list[Part] = []
+        waits: list[float] = []
         asks, ids = MAX_ASKS, MAX_IDS
         while self._queue and asks > 0 and len(parts) < MAX_PARTS:
             group = self._queue.first()
@@ -278,11 +283,12 @@ class Gatherer(Gathering):
             if taken == 0:
                 break
             if group.sent == 0:
-                self._queued(now - group.since, len(group.plans))
+                waits += [now - group.since] * len(group.plans)
             asks, ids = asks - taken, ids - ids_taken
             parts.append((group, group.sent, group.sent + taken))
             group.sent += taken
             self._queue.charge(taken, ids_taken)
+        self._queued(waits)
         self._stretch = max(1.0, (MAX_IDS - ids) / MAX_IDS)
         return parts
 
@@ -300,7 +306,7 @@ class Gatherer(Gathering):
             refusal = OverloadedError("age")
         else:
             return False
-        asyncio.get_running_loop().call_soon(group.finish, refusal)  # the queue is at work now
+        asyncio.get_running_loop().call_soon(finish, group, refusal)  # the queue is at work now
         return True
 
     def _came(
@@ -318,7 +324,7 @@ class Gatherer(Gathering):
             return
         if isinstance(answers, Exception):
             for group, _, _ in parts:
-                group.finish(answers)
+                finish(group, answers)
             self._send(loop)
             return
         if len(answers) < plans:
@@ -326,7 +332,7 @@ class Gatherer(Gathering):
         self._send(loop)
         at = 0
         for group, start, end in parts:
-            group.take(start, answers[at : at + end - start])
+            take(group, start, answers[at : at + end - start])
             at += end - start
 
     def _wait_for_resources(
@@ -335,7 +341,7 @@ class Gatherer(Gathering):
         """Try again soon; shed what has waited too long, and asks that were sent but lost their answers."""
         if short.was_sent:
             for group, _, _ in parts:
-                group.finish(OverloadedError("shortage"))
+                finish(group, OverloadedError("shortage"))
         else:
             self._put_back(parts, 0)
         now = monotonic()
@@ -400,14 +406,45 @@ class Gatherer(Gathering):
         """Answer all waiting asks without the store; their records and refunds are still sent."""
         self.is_late = True
         for group, _, _ in self._in_call:
-            group.finish(StoreError("budget"))
+            finish(group, StoreError("budget"))
         for group in self._line_up().drain():
             self._answer_without_store(group)
 
     def _answer_without_store(self, group: Group) -> None:
-        group.finish(StoreError("budget"))
+        finish(group, StoreError("budget"))
         for account in group.unsent_accounts() if group.is_accounting else ():
             self._add(account)
+
+
+def take(group: Group, start: int, answers: list[Answer]) -> None:
+    """Give a request the answers to its plans from ``start`` on; finish it if it has them all."""
+    if group.is_done:  # it was answered without the store
+        _report_late(group, start, answers)
+        return
+    group.answers = answers = group.answers + answers if group.answers else answers
+    if len(answers) == len(group.plans):
+        finish(group, None)
+
+
+def finish(group: Group, error: Exception | None) -> None:
+    """Finish a request with the answers so far, unless it is finished."""
+    if group.is_done:
+        return
+    group.is_done = True
+    try:
+        group.done(group, error)
+    except Exception:
+        log.exception("an answer could not be given")  # and the other requests of the call get theirs
+
+
+def _report_late(group: Group, start: int, answers: Sequence[Answer]) -> None:
+    """Report the answers to plans from ``start`` on, which came after their request was finished."""
+    try:
+        for place, answer in enumerate(answers, start):
+            if group.late is not None:
+                group.late(group, place, answer)
+    except Exception:
+        log.exception("a late answer could not be reported")
 
 
 def _fit(group: Group, asks: int, ids: int, *, alone: bool) -> tuple[int, int]:

@@ -70,8 +70,8 @@ class Fill(NamedTuple):
     remaining: float
 
 
-Observe = Callable[[float, int], None]
-"""Counts a time in seconds, and of how many asks it is."""
+Observe = Callable[[Sequence[float]], None]
+"""Counts the times of some asks, in seconds."""
 
 
 class Metrics:
@@ -89,7 +89,7 @@ class Metrics:
         store_memory: returns the memory use of the store.
 
     Attributes:
-        observe_decision: counts the seconds that some asks, decided together, took.
+        observe_decisions: counts the seconds that some asks took.
         observe_queue: counts the seconds that some asks waited in this node for a call.
     """
 
@@ -106,8 +106,9 @@ class Metrics:
     ) -> None:
         self._store_memory = store_memory
         self._counts = Counts()
-        self.observe_decision: Observe = self._counts.decision_seconds.observe
-        self.observe_queue: Observe = self._counts.queue_seconds.observe
+        self.observe_decisions: Observe = self._counts.decision_seconds.observe
+        self._waits: list[float] = []  # not counted yet: the next call counts them together
+        self.observe_queue: Observe = self._waits.extend
         self._catalog_away = catalog_away
         self._draining = draining
         self._waiting = waiting
@@ -137,11 +138,10 @@ class Metrics:
             counts.unmatched += 1
         if ask.cluster_action and ask.mode in ("admit", "record") and not _EXEMPT_USAGE.isdisjoint(ask.usage):
             counts.exempt += ask.usage.get("requests", 1)
-        plan, alone = planned.plan, planned.charges[:1] if planned.known is not None else ()
+        plan = planned.plan
         if answer is None:
-            if plan is None:
-                for charge in alone:
-                    self._shadowed(charge, "admit")
+            if plan is None and planned.known is not None:
+                self._shadowed(planned.charges[0], "admit")
             return False
         charges = planned.charges if plan is None else plan.charges
         has_lapsed = answer.earlier is not None and self._count_earlier(charges, answer.earlier)
@@ -150,11 +150,11 @@ class Metrics:
         now = self._clock()
         if now >= self._halve_at:
             self._halve(now)
-        if source == "store":
-            for charge in alone:
-                self._shadowed(charge, "admit")
-                touch(counts.rates, (charge.quota.key, charge.bucket), now, None)
         is_shown = source == "store"
+        if is_shown and planned.known is not None:
+            charge = planned.charges[0]
+            self._shadowed(charge, "admit")
+            touch(counts.rates, (charge.quota.key, charge.bucket), now, None)
         for charge, result in zip(charges, answer.results, strict=True):
             if result.clock or result.remembered or result.fill:
                 has_lapsed |= self._count_odd(charge, result)
@@ -294,9 +294,11 @@ class Metrics:
         _increment(self._counts.unusable_descriptors, reason)
 
     def observe_call(self, asks: int, seconds: float) -> None:
-        """Count one store call."""
-        self._counts.store_seconds.observe(seconds)
-        self._counts.script_asks.observe(asks)
+        """Count one store call, and how long its asks had waited for it."""
+        self._counts.store_seconds.observe((seconds,))
+        self._counts.script_asks.observe((asks,))
+        self._counts.queue_seconds.observe(self._waits)
+        self._waits.clear()
 
     def count_fallback(self, reason: str) -> None:
         """Count an ask that was answered without the store."""

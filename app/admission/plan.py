@@ -42,6 +42,7 @@ class PlannedAsk(Struct, gc=False):
         unknown: the ask with those ids alone that the node does not know, if it knows some of several.
         edition: the edition of the node's knowledge (``LocalAnswers.edition``) when it was planned.
         decision: once it is made.
+        answer: the store's, if the decision was made by it.
     """
 
     ask: Ask
@@ -52,6 +53,7 @@ class PlannedAsk(Struct, gc=False):
     unknown: Ask | None = None
     edition: int = 0
     decision: Decision | None = None
+    answer: Answer | None = None
 
     @property
     def alone(self) -> int:
@@ -65,9 +67,7 @@ def plan_of(ask: Ask, charges: Sequence[Charge], secret: bytes, key: str | None 
     Args:
         key: the name of the caller's API key; kept answers belong to the key.
     """
-    if ask.id is None:
-        return Plan(ask.mode, tuple(charges), None, b"", ask.at_ms) if charges else None
-    content = content_of(ask, key)
+    content = None if ask.id is None else content_of(ask, key)
     if content is None:
         return Plan(ask.mode, tuple(charges), None, b"", ask.at_ms) if charges else None
     # It reveals nothing without the secret.

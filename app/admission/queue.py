@@ -11,16 +11,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
-import structlog
 from msgspec import Struct, field
 
 from app.admission.turns import FairTurns
 from app.domain.caller import ANYONE, Caller
 from app.store.port import Answer, Plan
-
-log: Final = structlog.get_logger("quotagate.store")
 
 QUANTUM: Final = 10
 """How many asks of one request are served in one turn."""
@@ -28,11 +25,11 @@ QUANTUM: Final = 10
 ACCOUNTING: Final = frozenset({"record", "refund", "settle", "undo"})
 """The modes of asks for work that is done, and of undos: they are sent even if nobody waits for them."""
 
-LateCallback = Callable[["Group", int, Answer], None]
+LateCallback = Callable[[Any, int, Answer], None]
 """Called with a request, the index of a plan and its answer, if that came after the request was finished."""
 
-DoneCallback = Callable[["Group", Exception | None], None]
-"""Called once when a request is finished, with why it has no more answers; None if it has them all.
+DoneCallback = Callable[[Any, Exception | None], None]
+"""Called once with a finished request, and with why it has no more answers; None if it has them all.
 
 A ``StoreError``: the store failed; what is missing is decided without it.
 An ``AdmissionError``: the request was refused, and nothing was sent.
@@ -84,34 +81,6 @@ class Group(Struct, eq=False):
             if plan.mode in ACCOUNTING:
                 is_accounting = True
         return cls(plans, done, late, caller, on_behalf_of, since, ids, is_accounting)
-
-    def take(self, start: int, answers: list[Answer]) -> None:
-        """Take the answers to its plans from ``start`` on."""
-        if self.is_done:  # answered without the store
-            self.report_late(start, answers)
-            return
-        self.answers = answers = self.answers + answers if self.answers else answers
-        if len(answers) == len(self.plans):
-            self.finish(None)
-
-    def finish(self, error: Exception | None) -> None:
-        """Finish the request with the answers so far, unless it is finished."""
-        if self.is_done:
-            return
-        self.is_done = True
-        try:
-            self.done(self, error)
-        except Exception:
-            log.exception("an answer could not be given")  # and the other requests of the call get theirs
-
-    def report_late(self, start: int, answers: Sequence[Answer]) -> None:
-        """Report the answers to its plans from ``start`` on, which came after it was finished."""
-        try:
-            for place, answer in enumerate(answers, start):
-                if self.late is not None:
-                    self.late(self, place, answer)
-        except Exception:
-            log.exception("a late answer could not be reported")
 
     def unsent_accounts(self) -> list[Group]:
         """Return its unsent records and refunds, each as a group of its own whose answer will be late.

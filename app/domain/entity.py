@@ -48,7 +48,8 @@ LONGEST_SPELLED: Final = 3 * MAX_NAME_BYTES
 LONGEST_ADDRESS: Final = 45
 """The longest address: an IPv6 one whose end is written like an IPv4 one."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_UNRESERVED: Final = re.compile(r"[A-Za-z0-9_.~-]*")
+is_unreserved: Final = re.compile(r"[A-Za-z0-9_.~-]*").fullmatch
+"""Matches a name that is spelled as it is (RFC 3986's unreserved characters)."""
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -149,7 +150,7 @@ def spell(name: Name) -> str:
     """
     if isinstance(name, Default):
         return "*"
-    return name if _UNRESERVED.fullmatch(name) else quote(name, safe="")
+    return name if is_unreserved(name) else quote(name, safe="")
 
 
 def has_control_characters(text: str) -> bool:

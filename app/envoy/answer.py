@@ -45,7 +45,11 @@ def response(decision: Decision, parts: Sequence[PlannedAsk | None]) -> RateLimi
         statuses=map(_status, parts),
         response_headers_to_add=[
             HeaderValue(key=name.decode(), value=value.decode())
-            for name, value in decision_fields(its_decision, refused.charges)
+            for name, value in decision_fields(
+                its_decision,
+                refused.charges,
+                [verdict.remaining for verdict in its_decision.quotas or ()],
+            )
         ],
     )
 

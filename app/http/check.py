@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
+from msgspec import Struct
 from starlette.types import Receive, Scope
 
+from app.admission.answers import remaining_after
 from app.admission.errors import OverloadedError
 from app.admission.plan import PlannedAsk
 from app.admission.port import Decider
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
-from app.http.access import Access, Sender
+from app.http.access import Access, IsGone, Sender
 from app.http.check_question import Callers, Sources, read_query
 from app.http.head import EXPECT, HeadFields, RequestHead, head_of
-from app.http.hot import HttpAnswer, IsGone, PlainRoute, Then, caller_of, is_gone_of
+from app.http.hot import HttpAnswer, PlainRoute, Then, is_gone_of
 from app.http.problems import FieldError, ProblemError, retry_ms
 from app.http.ratelimit import decision_fields
 from app.http.wire import encode_decision
@@ -29,9 +30,10 @@ WITHIN_S: Final = 0.3
 
 _CONTENT: Final = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
 """The fields of any answer to a gateway."""
+_WITHOUT_BODY: Final = dict.fromkeys((b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"), 0)
 
 
-class AskedCheck(NamedTuple):
+class AskedCheck(Struct, frozen=True, gc=False):
     """A check that was read."""
 
     ask: Ask
@@ -125,7 +127,6 @@ class Check:
             broker=what.broker,
             listener=what.listener,
             deny=True,
-            detail=True,
             at_ms=at_ms,
         )
         return AskedCheck(ask, what.deny_status)
@@ -135,12 +136,8 @@ class CheckRoute(PlainRoute):
     """The route of the check: it takes any method and reads no body."""
 
     def __init__(self, check: Check, access: Access, shed: Callable[[str], None]) -> None:
-        super().__init__(access, shed)
+        super().__init__(access, shed, _WITHOUT_BODY)
         self._check = check
-
-    def is_ordinary(self, method: bytes, size: int) -> bool:
-        """Whether the request has no body, and its answer has one."""
-        return method not in (b"HEAD", b"CONNECT") and size == 0
 
     def identify(self, head: RequestHead) -> Sender:
         """Check the sender."""
@@ -163,14 +160,12 @@ class CheckRoute(PlainRoute):
         is_gone: IsGone,
     ) -> HttpAnswer:
         """Return the answer to a head."""
-        return await self._check.answer(
-            head.query, head.fields, self._allow(sender), caller_of(sender, is_gone)
-        )
+        return await self._check.answer(head.query, head.fields, self._allow(sender), sender.caller(is_gone))
 
     def begin(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002  it has no body
         """Answer a head by a call."""
         try:
-            self._check.begin(head.query, head.fields, self._allow(sender), caller_of(sender, is_gone), then)
+            self._check.begin(head.query, head.fields, self._allow(sender), sender.caller(is_gone), then)
         except Exception as error:  # noqa: BLE001  it is logged, or is an answer
             then(error)
         return True
@@ -188,11 +183,11 @@ class CheckRoute(PlainRoute):
 
 
 def answer_to(planned: PlannedAsk, deny_status: int) -> HttpAnswer:
-    """Return a detailed decision as the answer to a gateway."""
-    decision = planned.decision
+    """Return a decision as the answer to a gateway."""
+    decision, charges = planned.decision, planned.charges
     assert decision is not None
-    body = encode_decision(replace(decision, quotas=None))
-    headers = [*_CONTENT, *decision_fields(decision, planned.charges)]
+    body = encode_decision(decision)
+    headers = [*_CONTENT, *decision_fields(decision, charges, remaining_after(planned))]
     return HttpAnswer(200 if decision.decision == "admit" else deny_status, headers, body)
 
 

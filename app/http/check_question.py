@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from msgspec import Struct
 
 from app.domain.ask import AMOUNTS, COUNTS
 from app.domain.errors import EntityError
@@ -44,7 +46,7 @@ class Sources:
     trusted: tuple[Network, ...] = ()
 
 
-class CallerIdentity(NamedTuple):
+class CallerIdentity(Struct, frozen=True, gc=False):
     """The caller that a request names."""
 
     principal: str | None
@@ -65,25 +67,20 @@ class Callers:
 
     def of(self, headers: HeadFields, errors: list[FieldError]) -> CallerIdentity:
         """Return the caller that these headers give; adds errors to ``errors``."""
-        sent: dict[bytes, bytes] = {}
-        for name in self._spelled:
-            values = headers.get(name)
-            if not values:
-                continue
-            sent[name] = b",".join(values) if self._trusted and name == self._ip else values[0]
-            if len(values) > 1 and not (self._trusted and name == self._ip):
-                errors.append(self._wrong(name, "is duplicated"))
         return CallerIdentity(
-            self._name(self._principal, sent, errors) or None,
-            self._name(self._client, sent, errors),
-            self._address(sent, errors),
+            self._name(self._principal, headers, errors) or None,
+            self._name(self._client, headers, errors),
+            self._address(headers, errors) if self._ip in headers else None,
         )
 
-    def _name(self, header: bytes, sent: Mapping[bytes, bytes], errors: list[FieldError]) -> str | None:
-        if header not in sent:
+    def _name(self, header: bytes, headers: HeadFields, errors: list[FieldError]) -> str | None:
+        values = headers.get(header)
+        if not values:
             return None
+        if len(values) > 1:
+            errors.append(self._wrong(header, "is duplicated"))
         try:
-            name = sent[header].decode().strip(_BLANKS)
+            name = values[0].decode().strip(_BLANKS)
         except UnicodeDecodeError:
             errors.append(self._wrong(header, "must be UTF-8"))
             return None
@@ -91,11 +88,14 @@ class Callers:
             errors.append(self._wrong(header, why))
         return name
 
-    def _address(self, sent: Mapping[bytes, bytes], errors: list[FieldError]) -> str | None:
-        text = sent.get(self._ip, b"").decode("latin-1").strip(_BLANKS)
+    def _address(self, headers: HeadFields, errors: list[FieldError]) -> str | None:
+        values = headers[self._ip]
         try:
             if self._trusted:
-                return rightmost_untrusted(text, self._is_trusted)
+                return rightmost_untrusted(b",".join(values).decode("latin-1"), self._is_trusted)
+            if len(values) > 1:
+                errors.append(self._wrong(self._ip, "is duplicated"))
+            text = values[0].decode("latin-1").strip(_BLANKS)
             return read_address(text) if text else None
         except EntityError as error:
             errors.append(self._wrong(self._ip, str(error)))
@@ -133,7 +133,7 @@ def rightmost_untrusted(forwarded_for: str, is_trusted: Callable[[str], bool]) -
     return None
 
 
-class CheckQuery(NamedTuple):
+class CheckQuery(Struct, frozen=True, gc=False):
     """A parsed query, and its errors.
 
     Attributes:
@@ -148,8 +148,14 @@ class CheckQuery(NamedTuple):
     errors: tuple[FieldError, ...]
 
 
+ONE_REQUEST: Final = CheckQuery({"requests": 1}, None, None, 429, None, ())
+"""An empty query."""
+
+
 def read_query(query: bytes, *, timed: bool) -> CheckQuery:
     """Read a query; ``timed``: it may have ``at_ms``."""
+    if not query:  # as most gateways ask
+        return ONE_REQUEST
     values: dict[str, Any] = {}
     errors: list[FieldError] = []
     for name, text in _each_once(query, errors):

@@ -23,6 +23,7 @@ class RequestDeadline:
 
     Attributes:
         at: the deadline, by the loop's clock in seconds.
+        rings_at: when the timer runs out, by the same clock; ``math.inf`` without one.
     """
 
     HEAD_S: ClassVar[float] = 10.0
@@ -32,7 +33,7 @@ class RequestDeadline:
     BODY_RATE: ClassVar[float] = 65_536
     """The slowest body in bytes per second."""
 
-    __slots__ = ("_connection", "_held_at", "_is_set", "_loop", "_passed", "_rings_at", "_timer", "at")
+    __slots__ = ("_connection", "_held_at", "_loop", "_passed", "_timer", "at", "rings_at")
 
     def __init__(
         self, connection: ClientConnection, loop: asyncio.AbstractEventLoop, passed: Callable[[], None]
@@ -40,21 +41,19 @@ class RequestDeadline:
         self._connection = connection
         self._loop = loop
         self._passed = passed
-        self._is_set = False
         self._held_at = math.inf  # while the connection is read
-        self._rings_at = math.inf  # without a timer
+        self.rings_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self.at = 0.0
 
     def set(self, at: float) -> None:
         """Wait for the caller, until this time."""
         self.at = at
-        if not self._is_set:
-            self._is_set = True
+        if self._connection.idle_since == math.inf:
             self._connection.idle_since = self._loop.time()
-        if self._rings_at > at:
+        if self.rings_at > at:
             self.cancel()
-            self._rings_at = at
+            self.rings_at = at
             self._timer = self._loop.call_at(at, self._ring)
 
     def body_s(self, size: int) -> float:
@@ -63,24 +62,23 @@ class RequestDeadline:
 
     def note_arrival(self) -> None:
         """Note that a caller which is waited for has sent something."""
-        if self._is_set:
+        if self._connection.idle_since < math.inf:
             self._connection.idle_since = self._loop.time()
 
     def drop(self) -> None:
         """Wait for no caller: a complete request is being answered."""
-        self._is_set = False
         self._connection.idle_since = math.inf
 
     def cancel(self) -> None:
         """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._rings_at = None, math.inf
+            self._timer, self.rings_at = None, math.inf
 
     def end(self) -> None:
         """Stop the timer for good, and forget the connection: nothing refers to it in a cycle then."""
         self.cancel()
-        self._is_set = False
+        self.drop()
         self._passed = _nothing
 
     def hold(self) -> None:
@@ -92,12 +90,12 @@ class RequestDeadline:
         if self._held_at < math.inf:
             self.at += self._loop.time() - self._held_at
             self._held_at = math.inf
-            if self._is_set:
+            if self._connection.idle_since < math.inf:
                 self.set(self.at)
 
     def _ring(self) -> None:
-        self._timer, self._rings_at = None, math.inf
-        if self._is_set and self._held_at == math.inf:
+        self._timer, self.rings_at = None, math.inf
+        if self._connection.idle_since < math.inf == self._held_at:
             if self._loop.time() < self.at:
                 self.set(self.at)
             else:

@@ -11,10 +11,10 @@ from app.admission.slices import STRIDE, Slices, Work, weight_of
 from app.domain.ask import Ask
 from app.domain.errors import OutOfBoundsError
 from app.domain.grant import Grant, Permission
-from app.http.access import Access, Sender
+from app.http.access import Access, IsGone, Sender
 from app.http.bodies import MAX_IDS_IN_BATCH
 from app.http.head import RequestHead
-from app.http.hot import JSON, UNCOUNTED, BodyRoute, HttpAnswer, IsGone, Result, Then, caller_of
+from app.http.hot import JSON, UNCOUNTED, BodyRoute, HttpAnswer, Result, Then
 from app.http.intake import Intake
 from app.http.wire import (
     Clock,
@@ -74,7 +74,7 @@ class DecisionRoute(BodyRoute):
             sent = read_ask(body, self._clock)
             if sent is None:
                 return False
-            self._admission.begin(self._allowed(sent[0], grant, ""), caller_of(sender, is_gone), then)
+            self._admission.begin(self._allowed(sent[0], grant, ""), sender.caller(is_gone), then)
         except OutOfBoundsError as outside:
             then(self.access.shared(grant, outside))
         except Exception as error:  # noqa: BLE001  it is an answer; an unexpected one is logged
@@ -89,7 +89,7 @@ class DecisionRoute(BodyRoute):
 
     async def reply_to(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:  # noqa: ARG002  the body says everything
         """Decide one ask."""
-        grant, caller = sender.grant, caller_of(sender, is_gone)
+        grant, caller = sender.grant, sender.caller(is_gone)
         ask = await self._slices.run(sender.turn, self._read(body, grant))
         try:
             (planned,) = await self._admission.decide((ask,), caller)
@@ -123,7 +123,7 @@ class BatchRoute(DecisionRoute):
 
     async def reply_to(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:  # noqa: ARG002  the body says everything
         """Decide a batch of asks."""
-        grant, caller = sender.grant, caller_of(sender, is_gone)
+        grant, caller = sender.grant, sender.caller(is_gone)
         asks = await self._slices.run(sender.turn, self._read_batch(body, grant))
         try:
             planned = await self._admission.decide(asks, caller)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from time import monotonic
 from typing import Final
 
 import structlog
@@ -19,8 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.admission.errors import CallerGoneError, OverloadedError
 from app.admission.plan import PlannedAsk
-from app.domain.caller import Caller
-from app.http.access import Access, Sender
+from app.http.access import Access, IsGone, Sender
 from app.http.head import EXPECT, RequestHead, head_of
 from app.http.intake import BodyBytes, Intake
 from app.http.problems import PROBLEM_JSON, ProblemError, overloaded, retry_ms
@@ -32,7 +30,6 @@ IS_GONE: Final = "quotagate.is_gone"
 log = structlog.get_logger("quotagate.http")
 
 Fields = Sequence[tuple[bytes, bytes]]
-IsGone = Callable[[], bool]
 
 UNCOUNTED: Final = 1_024
 """Up to this size a body that is answered by a call is not counted as waiting, but needs room as any other:
@@ -60,18 +57,16 @@ class PlainRoute(abc.ABC):
 
     Args:
         shed: called with the cause whenever a request is shed.
+        ordinary: the methods of requests that the hot protocol may answer, and the largest body of each.
 
     Attributes:
         access: identifies the senders.
     """
 
-    def __init__(self, access: Access, shed: Callable[[str], None]) -> None:
+    def __init__(self, access: Access, shed: Callable[[str], None], ordinary: Mapping[bytes, int]) -> None:
         self.access = access
+        self.ordinary = ordinary
         self._shed = shed
-
-    @abc.abstractmethod
-    def is_ordinary(self, method: bytes, size: int) -> bool:
-        """Whether the hot protocol may answer a request with this method and size of its body."""
 
     @abc.abstractmethod
     def identify(self, head: RequestHead) -> Sender:
@@ -168,10 +163,9 @@ class BodyRoute(PlainRoute):
     """
 
     def __init__(self, method: str, access: Access, shed: Callable[[str], None], intake: Intake) -> None:
-        super().__init__(access, shed)
+        super().__init__(access, shed, {method.encode(): MAX_BODY})
         self.method = method
         self.intake = intake
-        self._method_sent = method.encode()
 
     @abc.abstractmethod
     async def reply_to(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone) -> bytes:
@@ -180,10 +174,6 @@ class BodyRoute(PlainRoute):
         Raises:
             ProblemError, OverloadedError, CallerGoneError: as ``respond``.
         """
-
-    def is_ordinary(self, method: bytes, size: int) -> bool:
-        """Whether it has the method, and a body that is not too large."""
-        return method == self._method_sent and size <= MAX_BODY
 
     async def answered(self, scope: Scope, receive: Receive) -> HttpAnswer | None:
         """Return the answer to the whole body."""
@@ -231,13 +221,6 @@ def problem_answer(problem: ProblemError, *, closes: bool) -> HttpAnswer:
 def failure() -> ProblemError:
     """Return the 500 for an unexpected error, which says nothing of its cause."""
     return ProblemError(500, "The request failed; the log has the reason.")
-
-
-def caller_of(sender: Sender, is_gone: IsGone) -> Caller:
-    """Return the sender of a request that is complete now."""
-    grant = sender.grant
-    its = grant.name, sender.turn, grant.bound_to, monotonic(), is_gone, grant.created_ms, sender.traceparent
-    return tuple.__new__(Caller, its)  # which takes a quarter of the time of a named tuple's own
 
 
 def sized(answer: HttpAnswer) -> Fields:

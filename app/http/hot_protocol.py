@@ -41,8 +41,8 @@ from app.http.protocol import AT_ONCE, MAX_PARAMETERS, PIECE, TOO_SLOW, Protocol
 
 MAX_HEAD: Final = 16_384
 """The longest ordinary head in bytes; gateways that copy a visitor's cookies send several thousand."""
-MAX_TARGET: Final = MAX_PARAMETERS
-"""The longest ordinary target in bytes."""
+MAX_LINE: Final = MAX_PARAMETERS
+"""The longest ordinary request line in bytes."""
 
 IDLE, QUEUED, ANSWERING, OVER = range(4)
 """A connection reads; waits for its turn to read; answers a request; reads and answers nothing more."""
@@ -52,6 +52,7 @@ _STATUS_LINES: Final = {
 }
 _JSON_LINES: Final = b"content-type: application/json\r\n"
 _HEAD_END: Final = b"\r\n\r\n"
+_HEAD_END_SIZE: Final = 4
 _CONTENT_LENGTH: Final = b"content-length"
 _NO_HEAD: Final = RequestHead()
 _EXTRAORDINARY: Final = frozenset({EXPECT, b"transfer-encoding", b"upgrade"})
@@ -113,7 +114,11 @@ class HttpPort:
         turns: ParsingTurns,
         count_handed_over: Callable[[], None],
     ) -> None:
-        self.routes = {path.encode(): (path, route) for path, route in hot.items()}
+        self.routes = {
+            b"%b %b HTTP/1.1" % (method, path.encode()): (route, path, largest)
+            for path, route in hot.items()
+            for method, largest in route.ordinary.items()
+        }
         self.outbox = outbox
         self.drain = drain
         self.turns = turns
@@ -135,6 +140,19 @@ class HttpPort:
         loop = _loop or asyncio.get_running_loop()
         general = partial(self.general, config, server_state, app_state, loop, connection=connection)
         return HotProtocol(self, connection, loop, server_state, config.timeout_keep_alive, general)
+
+    def find(self, line: bytes) -> tuple[PlainRoute, str, int, bytes] | None:
+        """Return the route of a request line, its path, the size of an ordinary body, and the query.
+
+        None if no request with this line is ordinary.
+        """
+        found = self.routes.get(line)
+        if found is not None:
+            return *found, b""
+        path, mark, rest = line.partition(b"?")
+        query, _, version = rest.rpartition(b" ")
+        found = self.routes.get(b"%b %b" % (path, version)) if mark else None
+        return None if found is None or len(line) > MAX_LINE or b"#" in query else (*found, query)
 
     def encode(self, answer: HttpAnswer, fields: Fields, *, keep_alive: bool) -> bytes:
         """Return an answer as uvicorn would send it, with the fields of the server first.
@@ -206,10 +224,8 @@ class HotProtocol(asyncio.Protocol):
         "_transport",
         "_unread",
         "_unsent",
-        "_url",
         "loop",
         "on_header",
-        "on_url",
         "source",
     )
 
@@ -247,10 +263,8 @@ class HotProtocol(asyncio.Protocol):
         self._peer_has_ended = False
         self._unsent: HttpAnswer | None = None  # waits until earlier answers are read
         # The head that is being read
-        self._url: list[bytes] = []  # in pieces
         self._fields: dict[bytes, bytes] = {}  # as they are spelled
-        # The parser calls these for each piece and each field, most of which nobody reads.
-        self.on_url = self._url.append
+        # The parser calls this for each field, most of which nobody reads.
         self.on_header = self._fields.__setitem__
         self._keeps_alive: bool | None = None  # whether it keeps the connection; known once it is complete
         # The request that is being read or answered
@@ -360,17 +374,17 @@ class HotProtocol(asyncio.Protocol):
             until: when time runs out, by ``perf_counter``; 0 outside of a turn, where much data has to wait.
         """
         try:
-            while self._data and self._phase == IDLE and not self._is_write_paused:
+            while (data := self._data) and self._phase == IDLE and not self._is_write_paused:
                 if until:
                     if perf_counter() >= until:
                         self._phase = QUEUED
                         return True
-                elif len(self._data) - self._parsed > AT_ONCE:
+                elif len(data) - self._parsed > AT_ONCE:
                     self._queue()
                     break
                 if self._body_left:
                     self._read_body()
-                elif not self._read_head():
+                elif not self._read_head(data):
                     break
         except (HttpParserError, HttpParserUpgrade):
             self._hand_over()
@@ -380,81 +394,68 @@ class HotProtocol(asyncio.Protocol):
             self._regulate()
         return False
 
-    def _read_head(self) -> bool:
-        """Read a piece of a head, which ends with the head; return whether there may be more to read."""
-        data, fed = self._data, self._parsed
-        found = data.find(_HEAD_END, fed - 3 if fed > 3 else 0)
-        end = 0 if found < 0 else found + len(_HEAD_END)
-        stop = end or len(data)
-        if stop > fed + PIECE:  # noqa: PLR1730  a call takes longer
-            stop = fed + PIECE
-        self._parser.feed_data(data[fed:stop])
-        self._parsed = stop
-        if stop > MAX_HEAD:
-            pass
-        elif self._keeps_alive is not None:
-            if stop == end and self._has_ordinary_head(end):
-                self._begin(end)
-                return True
-        elif stop != end:
-            return stop < len(data)
-        elif not self._url:  # blank lines, which begin nothing
-            self._data, self._parsed = data[end:], 0
-            self._deadline.set(min(self._deadline.at, self.loop.time() + self._deadline.HEAD_S))
-            return True
-        self._hand_over()
-        return False
+    def _read_head(self, data: bytes) -> bool:
+        """Read a piece of a head, which ends with the head; return whether there may be more to read.
 
-    def _has_ordinary_head(self, end: int) -> bool:
-        """Whether the head, which ends there, begins an ordinary request; it becomes the newest request then.
-
-        No field of it comes twice: the last one would be all that is known of it.
+        A request with a whole ordinary head begins. No field of such a head comes twice: only the last one
+        would be known.
         """
-        port, parser, query = self._port, self._parser, b""
-        target = b"".join(self._url)
-        found = port.routes.get(target)
-        if found is None:
-            path, _, query = target.partition(b"?")
-            found = port.routes.get(path)
-            if found is None or len(target) > MAX_TARGET or b"#" in query:
+        fed, parser = self._parsed, self._parser
+        found = data.find(_HEAD_END, fed - 3 if fed > 3 else 0)
+        stop = end = found + _HEAD_END_SIZE if found >= 0 else 0
+        if not end or end > fed + PIECE:
+            stop = min(len(data), fed + PIECE)
+        parser.feed_data(data[fed:stop])
+        self._parsed = stop
+        if self._keeps_alive is None:
+            if stop > MAX_HEAD:
+                self._hand_over()
                 return False
+            if stop != end:
+                return stop < len(data)
+            if not data[:end].strip(b"\r\n"):  # blank lines, which begin nothing
+                self._data, self._parsed = data[end:], 0
+                self._deadline.set(min(self._deadline.at, self.loop.time() + self._deadline.HEAD_S))
+                return True
+        if stop != end or stop > MAX_HEAD or self._keeps_alive is None:
+            self._hand_over()
+            return False
         sent = self._fields
-        fields = dict(zip(map(bytes.lower, sent), zip(sent.values(), strict=True), strict=True))
-        if len(fields) + 2 != self._data.count(b"\r\n", 0, end) or not _EXTRAORDINARY.isdisjoint(fields):
-            return False
-        hosts, sizes, (path_of_route, route) = fields.get(HOST), fields.get(_CONTENT_LENGTH), found
-        if hosts is None or len(hosts[0]) > host.LONGEST or host.parts(hosts[0]) is None:
-            return False
+        fields = dict(zip(map(bytes.lower, sent), zip(sent.values())))  # noqa: B905  one mapping has both
+        route = self._port.find(data[: data.find(b"\r\n")])
+        hosts, sizes = fields.get(HOST), fields.get(_CONTENT_LENGTH)
         size = int(sizes[0]) if sizes else 0
-        if not route.is_ordinary(parser.get_method(), size) or parser.get_http_version() != "1.1":
+        if (
+            route is None
+            or size > route[2]
+            or len(fields) + 2 != data.count(b"\r\n", 0, end)
+            or not _EXTRAORDINARY.isdisjoint(fields)
+            or hosts is None
+            or len(hosts[0]) > host.LONGEST
+            or host.parts(hosts[0]) is None
+        ):
+            self._hand_over()
             return False
-        self._route = route
-        self._body_left = size
-        self._head = RequestHead(path_of_route, query, fields, self._connection.address, self._peer)
-        return True
-
-    def _begin(self, end: int) -> None:
-        """Begin the newest request, whose head ends there."""
         if self._is_first:
             self._is_first = False
             self._connection.request_received()
         if not self._keeps_alive:
             self._is_last = True
-        self._keeps_alive, self._is_in_head = None, False
-        self._url.clear()
-        self._fields.clear()
-        data, left = self._data, self._body_left
-        stop, self._parsed = end + left, 0
-        if stop > len(data):
-            self._data = data[end:]
+        self._keeps_alive, self._is_in_head, self._parsed = None, False, 0
+        sent.clear()
+        self._route, path, _, query = route
+        self._head = RequestHead(path, query, fields, self._connection.address, self._peer)
+        body_end = end + size
+        if body_end > len(data):
+            self._data, self._body_left = data[end:], size
             self._await_body()
-            return
-        self._data = data[stop:]
-        body = data[end:stop]
-        if left:
-            self._body_left = 0
-            self._parser.feed_data(body)
+            return True
+        self._data = data[body_end:]
+        body = data[end:body_end]
+        if size:
+            parser.feed_data(body)
         self._answer(body)
+        return True
 
     # A body that comes later than its head
 
@@ -506,7 +507,7 @@ class HotProtocol(asyncio.Protocol):
     def _answer(self, body: bytes, sender: Sender | None = None) -> None:
         """Let the route answer the newest request, which it has identified the sender of or does now."""
         self._phase = ANSWERING
-        self._deadline.drop()
+        self._connection.idle_since = math.inf
         route, head = self._route, self._head
         if sender is None:
             try:
@@ -552,8 +553,12 @@ class HotProtocol(asyncio.Protocol):
         if self._is_last:
             self._close()
             return
-        # The rest of a body that is thrown away has no more time than it had.
-        self._deadline.set(self._deadline.at if self._body_left else self.loop.time() + self._keep_alive_s)
+        now, deadline = self.loop.time(), self._deadline
+        self._connection.idle_since = now
+        if not self._body_left:  # the rest of a body that is thrown away has no more time than it had
+            deadline.at = now + self._keep_alive_s
+        if deadline.rings_at > deadline.at:
+            deadline.set(deadline.at)
         if self._data:
             self._queue()
         elif self._peer_has_ended:

@@ -13,10 +13,10 @@ from app.domain.errors import OutOfBoundsError
 from app.domain.grant import Grant
 from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
-from app.http.access import LEASES, Access, Sender
+from app.http.access import LEASES, Access, IsGone, Sender
 from app.http.bodies import SettledBody
 from app.http.head import RequestHead
-from app.http.hot import BodyRoute, IsGone, caller_of
+from app.http.hot import BodyRoute
 from app.http.intake import Intake
 from app.http.problems import FieldError, unprocessable
 from app.http.query import Parameters
@@ -91,7 +91,7 @@ class LeaseRoutes:
     ) -> LeaseAnswer:
         if self._time is not None and wish.at_ms is not None:
             self._time.note(wish.at_ms)
-        return await self._leases.take(wish, lease_ms, settlements, caller_of(sender, is_gone))
+        return await self._leases.take(wish, lease_ms, settlements, sender.caller(is_gone))
 
     def _settlement(
         self, text: str, spent: dict[str, float] | None, grant: Grant, *at: str | int

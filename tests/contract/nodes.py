@@ -262,7 +262,7 @@ class Nodes(RuleBasedStateMachine):
     def _miss(self, node: Node, user: str) -> None:
         for each in IDS[:-1]:
             ask = Ask({}, (each,), user)
-            if node.local.passes(ask, self.admission._charges(ask, ANYONE, 0)[0]):
+            if node.local.passes(ask, self.admission._charges(ask)):
                 self.met["passed without the store"] += 1
                 self._check_alive(node, ask)
 

@@ -14,9 +14,10 @@ import pytest
 
 from app.admission.plan import PlannedAsk
 from app.domain.ask import Ask
-from app.domain.decision import Decision, LimitedBy, Verdict
+from app.domain.decision import Decision, LimitedBy
 from app.domain.quota import Quota
 from app.http.check_question import Sources
+from app.store.port import Answer, ChargeResult
 from tests.http.conftest import ADMIN, Node, eventually, serving
 from tests.unit.admission.fakes import charge_to
 
@@ -62,7 +63,7 @@ async def test_any_method_asks_for_one_request_under_deny(node: Node, method: st
     assert int(answer.headers["content-length"]) == len(json.dumps(ADMITTED, separators=(",", ":")))
     assert method == "HEAD" or answer.json() == ADMITTED
     assert node.admission.asked == [
-        Ask({"requests": 1}, principal="alice", client_id="etl", ip="10.0.0.7", deny=True, detail=True)
+        Ask({"requests": 1}, principal="alice", client_id="etl", ip="10.0.0.7", deny=True)
     ]
 
 
@@ -70,12 +71,12 @@ async def test_the_query_says_the_rest(node: Node):
     asked = "?produce_bytes=1.5&connections=2&broker=1&listener=a+b&deny_status=403"
     assert (await node.http.get(CHECK + asked)).status_code == 200
     usage = {"connections": 2, "produce_bytes": 1.5}
-    assert node.admission.asked == [Ask(usage, broker="1", listener="a b", deny=True, detail=True)]
+    assert node.admission.asked == [Ask(usage, broker="1", listener="a b", deny=True)]
 
 
 async def test_nobody_need_be_named(node: Node):
     assert (await node.http.get(f"{CHECK}?")).status_code == 200
-    assert node.admission.asked == [Ask({"requests": 1}, deny=True, detail=True)]
+    assert node.admission.asked == [Ask({"requests": 1}, deny=True)]
 
 
 async def test_invalid_check_names_its_errors_and_decides_nothing(node: Node):
@@ -160,22 +161,11 @@ async def test_a_key_that_is_sent_must_be_valid_also_where_none_is_needed(node: 
 
 
 def refused(outcome: Any, throttle_ms: int) -> PlannedAsk:
-    verdict = Verdict(
-        "request_rate",
-        "user=*",
-        "user=alice",
-        5,
-        "deny",
-        False,
-        outcome,
-        throttle_ms,
-        5.0,
-        0.4,
-    )
     by = LimitedBy("request_rate", "user=*", "user=alice")
-    decision = Decision(outcome, throttle_ms, False, 1, "store", by, (verdict,))
+    decision = Decision(outcome, throttle_ms, False, 1, "store", by)
     charge = charge_to("user=alice", Quota("request_rate", 5, "sampled_rate", "delay"))
-    return PlannedAsk(Ask(), (charge,), None, decision=decision)
+    answer = Answer((ChargeResult(outcome, throttle_ms=throttle_ms, observed=5.0, remaining=0.4),))
+    return PlannedAsk(Ask(), (charge,), None, decision=decision, answer=answer)
 
 
 @pytest.mark.parametrize(

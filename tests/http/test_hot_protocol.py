@@ -19,7 +19,7 @@ from app.domain.grant import BINDABLE, Grant
 from app.http.access import _ADDRESS
 from app.http.deadlines import RequestDeadline, UnreadDeadline
 from app.http.hot import UNCOUNTED, BodyRoute
-from app.http.hot_protocol import MAX_HEAD, MAX_TARGET, HotProtocol
+from app.http.hot_protocol import MAX_HEAD, MAX_LINE, HotProtocol
 from app.http.intake import MAX_OF_CALLER, Intake
 from app.http.protocol import AT_ONCE, WAITING, Protocol
 from app.http.wire import MAX_BODY
@@ -300,9 +300,9 @@ async def test_large_heads_are_handed_over(size: int, *, is_handed_over: bool):
     connection.end()
 
 
-async def test_long_targets_are_handed_over():
+async def test_long_request_lines_are_handed_over():
     connection = Connection()
-    long = "&".join(["a=b"] * (MAX_TARGET // 4 - 5))
+    long = "&".join(["a=b"] * (MAX_LINE // 4 - 12))
     assert (await connection.send(message("POST", f"{ONE}?{long}", (), BODY))).count(b"HTTP/1.1 200") == 1
     assert not connection.was_handed_over()
     longer = f"{long}&{'a' * 100}"

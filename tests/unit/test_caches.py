@@ -15,7 +15,6 @@ ALLOWED: Final = {
     "app/domain/shape.py: _cells": "for the oracle; no decision calls it",
     "app/domain/slots.py: slot_tags": "without arguments",
     "app/http/access.py: _by_address": "parsed addresses",
-    "app/http/access.py: _is_loopback": "parsed addresses",
     "app/http/check_question.py: _is_trusted": "parsed addresses of proxies",
     "app/http/host.py: parts": "parsed addresses: the names and ports by which callers reach this node",
     "app/http/slowdown.py: source_of": "parsed addresses",

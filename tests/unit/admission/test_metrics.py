@@ -141,7 +141,7 @@ def test_fallbacks_corrections_and_calls_are_counted(metrics: Metrics):
     metrics.count_fallback("budget")
     count(metrics, judged(clock=1), judged("controller_mutation_rate", fill=2.5))
     metrics.observe_call(40, 0.003)
-    metrics.observe_decision(0.004, 40)
+    metrics.observe_decisions([0.004] * 40)
     found = samples(metrics)
     assert found["fallback_total", (("reason", "budget"),)] == 2
     assert found["clock_corrections_total", ()] == 1

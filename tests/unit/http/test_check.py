@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from math import nan
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from app.admission.compiled import charge_of
 from app.admission.plan import PlannedAsk
 from app.domain.ask import AMOUNTS, COUNTS, Ask
-from app.domain.decision import Decision, Verdict
+from app.domain.decision import Decision
 from app.domain.entity import check_name, normalise_ip
 from app.domain.errors import EntityError
-from app.domain.quota import MAX_WHOLE, Quota
+from app.domain.ladder import AppliedQuota
+from app.domain.quota import KEYS, MAX_WHOLE, Quota
 from app.http.check import answer_to
 from app.http.check_question import (
     CallerIdentity,
@@ -28,10 +32,8 @@ from app.http.check_question import (
 )
 from app.http.hot import HttpAnswer, sized
 from app.http.problems import FieldError, ProblemError
-from app.http.ratelimit import rate_limits
-from app.store.port import Charge
+from app.store.port import Answer, ChargeResult
 from tests.steps import decode_ask
-from tests.unit.admission.fakes import charge_to
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("2001:db8:1::/48"))
 
@@ -85,7 +87,8 @@ def test_names_are_decoded_once(spelled: str, name: str):
 
 
 def test_parameter_names_are_decoded_too():
-    assert query("%62roker=1&deny%5Fstatus=403")[1:4] == ("1", None, 403)
+    found = query("%62roker=1&deny%5Fstatus=403")
+    assert (found.broker, found.listener, found.deny_status) == ("1", None, 403)
 
 
 @pytest.mark.parametrize(
@@ -376,13 +379,13 @@ def test_the_address_is_the_rightmost_untrusted_one(lines: list[str], address: s
 )
 def test_invalid_forwarded_entry_is_refused(entry: str):
     sources = Sources(trusted=TRUSTED)
-    (_, _, address), errors = read(("X-Forwarded-For", f"203.0.113.9, {entry}, 10.0.0.1"), sources=sources)
+    found, errors = read(("X-Forwarded-For", f"203.0.113.9, {entry}, 10.0.0.1"), sources=sources)
     if entry:
         ((field, message),) = errors
-        assert (address, field) == (None, "/X-Forwarded-For")
+        assert (found.ip, field) == (None, "/X-Forwarded-For")
         assert message.startswith("entry '")
     else:
-        assert (address, errors) == ("203.0.113.9", [])
+        assert (found.ip, errors) == ("203.0.113.9", [])
 
 
 def test_with_trusted_proxies_the_ip_header_is_not_read_and_without_them_the_other_is_not():
@@ -509,53 +512,51 @@ def test_a_policy_is_always_two_integers_of_a_structured_field(
         assert 1 <= span_s <= MAX_WHOLE
 
 
-def verdict(
-    quota: str = "request_rate", entity: str = "user=*", remaining: float | None = 12.9, **more: Any
-) -> Verdict:
-    return Verdict(quota, entity, entity, 100, "deny", False, "admit", 0, 88.0, remaining, **more)
+Rest = tuple[Quota, str, float | None]
+"""A quota, the entity that it is set on, and what remains in its bucket."""
 
 
-def decided(*verdicts: Verdict, outcome: Any = "admit", throttle_ms: int = 0) -> Decision:
-    return Decision(outcome, throttle_ms, outcome == "admit", len(verdicts), "store", None, verdicts)
+def answer(rests: Sequence[Rest], *, outcome: Any = "admit", throttle_ms: int = 0) -> HttpAnswer:
+    """The answer to a gateway, by a store that says what remains."""
+    decision = Decision(outcome, throttle_ms, outcome == "admit", len(rests), "store", None)
+    charges = [
+        charge_of(AppliedQuota(quota, entity, entity, entity), Ask({KEYS[quota.key].usage: 1}))
+        for quota, entity, _ in rests
+    ]
+    results = tuple(
+        ChargeResult("admit", observed=nan if rest is None else 88.0, remaining=nan if rest is None else rest)
+        for _, _, rest in rests
+    )
+    return answer_to(PlannedAsk(Ask(), charges, None, decision=decision, answer=Answer(results)), 403)
 
 
-def charges(*quotas: Quota) -> list[Charge]:
-    return [charge_to("user=alice", quota) for quota in quotas]
-
-
-def answer(decision: Decision, quota: Quota, deny_status: int) -> HttpAnswer:
-    return answer_to(PlannedAsk(Ask(), charges(quota), None, decision=decision), deny_status)
-
-
-def fields(decision: Decision, *quotas: Quota) -> tuple[str | None, str | None]:
-    found = {name: value.decode() for name, value in rate_limits(decision, charges(*quotas))}
-    assert found.keys() <= {b"ratelimit-policy", b"ratelimit"}
+def fields(*rests: Rest, **of: Any) -> tuple[str | None, str | None]:
+    found = {name: value.decode() for name, value in answer(rests, **of).headers}
     return found.get(b"ratelimit-policy"), found.get(b"ratelimit")
 
 
+def rest(remaining: float | None = 12.9, quota: Quota | None = None, entity: str = "user=*") -> Rest:
+    return quota or sampled(100), entity, remaining
+
+
 def test_remaining_quota_is_rounded_down_and_never_below_0():
-    assert fields(decided(verdict()), sampled(100)) == (
-        '"request_rate";q=1000;w=10',
-        '"request_rate";r=12;t=10',
-    )
+    assert fields(rest()) == ('"request_rate";q=1000;w=10', '"request_rate";r=12;t=10')
     for remaining, left in ((0.9, 0), (-3.2, 0), (28.999999999999996, 29), (1e300, MAX_WHOLE)):
-        _, limit = fields(decided(verdict(remaining=remaining)), sampled(100))
-        assert limit == f'"request_rate";r={left};t=10'
+        assert fields(rest(remaining))[1] == f'"request_rate";r={left};t=10'
 
 
 @pytest.mark.parametrize(
     ("wait", "seconds"), [(1, 1), (999, 1), (1_000, 1), (1_001, 2), (2_147_483_647, 2_147_484)]
 )
 def test_retry_after_of_a_throttled_request(wait: int, seconds: int):
-    decision = decided(verdict(), outcome="throttle", throttle_ms=wait)
-    assert fields(decision, sampled(100))[1] == f'"request_rate";r=12;t={seconds}'
-    answered = answer(decision, sampled(100), 429)
+    answered = answer([rest()], outcome="throttle", throttle_ms=wait)
+    assert (b"ratelimit", b'"request_rate";r=12;t=%d' % seconds) in answered.headers
     assert (b"retry-after", b"%d" % seconds) in answered.headers
     assert (b"x-throttle-ms", b"%d" % wait) in answered.headers
 
 
 def test_rejected_request_has_no_retry_after():
-    answered = answer(decided(verdict(), outcome="reject"), sampled(100), 403)
+    answered = answer([rest()], outcome="reject")
     sent = dict(answered.headers)
     assert answered.status == 403
     assert b"retry-after" not in sent
@@ -563,15 +564,14 @@ def test_rejected_request_has_no_retry_after():
 
 
 def test_every_quota_has_its_item_and_the_second_of_a_key_the_type_of_its_entity():
-    decision = decided(
-        verdict(),
-        verdict(entity="ip=*", remaining=3),
-        verdict("controller_mutation_rate", remaining=7),
-        verdict("max_connection_creation_rate", "broker=1,listener=A", remaining=1),
-        verdict("max_connection_creation_rate", "broker=*", remaining=2),
+    rate = sampled(20, key="max_connection_creation_rate")
+    policies, limits = fields(
+        rest(),
+        rest(3, sampled(50), "ip=*"),
+        rest(7, bucket(5, 55)),
+        rest(1, rate, "broker=1,listener=A"),
+        rest(2, rate, "broker=*"),
     )
-    rate = sampled(20)
-    policies, limits = fields(decision, sampled(100), sampled(50), bucket(5, 55), rate, rate)
     assert policies is not None
     assert policies.split(", ") == [
         '"request_rate";q=1000;w=10',
@@ -588,34 +588,29 @@ def test_every_quota_has_its_item_and_the_second_of_a_key_the_type_of_its_entity
         '"max_connection_creation_rate";r=1;t=10',
         '"max_connection_creation_rate_broker";r=2;t=10',
     ]
-    alone = fields(decided(verdict(entity="ip=*")), sampled(50))
+    alone = fields(rest(12.9, sampled(50), "ip=*"))
     assert alone == ('"request_rate";q=500;w=10', '"request_rate";r=12;t=10')
 
 
 def test_unknown_numbers_are_omitted():
-    known, unknown = verdict(), verdict("controller_mutation_rate", remaining=None)
     both = '"request_rate";q=1000;w=10, "controller_mutation_rate";q=55;w=11'
-    quotas = sampled(100), bucket(5, 55)
-    assert fields(decided(known, unknown), *quotas) == (both, '"request_rate";r=12;t=10')
-    assert fields(decided(unknown), quotas[1]) == ('"controller_mutation_rate";q=55;w=11', None)
-    assert fields(decided()) == (None, None)
+    tokens = rest(None, bucket(5, 55))
+    assert fields(rest(), tokens) == (both, '"request_rate";r=12;t=10')
+    assert fields(tokens) == ('"controller_mutation_rate";q=55;w=11', None)
+    assert fields() == (None, None)
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-1e300, 1e300)), max_size=3), st.integers(0, 2**31 - 1))
 def test_the_fields_are_structured_fields(remaining: list[float | None], wait: int):
     """Lists of strings with integer parameters, as RFC 9651 has them."""
     item = r'"[a-z_]+";[qr]=[0-9]{1,15};[wt]=[1-9][0-9]{0,14}'
-    decision = decided(
-        *(verdict(remaining=left) for left in remaining),
-        outcome="throttle" if wait else "admit",
-        throttle_ms=wait,
-    )
-    for field in fields(decision, *[sampled(100)] * len(remaining)):
+    of = {"outcome": "throttle" if wait else "admit", "throttle_ms": wait}
+    for field in fields(*map(rest, remaining), **of):
         assert field is None or re.fullmatch(f"{item}(, {item})*", field)
 
 
 def test_the_body_is_the_decision_without_its_quotas():
-    answered = answer(decided(verdict()), sampled(100), 429)
+    answered = answer([rest()])
     assert answered.status == 200
     assert json.loads(answered.body) == {
         "decision": "admit",
