@@ -155,7 +155,12 @@ class DecisionLog(Logs):
             self._take_undone(planned, answer)
             for each in answer.tries[1:]:
                 self.refreshed(planned, each)
-        is_admitted = planned.decision.decision == "admit" and not any(map(_differs_in_shadow, verdicts))
+        decision = planned.decision
+        is_admitted = (
+            decision.decision == "admit"
+            and decision.source != "fallback"
+            and not any(map(_differs_in_shadow, verdicts))
+        )
         if self._all or not is_admitted:
             at_ms = self._at_ms(planned.ask, answer, planned.known)
             self._take(DecisionEntry("decision", at_ms, planned, answer, verdicts, failure))

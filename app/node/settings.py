@@ -245,7 +245,7 @@ class Settings(BaseSettings):
     """Properties of the Kafka client, such as `QUOTAGATE_KAFKA_SECURITY_PROTOCOL`."""
 
     log: Literal["all", "denied", "off"] = "denied"
-    """Which decisions go to the decision log."""
+    """Decisions that go to the log. `denied`: refusals, delays, and answers by policy."""
     log_url: Annotated[LogPlace | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
     """Folder or object store of the decision log. Without it, `log` in the home directory."""
     log_ids: Literal["hashed", "plain"] = "hashed"

@@ -89,7 +89,8 @@ async def test_late_charge_of_a_hung_store_is_logged(kind: str, which: Which):
     assert (first.source, again.source, again.decision) == ("fallback", "store", "admit")
     ids = digest(SECRET, "alice", 1) + digest(SECRET, "alice", 2)
     if which == "denied":
-        (late,) = found
+        by_policy, late = found
+        assert (by_policy.kind, by_policy.source, by_policy.failure) == ("decision", "fallback", "budget")
         assert (late.kind, late.ids, late.verdicts[0].ids) == ("ids", ids, bytes([CHARGED] * 2))
         return
     fallback, late, seen = found

@@ -18,10 +18,12 @@ from tests import stores
 from tests.report import say
 from tests.service import Service, eventually, running
 
-ROOM = 6 * 1024 * 1024
+ROOM = 12 * 1024 * 1024
 SHUT = {"limit": 1e-6, "algorithm": "token_bucket", "burst": 40, "enforcement": "deny"}
 """Refills so slowly that a bucket admits its burst and no more."""
 BURST = 300
+PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "5000"}
+"""A store without a processor is not what is tested here."""
 
 
 @contextmanager
@@ -29,7 +31,7 @@ def filled(kind: str) -> Iterator[tuple[Service, Any, Any]]:
     """Run a node with a store of limited memory; also give an endless supply of new names."""
     with (
         stores.server(kind, "--maxmemory", str(ROOM)) as server,
-        running(store_url=server.url) as node,
+        running(store_url=server.url, environment=PATIENT) as node,
         redis.Redis.from_url(server.url) as store,
     ):
         # for the fillers
@@ -47,7 +49,7 @@ def one(node: Service, principal: str, ids: tuple[int, ...] = (), **more: Any) -
     return node.ask(principal=principal, usage=usage, detail=True, **more)
 
 
-def flood(node: Service, names: Iterator[str], asks: int = 250) -> Counter[str]:
+def flood(node: Service, names: Iterator[str], asks: int = 1_000) -> Counter[str]:
     """Ask with new names in a batch; return the sources of the answers."""
     batch = [{"principal": next(names), "usage": {"requests": 1}} for _ in range(asks)]
     return Counter(decision["source"] for decision in node.batch(batch))
@@ -171,7 +173,7 @@ def test_ids_that_need_a_larger_bucket_are_throttled_and_seen_ids_pass():
 def test_hundred_new_principals_under_a_large_limit_cost_little_memory_and_time():
     with (
         stores.server("valkey") as server,
-        running(store_url=server.url) as node,
+        running(store_url=server.url, environment=PATIENT) as node,
         redis.Redis.from_url(server.url) as store,
     ):
         node.put("user=*", producer_ids_rate=500_000)

@@ -205,7 +205,7 @@ async def test_batch_names_the_other_nodes_of_the_heartbeat():
 
 @pytest.mark.parametrize(
     ("which", "kinds"),
-    [("all", ["decision"] * 4), ("denied", ["decision", "ids"]), ("off", [])],
+    [("all", ["decision"] * 4), ("denied", ["decision", "ids", "decision"]), ("off", [])],
 )
 async def test_logged_rows_depend_on_the_setting(which: module.Which, kinds: list[str]):
     stream = Stream()
