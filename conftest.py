@@ -7,6 +7,7 @@ import signal
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +46,12 @@ LONGEST_FIRST: Final = (
 )
 """What takes longest begins first, so that no worker is left with it at the end."""
 
+SHOWN_S: Final = 10.0
+"""Files whose tests take less time together are not listed."""
+
 _reports: dict[str, list[str]] = defaultdict(list)
+_seconds: dict[str, float] = defaultdict(float)
+"""How long the tests of each file took, with their fixtures."""
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]  # which is not typed
@@ -106,7 +112,8 @@ def _rank(test: str) -> int:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep what a test reported with `say`."""
+    """Keep how long a test took, and what it reported with `say`."""
+    _seconds[report.nodeid.partition("::")[0]] += report.duration
     if report.when == "call":
         for name, output in report.sections:
             if name.startswith("Captured stdout"):
@@ -114,7 +121,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what the tests reported."""
+    """Show which files took long, and what the tests reported."""
+    terminalreporter.section("seconds of each file")
+    for file, seconds in sorted(_seconds.items(), key=itemgetter(1), reverse=True):
+        if seconds >= SHOWN_S:
+            terminalreporter.write_line(f"{seconds:7.1f} {file}")
     if any(_reports.values()):
         terminalreporter.section("what the tests reported")
         for test, lines in _reports.items():
