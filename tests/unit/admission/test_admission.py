@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from app.admission import admission as module
 from app.admission.admission import Admission
-from app.admission.answers import ADMITTED, ADMITTED_ALONE, verdicts_of
+from app.admission.answers import ADMITTED, ADMITTED_ALONE, decided, verdicts_of
 from app.admission.errors import CallerGoneError, OverloadedError
 from app.admission.hold import FactorSource
 from app.admission.metrics import Metrics
@@ -24,7 +24,7 @@ from app.admission.plan import PlannedAsk, named
 from app.admission.slices import STRIDE, Slices, weight_of
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import CHARGED, REFRESHED, SEEN
-from app.domain.ask import Ask
+from app.domain.ask import MODES, Ask, Mode
 from app.domain.binding import Binding
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, LimitedBy
@@ -111,6 +111,18 @@ async def decision_on(node: Admission, ask: Ask, caller: Caller = ANYONE) -> Dec
 
 
 # By the store's answer
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("detail", [False, True])
+async def test_admissions_are_ready_and_those_of_their_verdicts(mode: Mode, detail: bool) -> None:
+    ask = replace(ASK, mode=mode, detail=detail)
+    (planned,) = await admission(AnsweringStore(result())).decide([ask])
+    assert planned.answer is not None
+    by_verdicts, _ = decided(planned, planned.answer, sequential=False)
+    assert planned.decision == by_verdicts
+    assert (planned.decision is ADMITTED[1]) is (mode == "admit" and not detail)
+
 
 ANSWERS: dict[str, tuple[tuple[ChargeResult, ...], Decision]] = {
     "admitted": ((LEARNT, result(), result()), ADMITTED[3]),
@@ -533,7 +545,7 @@ async def test_unexpected_error_of_a_decision_reaches_its_caller(
 ) -> None:
     monkeypatch.setattr(module, "decided", fail)
     with pytest.raises(ZeroDivisionError):
-        await admission(AnsweringStore(result())).decide([ASK] * asks)
+        await admission(AnsweringStore(result("delay", throttle_ms=7))).decide([ASK] * asks)
 
 
 @pytest.mark.parametrize("ask", [ASK, Ask({"fetch_bytes": 1})])

@@ -165,7 +165,7 @@ FAULTS = {
         "            yield LadderRung(found.get,",
         "            LadderRung(found.get,",
     ),
-    "a name that is not spelled": ('return f"{type_}={spell(names', 'return f"{type_}={str(names'),
+    "a name that is not spelled": ("text if is_unreserved(text) else spell(text)", "text"),
     "a long name in full": ("if len(bucket) > LONGEST_NAME:", "if len(bucket) > 2 * LONGEST_NAME:"),
     "the address for its network": ("NETWORK if kind == ADDRESS and is_ipv6 else kind)", "kind)"),
     "the bucket for its owner": ("texts[USER] if kind == PAIR else bucket", "bucket"),
