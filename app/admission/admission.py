@@ -40,7 +40,7 @@ from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import SEEN
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
-from app.domain.decision import Verdict
+from app.domain.decision import Decision, Verdict
 from app.domain.ladder import MatchingRules
 from app.domain.usage import ids_of
 from app.store.cluster import ClusterStore
@@ -345,10 +345,7 @@ class Admission:
         ask, charges, missed = planned.ask, planned.charges, failure
         if answer is not None and answer.error is None and (answer.kept is not None or not planned.is_held):
             planned.answer = answer
-            if answer.admits and ask.mode == "admit" and not ask.detail and answer.is_charged:
-                planned.decision = ADMITTED[len(charges)]
-                return answer, (), answer.failure
-            planned.decision, verdicts = decided(planned, answer, sequential=self._sequential)
+            planned.decision, verdicts = decision_by(planned, answer, sequential=self._sequential)
             return answer, verdicts, answer.failure
         if answer is not None and answer.error is not None:
             missed = answer.error
@@ -399,7 +396,7 @@ class Admission:
         """Log what the store charged late, for an ask that was answered without it."""
         planned = asked[place]
         if answer.error is None and answer.kept is None and not planned.is_held:
-            decision, verdicts = decided(planned, answer, sequential=self._sequential)
+            decision, verdicts = decision_by(planned, answer, sequential=self._sequential)
             its = planned.charges[planned.alone :]
             count_lapses(self._metrics, self._logs, planned.ask, its, answer)
             if planned.known is None:
@@ -475,6 +472,15 @@ class Admission:
         await self._gatherer.close()
         self._record_all()
         await self.circuit.stop()
+
+
+def decision_by(
+    planned: PlannedAsk, answer: Answer, *, sequential: bool
+) -> tuple[Decision, Sequence[Verdict]]:
+    """Return the decision by the store's answer, and the verdicts that made it; none if all quotas admit."""
+    if answer.admits and planned.ask.mode == "admit" and not planned.ask.detail and answer.is_charged:
+        return ADMITTED[len(planned.charges)], ()
+    return decided(planned, answer, sequential=sequential)
 
 
 def _with_all_ids(answer: Answer, ask: Ask, unknown: Ask) -> Answer:

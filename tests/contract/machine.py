@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace as with_
 
+from app.admission.admission import decision_by
 from app.admission.answers import decided, verdict_when_full
 from app.admission.compiled import Tables, charge_of
 from app.admission.local import renewal_plan
@@ -720,9 +721,14 @@ class Machine(RuleBasedStateMachine):
         self.oracle.lapsed = 0.0
         segments, live = self._segments(), sum(len(live) for _, live in self._filters(planned, now))
         expected = self.oracle.decide(ask, self.quotas, RULES, now, caller)
-        got, _ = decided(planned, answer, sequential=self.sequential)
+        got, _ = decision_by(planned, answer, sequential=self.sequential)
         if got != expected:
             raise Difference(f"{ask}\nstore:  {got}\noracle: {expected}")
+        if not kept:
+            brief = with_(planned, ask=replace(ask, detail=False))
+            got_briefly, _ = decision_by(brief, answer, sequential=self.sequential)
+            if got_briefly != replace(expected, quotas=None):
+                raise Difference(f"{ask}\nstore:  {got_briefly} without detail\noracle: {expected}")
         held = got.decision in ("delay", "throttle")
         if not held <= got.throttle_ms <= held * MAX_THROTTLE_MS:
             raise Difference(f"{ask}\nno throttle time: {got}")

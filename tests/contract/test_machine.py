@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from app.admission import answers, compiled, local, plan
+from app.admission import admission, answers, compiled, local, plan
 from app.catalog import snapshot
 from app.store import compiled_quota, encoding, redis
 from app.store.script import SCRIPT
@@ -318,7 +318,18 @@ def test_planted_fault_in_a_node_is_found(fault: str, monkeypatch: pytest.Monkey
     """The machine that finds no fault in what a node sends and reads finds each planted one."""
     module, right, wrong = NODE_FAULTS[fault]
     faulty = planted(module, right, wrong)
-    for user in (snapshot, compiled_quota, encoding, compiled, plan, answers, local, redis, machine):
+    for user in (
+        snapshot,
+        compiled_quota,
+        encoding,
+        compiled,
+        plan,
+        answers,
+        admission,
+        local,
+        redis,
+        machine,
+    ):
         for name, value in vars(user).items():
             if getattr(value, "__module__", None) == module.__name__ and name in faulty:
                 monkeypatch.setattr(user, name, faulty[name])

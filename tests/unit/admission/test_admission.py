@@ -268,7 +268,7 @@ async def test_delays_add_up_if_they_are_sequential() -> None:
 
 
 async def test_planted_fault_of_sequential_delays_is_found() -> None:
-    right = "planned.decision, verdicts = decided(planned, answer, sequential=self._sequential)"
+    right = "planned.decision, verdicts = decision_by(planned, answer, sequential=self._sequential)"
     wrong = right.replace("self._sequential", "False")
     assert await throttle_ms(planted(module, right, wrong)["Admission"]) != 100
 
