@@ -122,9 +122,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show which files took long, and what the tests reported."""
-    terminalreporter.section("seconds of each file")
-    for file, seconds in sorted(_seconds.items(), key=itemgetter(1), reverse=True):
-        if seconds >= SHOWN_S:
+    if long := {file: seconds for file, seconds in _seconds.items() if seconds >= SHOWN_S}:
+        terminalreporter.section("seconds of each file")
+        for file, seconds in sorted(long.items(), key=itemgetter(1), reverse=True):
             terminalreporter.write_line(f"{seconds:7.1f} {file}")
     if any(_reports.values()):
         terminalreporter.section("what the tests reported")

@@ -128,7 +128,7 @@ class Admission:
             logs=logs,
         )
         self._unrecorded: list[tuple[PlannedAsk, DecidedBy, float]] = []
-        """What was decided and is not counted yet, and the seconds that it took."""
+        """Decisions that are not counted and logged yet, each with the seconds that it took."""
         self._snapshot = snapshot
         self._tables = Tables(Snapshot(), rules)
         self._factor = factor
@@ -262,7 +262,7 @@ class Admission:
         return PlannedAsk(ask, charges, plan)
 
     def _charges(self, ask: Ask) -> list[Charge]:
-        """Return what an ask charges by the quotas in force."""
+        """Return the charges of an ask by the quotas in force."""
         snapshot, tables = self._snapshot(), self._tables
         if snapshot.rungs is not tables.rungs:
             tables = self._tables = Tables(snapshot, self._rules)
@@ -320,7 +320,7 @@ class Admission:
             self._unrecorded.append((planned, decided_by, monotonic() - since))
 
     def _record_all(self) -> None:
-        """Count and log what has been decided since."""
+        """Count and log the decisions that wait for it."""
         decisions, self._unrecorded = self._unrecorded, []
         self._metrics.observe_decisions([seconds for _, _, seconds in decisions])
         for planned, decided_by, _ in decisions:

@@ -56,7 +56,7 @@ def verdict_on(ask: Ask, charge: Charge, result: ChargeResult) -> Verdict:
     return _verdict(named(charge), result)
 
 
-def remaining_after(planned: PlannedAsk) -> list[float | None]:
+def remaining_in_buckets(planned: PlannedAsk) -> list[float | None]:
     """Return what remains in each bucket of an ask without producer ids, in the limit's unit, if known."""
     answer = planned.answer
     if answer is None:

@@ -93,7 +93,7 @@ class Tables:
         if ladders is None:
             ladders = self._ladders[has] = tuple(self._made(ask))
         charges: list[Charge] = []
-        manner = manner_of(ask) if ask.deny or ask.recheck or ask.mode == "record" else 0
+        manner = manner_of(ask)
         texts: dict[int, str] = {}
         for ladder in ladders:
             for find, name, other, found, kind in ladder:  # noqa: B007  it is used behind the loop
@@ -111,7 +111,7 @@ class Tables:
             bucket = texts.get(kind)
             if bucket is None:
                 if kind < PAIR:
-                    text = names[kind] or ""
+                    text = names[kind] or ""  # few names need the function
                     bucket = f"{_PREFIXES[kind]}{text if is_unreserved(text) else spell(text)}"
                 else:
                     bucket = self._bucket(kind, names, texts)

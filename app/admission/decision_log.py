@@ -156,12 +156,12 @@ class DecisionLog(Logs):
             for each in answer.tries[1:]:
                 self.refreshed(planned, each)
         decision = planned.decision
-        is_admitted = (
+        is_plain = (
             decision.decision == "admit"
             and decision.source != "fallback"
             and not any(map(_differs_in_shadow, verdicts))
         )
-        if self._all or not is_admitted:
+        if self._all or not is_plain:
             at_ms = self._at_ms(planned.ask, answer, planned.known)
             self._take(DecisionEntry("decision", at_ms, planned, answer, verdicts, failure))
         elif answer is not None and answer.id_outcomes:

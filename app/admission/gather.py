@@ -127,7 +127,7 @@ class Gatherer(Gathering):
         timeout_s: the silence after which the call has failed.
         queue_s: how long an ask may wait in the queue. While the oldest ask of a principal has waited longer,
             no more asks for that principal are accepted.
-        queued: called with the seconds that each of some asks waited until it was sent.
+        queued: called with the seconds in the queue of each ask that is sent.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class Gatherer(Gathering):
             refusal = OverloadedError("age")
         else:
             return False
-        asyncio.get_running_loop().call_soon(finish, group, refusal)  # the queue is at work now
+        asyncio.get_running_loop().call_soon(finish_group, group, refusal)  # the queue is at work now
         return True
 
     def _came(
@@ -324,7 +324,7 @@ class Gatherer(Gathering):
             return
         if isinstance(answers, Exception):
             for group, _, _ in parts:
-                finish(group, answers)
+                finish_group(group, answers)
             self._send(loop)
             return
         if len(answers) < plans:
@@ -332,7 +332,7 @@ class Gatherer(Gathering):
         self._send(loop)
         at = 0
         for group, start, end in parts:
-            take(group, start, answers[at : at + end - start])
+            give_answers(group, start, answers[at : at + end - start])
             at += end - start
 
     def _wait_for_resources(
@@ -341,7 +341,7 @@ class Gatherer(Gathering):
         """Try again soon; shed what has waited too long, and asks that were sent but lost their answers."""
         if short.was_sent:
             for group, _, _ in parts:
-                finish(group, OverloadedError("shortage"))
+                finish_group(group, OverloadedError("shortage"))
         else:
             self._put_back(parts, 0)
         now = monotonic()
@@ -406,27 +406,27 @@ class Gatherer(Gathering):
         """Answer all waiting asks without the store; their records and refunds are still sent."""
         self.is_late = True
         for group, _, _ in self._in_call:
-            finish(group, StoreError("budget"))
+            finish_group(group, StoreError("budget"))
         for group in self._line_up().drain():
             self._answer_without_store(group)
 
     def _answer_without_store(self, group: Group) -> None:
-        finish(group, StoreError("budget"))
+        finish_group(group, StoreError("budget"))
         for account in group.unsent_accounts() if group.is_accounting else ():
             self._add(account)
 
 
-def take(group: Group, start: int, answers: list[Answer]) -> None:
+def give_answers(group: Group, start: int, answers: list[Answer]) -> None:
     """Give a request the answers to its plans from ``start`` on; finish it if it has them all."""
     if group.is_done:  # it was answered without the store
         _report_late(group, start, answers)
         return
     group.answers = answers = group.answers + answers if group.answers else answers
     if len(answers) == len(group.plans):
-        finish(group, None)
+        finish_group(group, None)
 
 
-def finish(group: Group, error: Exception | None) -> None:
+def finish_group(group: Group, error: Exception | None) -> None:
     """Finish a request with the answers so far, unless it is finished."""
     if group.is_done:
         return

@@ -59,7 +59,7 @@ class DecisionEntry(NamedTuple):
     Attributes:
         kind: ``late`` if the ask had already been answered without the store; ``lease`` if a lease was asked
             for, ``settlement`` if one was settled.
-        verdicts: those that made it; none if every quota admits.
+        verdicts: those that made it; there may be none if every quota admits.
         lease: the name of the lease, and how long it lasts in milliseconds.
     """
 

@@ -24,7 +24,7 @@ class Logs:
         """Record a decision.
 
         Args:
-            verdicts: those that made it; none if every quota admits.
+            verdicts: those that made it; there may be none if every quota admits.
             failure: why it was made without the store.
         """
 

@@ -107,7 +107,7 @@ class Metrics:
         self._store_memory = store_memory
         self._counts = Counts()
         self.observe_decisions: Observe = self._counts.decision_seconds.observe
-        self._waits: list[float] = []  # not counted yet: the next call counts them together
+        self._waits: list[float] = []  # not counted yet
         self.observe_queue: Observe = self._waits.extend
         self._catalog_away = catalog_away
         self._draining = draining
@@ -294,9 +294,12 @@ class Metrics:
         _increment(self._counts.unusable_descriptors, reason)
 
     def observe_call(self, asks: int, seconds: float) -> None:
-        """Count one store call, and how long its asks had waited for it."""
+        """Count one store call, and the waits of all asks that were sent since the last count."""
         self._counts.store_seconds.observe((seconds,))
         self._counts.script_asks.observe((asks,))
+        self._count_waits()
+
+    def _count_waits(self) -> None:
         self._counts.queue_seconds.observe(self._waits)
         self._waits.clear()
 
@@ -407,6 +410,7 @@ class Metrics:
 
     def _update(self) -> ThrottlingStatus | None:
         """Update the counts that are kept elsewhere, and return the status of the factor."""
+        self._count_waits()
         self._counts.catalogs_away = int(self._catalog_away())
         self._counts.draining = int(self._draining())
         self._counts.queue_asks = self._waiting()

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from app.admission.circuit import PAUSES_S, Circuit
 from app.admission.errors import AdmissionError
-from app.admission.gather import CLOSE_WITHIN_S, Gatherer, Gathering, finish
+from app.admission.gather import CLOSE_WITHIN_S, Gatherer, Gathering, finish_group
 from app.admission.metrics import Metrics
 from app.admission.queue import Group
 from app.admission.spread import Came, Phase, SlotPlan, Steps, decide, groups_in, is_refusal
@@ -374,7 +374,7 @@ class ClusterGatherer(Gathering):
                 break
         if group.is_done:
             return
-        finish(group, error if len(group.answers) < len(group.plans) else None)
+        finish_group(group, error if len(group.answers) < len(group.plans) else None)
 
     async def _run(self, asks: Sequence[Running], group: Group, within_s: float | None) -> None:
         """Decide asks, phase by phase; undos go with the next phase."""

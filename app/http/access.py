@@ -96,7 +96,7 @@ class Sender(Struct, gc=False):
     traceparent: bytes | None
 
     def caller(self, is_gone: IsGone) -> Caller:
-        """Return the sender of a request that is complete now.
+        """Return the caller of a request that is complete now.
 
         Args:
             is_gone: returns whether it has disconnected.

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 from starlette.types import Receive, Scope
 
-from app.admission.answers import remaining_after
+from app.admission.answers import remaining_in_buckets
 from app.admission.errors import OverloadedError
 from app.admission.plan import PlannedAsk
 from app.admission.port import Decider
@@ -30,7 +30,8 @@ WITHIN_S: Final = 0.3
 
 _CONTENT: Final = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
 """The fields of any answer to a gateway."""
-_WITHOUT_BODY: Final = dict.fromkeys((b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"), 0)
+_ORDINARY: Final = dict.fromkeys((b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"), 0)
+"""Methods whose checks are ordinary without a body; the general protocol answers those by other methods."""
 
 
 class AskedCheck(Struct, frozen=True, gc=False):
@@ -136,7 +137,7 @@ class CheckRoute(PlainRoute):
     """The route of the check: it takes any method and reads no body."""
 
     def __init__(self, check: Check, access: Access, shed: Callable[[str], None]) -> None:
-        super().__init__(access, shed, _WITHOUT_BODY)
+        super().__init__(access, shed, _ORDINARY)
         self._check = check
 
     def identify(self, head: RequestHead) -> Sender:
@@ -187,7 +188,7 @@ def answer_to(planned: PlannedAsk, deny_status: int) -> HttpAnswer:
     decision, charges = planned.decision, planned.charges
     assert decision is not None
     body = encode_decision(decision)
-    headers = [*_CONTENT, *decision_fields(decision, charges, remaining_after(planned))]
+    headers = [*_CONTENT, *decision_fields(decision, charges, remaining_in_buckets(planned))]
     return HttpAnswer(200 if decision.decision == "admit" else deny_status, headers, body)
 
 

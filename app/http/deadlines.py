@@ -17,8 +17,8 @@ class RequestDeadline:
     again. Most deadlines never pass. The time in which this node reads nothing does not count.
 
     Args:
-        connection: its ``idle_since`` is kept here, as a connection waits for its caller while a deadline is
-            set.
+        connection: its ``idle_since`` says whether a deadline is set: the connection then waits for its
+            caller. The hot protocol sets both itself around an ordinary request.
         passed: called when the deadline has passed.
 
     Attributes:

@@ -54,6 +54,9 @@ _JSON_LINES: Final = b"content-type: application/json\r\n"
 _HEAD_END: Final = b"\r\n\r\n"
 _HEAD_END_SIZE: Final = 4
 _CONTENT_LENGTH: Final = b"content-length"
+_NO_BODY: Final = (b"0",)
+_MAX_DIGITS: Final = 20
+"""The longest ordinary ``Content-Length``: those of 64 bits, which may have zeros in front."""
 _NO_HEAD: Final = RequestHead()
 _EXTRAORDINARY: Final = frozenset({EXPECT, b"transfer-encoding", b"upgrade"})
 
@@ -142,17 +145,20 @@ class HttpPort:
         return HotProtocol(self, connection, loop, server_state, config.timeout_keep_alive, general)
 
     def find(self, line: bytes) -> tuple[PlainRoute, str, int, bytes] | None:
-        """Return the route of a request line, its path, the size of an ordinary body, and the query.
+        """Return the route of a request line, its path, the largest ordinary body, and the query.
 
         None if no request with this line is ordinary.
         """
         found = self.routes.get(line)
         if found is not None:
             return *found, b""
-        path, mark, rest = line.partition(b"?")
+        before, mark, rest = line.partition(b"?")
         query, _, version = rest.rpartition(b" ")
-        found = self.routes.get(b"%b %b" % (path, version)) if mark else None
-        return None if found is None or len(line) > MAX_LINE or b"#" in query else (*found, query)
+        found = self.routes.get(b"%b %b" % (before, version)) if mark else None
+        # The parser allows several blanks before the version.
+        if found is None or len(line) > MAX_LINE or b"#" in query or b" " in query:
+            return None
+        return *found, query
 
     def encode(self, answer: HttpAnswer, fields: Fields, *, keep_alive: bool) -> bytes:
         """Return an answer as uvicorn would send it, with the fields of the server first.
@@ -401,8 +407,8 @@ class HotProtocol(asyncio.Protocol):
         would be known.
         """
         fed, parser = self._parsed, self._parser
-        found = data.find(_HEAD_END, fed - 3 if fed > 3 else 0)
-        stop = end = found + _HEAD_END_SIZE if found >= 0 else 0
+        at = data.find(_HEAD_END, fed - 3 if fed > 3 else 0)
+        stop = end = at + _HEAD_END_SIZE if at >= 0 else 0
         if not end or end > fed + PIECE:
             stop = min(len(data), fed + PIECE)
         parser.feed_data(data[fed:stop])
@@ -422,12 +428,12 @@ class HotProtocol(asyncio.Protocol):
             return False
         sent = self._fields
         fields = dict(zip(map(bytes.lower, sent), zip(sent.values())))  # noqa: B905  one mapping has both
-        route = self._port.find(data[: data.find(b"\r\n")])
-        hosts, sizes = fields.get(HOST), fields.get(_CONTENT_LENGTH)
-        size = int(sizes[0]) if sizes else 0
+        found = self._port.find(data[: data.find(b"\r\n")])
+        hosts, sizes = fields.get(HOST), fields.get(_CONTENT_LENGTH, _NO_BODY)
         if (
-            route is None
-            or size > route[2]
+            found is None
+            or len(sizes[0]) > _MAX_DIGITS
+            or (size := int(sizes[0])) > found[2]
             or len(fields) + 2 != data.count(b"\r\n", 0, end)
             or not _EXTRAORDINARY.isdisjoint(fields)
             or hosts is None
@@ -443,7 +449,7 @@ class HotProtocol(asyncio.Protocol):
             self._is_last = True
         self._keeps_alive, self._is_in_head, self._parsed = None, False, 0
         sent.clear()
-        self._route, path, _, query = route
+        self._route, path, _, query = found
         self._head = RequestHead(path, query, fields, self._connection.address, self._peer)
         body_end = end + size
         if body_end > len(data):

@@ -15,7 +15,7 @@ def decision_fields(
     """Return what a gateway learns from fields: how long to wait, and the quotas that applied.
 
     Args:
-        remaining: what remains in each bucket, in the limit's unit; None where that is not known.
+        remaining: the units left in each bucket; None where they are not known.
     """
     wait_s = -(-decision.throttle_ms // 1000)  # rounded up; 0 unless it is throttled
     fields = [(b"x-throttle-ms", b"%d" % decision.throttle_ms), *rate_limits(charges, remaining, wait_s)]
@@ -32,7 +32,7 @@ def rate_limits(
     If two quotas have one key, the second has the type of its entity in its name: ``request_rate_ip``.
 
     Args:
-        wait_s: after how long to retry; if 0, each quota says its own time.
+        wait_s: the seconds of ``Retry-After``; if 0, each quota shows its own span.
     """
     policies, limits, before = [], [], ""
     for charge, rest in zip(charges, remaining, strict=True):

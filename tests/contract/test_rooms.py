@@ -22,6 +22,7 @@ from app.store.redis import RedisStore
 from tests.fuzz.messages import BATCH, CHECK, ONE, message
 from tests.http.ways import Connection, InMemory
 from tests.stores import running
+from tests.waiting import until
 
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENT: Final = ROOT / "docs" / "architecture.md"
@@ -29,6 +30,9 @@ QUOTA: Final = Quota("request_rate", 1, "sampled_rate", "delay")
 SNAPSHOT: Final = Snapshot().apply(1, [("request_rate", Entity.of(user=ANY), QUOTA)])
 WARM: Final = 2
 """How many requests go before the one that is watched: the first one makes tables and connects."""
+
+SOMETIMES: Final = frozenset({"Patience.now", "Patience._busy_s", "Patience._crowded_s"})
+"""Listed functions that are entered while a call is under way for long."""
 
 Entered = dict[str, dict[str, None]]
 """The functions that were entered, by file, in order."""
@@ -90,12 +94,12 @@ async def entered_by(kind: Kind, url: str) -> Entered:
 
     for number in range(WARM + 1):
         sent.clear()
-        if number == WARM:
-            sys.setprofile(note)
-        connection.protocol.data_received(kind.request(f"user-{number}"))
-        while not sent:  # noqa: ASYNC110  the line tells nobody
-            await asyncio.sleep(0.001)
-        sys.setprofile(None)
+        sys.setprofile(note if number == WARM else None)
+        try:
+            connection.protocol.data_received(kind.request(f"user-{number}"))
+            await until(lambda: bool(sent), every_s=0.001)
+        finally:
+            sys.setprofile(None)
         assert kind.answer in sent
     await connection.settle()
     connection.end()
@@ -113,7 +117,8 @@ def test_an_ask_enters_few_files(name: str) -> None:
         listed = documented()
         assert list(entered) == list(listed)
         for file, names in entered.items():
-            assert {each for each in names if "<" not in each} <= listed[file], file
+            named = {each for each in names if "<" not in each}
+            assert named <= listed[file] <= named | SOMETIMES, file
 
 
 def documented() -> dict[str, set[str]]:

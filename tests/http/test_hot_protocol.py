@@ -64,6 +64,10 @@ REQUESTS: Final = {
     "an escaped path": message("POST", "/v1/decision%73", (), BODY),
     "an absolute target": message("POST", f"http://127.0.0.1{ONE}", (), BODY),
     "a query": message("POST", f"{ONE}?a=b", (), BODY),
+    "blanks before the version": b"GET /v1/check?listener=EXTERNAL   HTTP/1.1\r\nHost: a\r\n\r\n",
+    "blanks after the method": b"GET   /v1/check?listener=EXTERNAL HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a length with a zero": message("POST", ONE, (), BODY, length=f"0{len(BODY)}"),
+    "a check by PROPFIND": message("PROPFIND", CHECK, (), b""),
     "chunks": message("POST", ONE, [CHUNKED]) + CHUNKS,
     "Expect": message("POST", ONE, [EXPECT], BODY),
     "an upgrade": message("POST", ONE, ["Connection: Upgrade", "Upgrade: h2c"], BODY),
@@ -108,6 +112,14 @@ async def test_a_request_that_is_repeated_is_answered_the_same(nodes: Both, requ
     await nodes.answer(b"".join([request_, ONE_ASK, A_CHECK, LIVE, TWO_ASKS, request_]))
     for byte in (b"\r\n", b"P", b"\0"):
         await nodes.answer(request_, request_ + byte, request_)
+
+
+@pytest.mark.parametrize("target", [ONE, f"{ONE}?a=b", CHECK, "/v1/nothing", "/v1/quotas"])
+async def test_a_length_of_many_digits_is_answered_the_same(nodes: Both, target: str):
+    """Python reads no number of more than 4,300 digits."""
+    for digits in (10, 20, 21, 5_000):
+        request_ = message("POST", target, (), BODY, length=str(len(BODY)).zfill(digits))
+        assert (await nodes.answer(request_, ONE_ASK)).startswith(b"HTTP/1.1 ")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -189,6 +201,7 @@ STAYING: Final = {
     "no body",
     "an empty body",
     "a query",
+    "a length with a zero",
     "the last one",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 
 from app.admission import admission as module
 from app.admission.admission import Admission
-from app.admission.answers import ADMITTED, ADMITTED_ALONE, decided, verdicts_of
+from app.admission.answers import ADMITTED, ADMITTED_ALONE, decided, remaining_in_buckets, verdicts_of
 from app.admission.errors import CallerGoneError, OverloadedError
 from app.admission.hold import FactorSource
 from app.admission.metrics import Metrics
@@ -431,6 +432,35 @@ async def test_policies_decide_when_the_store_fails_and_while_it_is_away(ask: As
     reasons = ["timeout", "timeout"] if ask.usage != {"fetch_bytes": 1} else [None, None]
     assert [why for *_, why in logs.heard] == reasons
     assert metrics.fallbacks == [why for why in reasons if why]
+
+
+RESULTS: dict[str, tuple[ChargeResult, ...]] = {
+    "admitted": (result(), result(remaining=-3.0)),
+    "throttled": (result("throttle", throttle_ms=9), result()),
+    "one by policy in a full store": (result(reason="store_full"), result()),
+    "one by policy of a slot that fails": (result(), result(reason="store_failure")),
+    "numbers not known": (result(observed=math.nan, remaining=math.nan), result()),
+    "no answer": (),
+}
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("name", RESULTS)
+async def test_what_remains_is_known_without_detail(name: str, factor: float) -> None:
+    """A gateway gets the same numbers whether verdicts are made or not."""
+    results = RESULTS[name]
+    ask = Ask({"requests": 1, "produce_bytes": 1}, principal="alice", deny=True)
+    found: list[list[float | None]] = []
+    for detail in (True, False):
+        store = AnsweringStore(*results, error=None if results else StoreError("timeout"))
+        node = admission(store, snapshot_of(RATE, BYTES), factor=Factor(factor))
+        (planned,) = await node.decide([replace(ask, detail=detail)])
+        assert planned.decision is not None
+        if detail:
+            found.append([each.remaining for each in planned.decision.quotas or ()])
+        found.append(remaining_in_buckets(planned))
+    assert found == [found[0]] * 3
+    assert len(found[0]) == 2
 
 
 # What is in force

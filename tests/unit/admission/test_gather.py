@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.admission.errors import CallerGoneError, OverloadedError
-from app.admission.gather import MAX_ASKS, MAX_IDS, MAX_PARTS, Gatherer, take
+from app.admission.gather import MAX_ASKS, MAX_IDS, MAX_PARTS, Gatherer, give_answers
 from app.admission.patience import BUSY_PATIENCE_S, Moment
 from app.admission.queue import DoneCallback, Group
 from app.domain.ask import Mode
@@ -335,7 +335,7 @@ async def test_answer_that_cannot_be_given_leaves_the_others_theirs() -> None:
     gathering.submit(group("a", fails))
     gathering.submit(group("c", lambda _, error: finished.append(error)))
     await store.until_called(1)
-    take(unwanted, 0, [named("")])
+    give_answers(unwanted, 0, [named("")])
     store.gates[0].set_result(None)
     await gathering.close()
     assert finished == [None]

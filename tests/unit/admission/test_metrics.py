@@ -155,6 +155,15 @@ def test_fallbacks_corrections_and_calls_are_counted(metrics: Metrics):
     assert found["decision_seconds_bucket", (("le", "+Inf"),)] == 40
 
 
+def test_waits_in_the_queue_are_counted_once_with_a_call_or_a_scrape(metrics: Metrics):
+    metrics.observe_queue([0.004, 0.04])
+    metrics.observe_call(2, 0.003)
+    metrics.observe_queue([0.4])
+    for _ in range(2):
+        assert value(metrics, "queue_seconds_count") == 3
+        assert value(metrics, "queue_seconds_sum") == pytest.approx(0.444)
+
+
 def test_rate_is_the_last_measured_one(metrics: Metrics):
     count(metrics, judged(observed=5.0))
     count(metrics, judged(observed=6.0))

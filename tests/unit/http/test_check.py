@@ -609,7 +609,7 @@ def test_the_fields_are_structured_fields(remaining: list[float | None], wait: i
         assert field is None or re.fullmatch(f"{item}(, {item})*", field)
 
 
-def test_the_body_is_the_decision_without_its_quotas():
+def test_the_body_is_the_decision():
     answered = answer([rest()])
     assert answered.status == 200
     assert json.loads(answered.body) == {
