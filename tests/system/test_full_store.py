@@ -65,15 +65,22 @@ def store_of(node: Service) -> str:
 
 def fill(node: Service, store: Any, names: Iterator[str]) -> None:
     """Ask with new names until the store is full, and leave it clearly above 7/8 of its maxmemory."""
-    eventually(lambda: flood(node, names)["fallback"])
+
+    def used() -> int:
+        return int(store.info("memory")["used_memory"])
+
+    def is_filled() -> bool:
+        flood(node, names)
+        return used() > ROOM * 7 / 8
 
     def is_full() -> bool:
-        used, most = store.info("memory")["used_memory"], int(store.config_get("maxmemory")["maxmemory"])
-        if not 0.9 < used / most < 0.94:  # rows of the log came, or the reading of the reply freed memory
-            store.config_set("maxmemory", used * 100 // 92)
+        most = int(store.config_get("maxmemory")["maxmemory"])
+        if not 0.9 < used() / most < 0.94:  # rows of the log came, or reading of the reply freed memory
+            store.config_set("maxmemory", used() * 100 // 92)
             return False
         return flood(node, names, 1) == {"fallback": 1} and store_of(node) == "full"
 
+    eventually(is_filled)
     eventually(is_full)
 
 
