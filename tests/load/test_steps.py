@@ -6,9 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
-from time import thread_time
 from typing import Any, Final
 
 import pytest
@@ -22,11 +20,10 @@ from tests.envoy.raw import HEADERS, Peer, data, peer, undefined_settings
 from tests.load.heavy_bodies import ANYWHERE, OF_PATHS, Make, of_example
 from tests.report import say
 from tests.service import Service
+from tests.slowness import slowness
 
 STEP_MS: Final = 10.0
-"""On a processor that reads and spells an address in ``ADDRESS_US``; a slower or shared one has longer."""
-ADDRESS_US: Final = 2.8
-ADDRESSES: Final = 2_000
+"""On a processor whose ``slowness`` is 1; a slower or shared one has longer."""
 TRIES: Final = 20
 """A shared processor takes up to three times as long at times: the bound must hold in one of these tries."""
 DOCUMENT: Final = json.loads((Path(__file__).parents[2] / "openapi" / "openapi.json").read_text("utf-8"))
@@ -68,14 +65,6 @@ class TimedNode:
         headers = {"Content-Type": "application/json"}
         answer = self.node.http.request(method, path, content=body, headers=headers)
         return f"{method} {path} {answer.status_code} {answer.text[:100]}"
-
-
-def slowness() -> float:
-    """How many times as long as the processor that ``STEP_MS`` is for this one takes now; at least 1."""
-    began = thread_time()
-    for _ in range(ADDRESSES):
-        str(ip_address("10.20.30.40"))
-    return max(1.0, (thread_time() - began) * 1e6 / ADDRESSES / ADDRESS_US)
 
 
 @pytest.fixture(scope="module")
