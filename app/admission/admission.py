@@ -243,14 +243,7 @@ class Admission:
         Args:
             place: its index in its batch.
         """
-        charges: Sequence[Charge] = self._charges(ask)
-        is_on_hold = False
-        if PRODUCE in ask.usage and (factor := self._factor.on(ask)) != 1:
-            is_on_hold = is_held(ask, factor)
-            if factor and not is_on_hold:
-                charges = scaled(ask, charges, factor)
-        if caller.bound_to:
-            charges = restricted(ask, charges, caller.bound_to, place)
+        charges, is_on_hold = self._charged(ask, caller, place)
         if is_on_hold:
             # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
             return PlannedAsk(ask, charges, plan_of(ask, (), self._secret(), caller.key), True)
@@ -260,6 +253,18 @@ class Admission:
             return PlannedAsk(ask, charges, plan_of(ask, charges, self._secret(), caller.key))
         plan = Plan(ask.mode, tuple(charges), None, b"", ask.at_ms) if charges else None
         return PlannedAsk(ask, charges, plan)
+
+    def _charged(self, ask: Ask, caller: Caller, place: int) -> tuple[Sequence[Charge], bool]:
+        """Return the charges of a caller's ask, by the throttle factor, and whether the factor holds it."""
+        charges: Sequence[Charge] = self._charges(ask)
+        is_on_hold = False
+        if PRODUCE in ask.usage and (factor := self._factor.on(ask)) != 1:
+            is_on_hold = is_held(ask, factor)
+            if factor and not is_on_hold:
+                charges = scaled(ask, charges, factor)
+        if caller.bound_to:
+            charges = restricted(ask, charges, caller.bound_to, place)
+        return charges, is_on_hold
 
     def _charges(self, ask: Ask) -> list[Charge]:
         """Return the charges of an ask by the quotas in force."""
@@ -407,8 +412,8 @@ class Admission:
 
     def _joint(self, asks: Sequence[Ask], caller: Caller) -> JointAsks:
         """Return asks with what they charge."""
-        found = [self._planned(ask, caller, place) for place, ask in enumerate(asks)]
-        return JointAsks(asks, [each.charges for each in found], [each.is_held for each in found])
+        found = [self._charged(ask, caller, place) for place, ask in enumerate(asks)]
+        return JointAsks(asks, [charges for charges, _ in found], [is_on_hold for _, is_on_hold in found])
 
     async def _decide_together(self, joint: JointAsks, caller: Caller, within_s: float | None) -> Together:
         """Decide asks as one, count and log that."""

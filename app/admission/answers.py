@@ -57,7 +57,7 @@ def verdict_on(ask: Ask, charge: Charge, result: ChargeResult) -> Verdict:
 
 
 def remaining_in_buckets(planned: PlannedAsk) -> list[float | None]:
-    """Return what remains in each bucket of an ask without producer ids, in the limit's unit, if known."""
+    """Return the units left in each bucket of an ask without producer ids; None where they are not known."""
     answer = planned.answer
     if answer is None:
         return [None] * len(planned.charges)

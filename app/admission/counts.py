@@ -7,9 +7,7 @@ combined as ``other``; at 4,000 entries the least active are forgotten.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -43,8 +41,8 @@ class Histogram(Struct):
 
     def observe(self, values: Sequence[float]) -> None:
         """Count values."""
-        for place, times in Counter(map(partial(bisect_left, self.bounds), values)).items():
-            self.counts[place] += times
+        for value in values:
+            self.counts[bisect_left(self.bounds, value)] += 1
         self.total += sum(values)
 
     def add(self, other: Histogram) -> None:

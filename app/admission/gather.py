@@ -191,12 +191,9 @@ class Gatherer(Gathering):
             self._answer_without_store(group)
         else:
             latest = monotonic() - within_s
-            since = group.since
-            if not is_checked and (since < latest or self._oldest < latest or self._queue.asks):
+            if not is_checked and (group.since < latest or self._oldest < latest or self._queue.asks):
                 self._check_age(group, latest)
-            self._arrived.append(group)
-            if since < self._oldest:  # noqa: PLR1730  a call takes longer
-                self._oldest = since
+            self._add(group)
         if not self._is_calling and (self._arrived or self._queue.asks):
             self._is_calling = True
             loop = asyncio.get_running_loop()
@@ -419,7 +416,9 @@ class Gatherer(Gathering):
 def give_answers(group: Group, start: int, answers: list[Answer]) -> None:
     """Give a request the answers to its plans from ``start`` on; finish it if it has them all."""
     if group.is_done:  # it was answered without the store
-        _report_late(group, start, answers)
+        for place, answer in enumerate(answers, start):
+            if group.late is not None:
+                _tell(group.late, group, place, answer)
         return
     group.answers = answers = group.answers + answers if group.answers else answers
     if len(answers) == len(group.plans):
@@ -431,20 +430,15 @@ def finish_group(group: Group, error: Exception | None) -> None:
     if group.is_done:
         return
     group.is_done = True
-    try:
-        group.done(group, error)
-    except Exception:
-        log.exception("an answer could not be given")  # and the other requests of the call get theirs
+    _tell(group.done, group, error)
 
 
-def _report_late(group: Group, start: int, answers: Sequence[Answer]) -> None:
-    """Report the answers to plans from ``start`` on, which came after their request was finished."""
+def _tell(callback: Callable[..., None], *said: object) -> None:
+    """Call back; an error there is logged, and the other requests of the call get their answers."""
     try:
-        for place, answer in enumerate(answers, start):
-            if group.late is not None:
-                group.late(group, place, answer)
+        callback(*said)
     except Exception:
-        log.exception("a late answer could not be reported")
+        log.exception("an answer could not be given")
 
 
 def _fit(group: Group, asks: int, ids: int, *, alone: bool) -> tuple[int, int]:

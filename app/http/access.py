@@ -33,7 +33,8 @@ OPEN: Final = Grant(None, frozenset({"decide"}))
 NOBODY: Final = Grant(None, frozenset())
 CHALLENGE: Final = 'Bearer realm="quotagate"'
 REMEMBERED_ADDRESSES: Final = 4096
-"""Each address takes at most about 200 bytes, so a cache of them stays below a megabyte."""
+"""Parsing an address takes longer than the rest of access control, so parsed ones are kept, and nothing else
+of a caller. Each takes at most about 200 bytes: together less than a megabyte."""
 LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 ALLOWED_HOSTS: Final = ("localhost",)
 
@@ -181,8 +182,7 @@ class Access:
             raise ProblemError(
                 403, "Without a key, ask over loopback by an address or by a name in QUOTAGATE_ALLOWED_HOSTS."
             )
-        spans = fields.get(TRACEPARENT)
-        return Sender(grant, address.source, spans[0] if spans and len(spans) == 1 else None)
+        return self.sender(grant, head)
 
     def sender(self, grant: Grant, head: RequestHead) -> Sender:
         """Return the sender of a request, which has this grant."""

@@ -427,7 +427,7 @@ class HotProtocol(asyncio.Protocol):
             self._hand_over()
             return False
         sent = self._fields
-        fields = dict(zip(map(bytes.lower, sent), zip(sent.values())))  # noqa: B905  one mapping has both
+        fields = dict(zip(map(bytes.lower, sent), zip(sent.values(), strict=True), strict=True))
         found = self._port.find(data[: data.find(b"\r\n")])
         hosts, sizes = fields.get(HOST), fields.get(_CONTENT_LENGTH, _NO_BODY)
         if (

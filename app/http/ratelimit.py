@@ -12,7 +12,7 @@ from app.store.port import Charge
 def decision_fields(
     decision: Decision, charges: Sequence[Charge], remaining: Sequence[float | None]
 ) -> list[tuple[bytes, bytes]]:
-    """Return what a gateway learns from fields: how long to wait, and the quotas that applied.
+    """Return the header fields for a gateway: its time to wait, and the quotas that applied.
 
     Args:
         remaining: the units left in each bucket; None where they are not known.
