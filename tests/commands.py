@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import pytest
+from typer import main as typer_main
 
 from app.run import cli
 from tests.service import Service
@@ -91,6 +93,8 @@ def noting() -> Iterator[Gate]:
 
 
 Command = Callable[..., Ran]
+_made = functools.cache(typer_main.get_command)
+"""The parsers of all commands, which take most of the time of a command if each run makes them."""
 
 
 @pytest.fixture
@@ -101,6 +105,7 @@ def quotagate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("QUOTAGATE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(typer_main, "get_command", _made)
 
     def run(*arguments: str) -> Ran:
         monkeypatch.setattr("sys.argv", ["quotagate", *arguments])

@@ -427,6 +427,7 @@ def test_file_too_large_for_one_apply_is_refused(quotagate: Command, gate: Gate,
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion_script_is_printed(quotagate: Command, monkeypatch: pytest.MonkeyPatch, shell: str):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr("typer.main.get_command", get_command)  # it looks for shells when it is made
     shown = quotagate("--show-completion", shell)
     assert (shown.code, shown.err) == (0, "")
     assert "_QUOTAGATE_COMPLETE=" in shown.out
