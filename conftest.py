@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -49,9 +50,15 @@ LONGEST_FIRST: Final = (
 SHOWN_S: Final = 10.0
 """Files whose tests take less time together are not listed."""
 
+PROCESSOR_S: Final = "processor_s"
+MEASURED: Final = pytest.StashKey[float]()
+"""The processor time until the last report of this process."""
+
 _reports: dict[str, list[str]] = defaultdict(list)
 _seconds: dict[str, float] = defaultdict(float)
 """How long the tests of each file took, with their fixtures."""
+_processor_s: dict[str, float] = defaultdict(float)
+"""How much of that was time of a processor, in the tests and in the programs that they started and ended."""
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]  # which is not typed
@@ -111,9 +118,21 @@ def _rank(test: str) -> int:
     return next((at for at, path in enumerate(LONGEST_FIRST) if test.startswith(path)), len(LONGEST_FIRST))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note on each report the processor time since the one before it."""
+    report = yield
+    now = sum(os.times()[:4])
+    vars(report)[PROCESSOR_S] = now - item.config.stash.get(MEASURED, now)
+    item.config.stash[MEASURED] = now
+    return report
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep how long a test took, and what it reported with `say`."""
-    _seconds[report.nodeid.partition("::")[0]] += report.duration
+    """Keep how long a test took and worked, and what it reported with `say`."""
+    file = report.nodeid.partition("::")[0]
+    _seconds[file] += report.duration
+    _processor_s[file] += vars(report).get(PROCESSOR_S, 0.0)  # none if a worker died
     if report.when == "call":
         for name, output in report.sections:
             if name.startswith("Captured stdout"):
@@ -123,9 +142,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show which files took long, and what the tests reported."""
     if long := {file: seconds for file, seconds in _seconds.items() if seconds >= SHOWN_S}:
-        terminalreporter.section("seconds of each file")
+        terminalreporter.section("seconds of each file, and of a processor")
         for file, seconds in sorted(long.items(), key=itemgetter(1), reverse=True):
-            terminalreporter.write_line(f"{seconds:7.1f} {file}")
+            terminalreporter.write_line(f"{seconds:7.1f} {_processor_s[file]:7.1f} {file}")
     if any(_reports.values()):
         terminalreporter.section("what the tests reported")
         for test, lines in _reports.items():
