@@ -13,14 +13,17 @@ import structlog
 from msgspec import structs
 
 from app.admission.answers import ADMITTED, decided, held, without_call, without_store
-from app.admission.circuit import Circuit
+from app.admission.cluster.gatherer import ClusterGatherer
 from app.admission.compiled import Tables
-from app.admission.gather import QUEUE_S, Gatherer
-from app.admission.hold import PRODUCE, UNTHROTTLED, FactorSource, is_held
-from app.admission.leases import Leases, count_lapses
-from app.admission.local import LocalAnswers
-from app.admission.logs import UNLOGGED, Logs
-from app.admission.metrics import Metrics
+from app.admission.factor import PRODUCE, UNTHROTTLED, FactorSource, is_held
+from app.admission.gathering.circuit import Circuit
+from app.admission.gathering.gatherer import QUEUE_S, Gatherer
+from app.admission.gathering.queue import ACCOUNTING, Group
+from app.admission.gathering.slices import STRIDE, Slices, Work, weight_of
+from app.admission.known_ids.local import LocalAnswers
+from app.admission.known_ids.refresh import Refresher
+from app.admission.leases.leases import Leases, count_lapses
+from app.admission.metrics.metrics import Metrics
 from app.admission.plan import (
     PlannedAsk,
     ids_charge,
@@ -31,10 +34,7 @@ from app.admission.plan import (
     with_spreads,
 )
 from app.admission.port import Then
-from app.admission.queue import ACCOUNTING, Group
-from app.admission.refresh import Refresher
-from app.admission.slices import STRIDE, Slices, Work, weight_of
-from app.admission.spreading import ClusterGatherer
+from app.admission.recorder import UNRECORDED, Recorder
 from app.admission.together import Joint, JointAsks, Together
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import SEEN
@@ -72,7 +72,7 @@ class Admission:
         queue_s: how long an ask may wait in this node.
         slices: runs long work without blocking the event loop.
         factor: returns the throttle factor in force.
-        logs: receives every decision.
+        recorder: receives every decision.
         mark: reads the marks of the store; without it the node remembers no producer ids.
 
     Attributes:
@@ -94,7 +94,7 @@ class Admission:
         queue_s: float = QUEUE_S,
         slices: Slices | None = None,
         factor: FactorSource = UNTHROTTLED,
-        logs: Logs = UNLOGGED,
+        recorder: Recorder = UNRECORDED,
         mark: Callable[[], Awaitable[Mark]] | None = None,
     ) -> None:
         self.circuit: Circuit | ClusterGatherer
@@ -108,7 +108,7 @@ class Admission:
             self.circuit = Circuit(store, metrics)
             self._gatherer = Gatherer(self.circuit, **gathering)
         self._slices = Slices() if slices is None else slices
-        self._refresher = Refresher(self._gatherer, logs)
+        self._refresher = Refresher(self._gatherer, recorder)
         self.local = LocalAnswers(
             self._gatherer,
             mark,
@@ -116,7 +116,7 @@ class Admission:
             secret=secret,
             away=lambda: self.circuit.error is not None,
             metrics=metrics,
-            logs=logs,
+            recorder=recorder,
         )
         self.leases = Leases(
             self._gatherer,
@@ -125,14 +125,14 @@ class Admission:
             factor=factor,
             secret=secret,
             metrics=metrics,
-            logs=logs,
+            recorder=recorder,
         )
         self._unrecorded: list[tuple[PlannedAsk, DecidedBy, float]] = []
         """Decisions that are not counted and logged yet, each with the seconds that it took."""
         self._snapshot = snapshot
         self._tables = Tables(Snapshot(), rules)
         self._factor = factor
-        self._logs = logs
+        self._recorder = recorder
         self._rules = rules
         self._secret = secret
         self._sequential = sequential
@@ -386,8 +386,8 @@ class Admission:
             why = missed.reason if missed else "store_full"
             self._metrics.count_fallback(why)
         if self._metrics.count(planned, answer) and answer is not None and planned.plan is not None:
-            count_lapses(self._metrics, self._logs, planned.ask, planned.plan.charges, answer)
-        self._logs.decided(planned, answer, verdicts, why)
+            count_lapses(self._metrics, self._recorder, planned.ask, planned.plan.charges, answer)
+        self._recorder.decided(planned, answer, verdicts, why)
 
     def _learnt(self, planned: PlannedAsk, answer: Answer) -> Answer:
         """Note what the store said of ids; return its answer as if all ids of the ask had been sent."""
@@ -403,10 +403,10 @@ class Admission:
         if answer.error is None and answer.kept is None and not planned.is_held:
             decision, verdicts = decision_by(planned, answer, sequential=self._sequential)
             its = planned.charges[planned.alone :]
-            count_lapses(self._metrics, self._logs, planned.ask, its, answer)
+            count_lapses(self._metrics, self._recorder, planned.ask, its, answer)
             if planned.known is None:
                 answer = self._learnt(planned, answer)
-            self._logs.late(structs.replace(planned, decision=decision), answer, verdicts)
+            self._recorder.late(structs.replace(planned, decision=decision), answer, verdicts)
 
     # Asks that are decided as one
 
@@ -445,20 +445,20 @@ class Admission:
             self._metrics.count_fallback(reason)
         self._metrics.count(together.whole, answer)
         if answer is not None:
-            count_lapses(self._metrics, self._logs, first, joint.charges, answer)
+            count_lapses(self._metrics, self._recorder, first, joint.charges, answer)
         for part, its_answer, verdicts in together.parts:
             assert part.decision is not None
             why = reason if part.decision.source == "fallback" else None
-            self._logs.decided(part, its_answer, verdicts, why)
+            self._recorder.decided(part, its_answer, verdicts, why)
         return together
 
     def _log_late_together(self, joint: JointAsks, _place: int, answer: Answer) -> None:
         """Log what the store charged late, for asks that were answered without it."""
         if answer.error is None:
-            count_lapses(self._metrics, self._logs, joint.asks[0], joint.charges, answer)
+            count_lapses(self._metrics, self._recorder, joint.asks[0], joint.charges, answer)
             for part, its_answer, verdicts in joint.decided(answer).parts:
                 if part.charges and its_answer is not None:
-                    self._logs.late(part, its_answer, verdicts)
+                    self._recorder.late(part, its_answer, verdicts)
 
     @property
     def waiting(self) -> int:

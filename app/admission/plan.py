@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct, msgpack, structs
 
@@ -14,7 +14,6 @@ from app.domain.binding import Binding
 from app.domain.bounds import restrict
 from app.domain.decision import Decision
 from app.domain.holds import granted_of
-from app.domain.known_ids import Knowledge
 from app.domain.quota import Enforcement
 from app.domain.retry import content_of
 from app.domain.usage import spreads_of
@@ -28,6 +27,20 @@ VerdictFields = tuple[str, str, str, float, Enforcement, bool]
 """What the store does not return of a verdict: quota, entity, bucket, limit, enforcement, shadow."""
 Kept = tuple[Mode, bool, list[VerdictFields]]
 """The context of a kept answer: the mode and the detail of its ask, and its verdicts."""
+
+
+class Knowledge(NamedTuple):
+    """By what a node is certain of ids that it answers for, or writes again.
+
+    Attributes:
+        at_ms: the store's time, as the node estimates it.
+        until_ms: when the first of the layers dies that hold them.
+        resets: the number of the last reset of any bucket of which the node knows.
+    """
+
+    at_ms: int
+    until_ms: int
+    resets: int
 
 
 class PlannedAsk(Struct, gc=False):

@@ -77,7 +77,7 @@ class LoggedVerdict(Struct, array_like=True, frozen=True, gc=False):
         ids: for producer ids, one byte for each of the row's ids: SEEN, CHARGED or REFRESHED.
         bucket_order: its own place in the order, if the buckets of the row are in several slots of a cluster.
         known_until_ms, known_resets: of a node that knew the ids of the row; see
-            ``app.domain.known_ids.Knowledge``.
+            ``app.admission.plan.Knowledge``.
     """
 
     quota: int

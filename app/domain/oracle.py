@@ -37,12 +37,9 @@ from app.domain.quota import (
     Enforcement,
     Quota,
 )
-from app.domain.retry import Content, content_of
+from app.domain.retry import RETRY_MS, Content, content_of
 from app.domain.undo import Stamp, give_back_sample, give_back_tokens
 from app.domain.usage import enforcement_of, spreads_of, usage_of
-
-RETRY_MS: Final = 60_000
-"""How long an answer is kept for a retry with the same id."""
 
 
 class Judgement(NamedTuple):

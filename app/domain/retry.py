@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from app.domain.ask import Ask
+
+RETRY_MS: Final = 60_000
+"""How long an answer is kept for a retry with the same id."""
 
 Content = tuple[object, ...]
 """What two equal asks have in common, in types that any codec can write."""

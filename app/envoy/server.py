@@ -11,11 +11,11 @@ from typing import Final
 import structlog
 from google.protobuf.message import DecodeError
 
-from app.admission.caller_clock import CallerClock
 from app.admission.errors import OverloadedError
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.admission.plan import PlannedAsk
 from app.admission.port import Decider
+from app.admission.throttle_factor.caller_clock import CallerClock
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.domain.decision import Decision

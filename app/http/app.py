@@ -17,12 +17,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 import app
-from app.admission.caller_clock import CallerClock, CallerTime
 from app.admission.errors import OverloadedError
-from app.admission.leases import Leases
-from app.admission.metrics import Metrics
+from app.admission.gathering.slices import Slices
+from app.admission.leases.leases import Leases
+from app.admission.metrics.metrics import Metrics
 from app.admission.port import Decider
-from app.admission.slices import Slices
+from app.admission.throttle_factor.caller_clock import CallerClock, CallerTime
 from app.domain.grant import Grant
 from app.domain.quota_value import pointer
 from app.http import check, console, decisions, documents, health, openapi

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from app.admission.lease_names import LONGEST_NAME
+from app.admission.leases.names import LONGEST_NAME
 from app.domain.ask import Mode
 from app.domain.decision import Outcome, Reason, Source
 from app.domain.digest import INT64

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from app.admission.gathering.slices import STRIDE, Slices, Work, weight_of
 from app.admission.plan import PlannedAsk
 from app.admission.port import Decider
-from app.admission.slices import STRIDE, Slices, Work, weight_of
 from app.domain.ask import Ask
 from app.domain.errors import OutOfBoundsError
 from app.domain.grant import Grant, Permission

@@ -13,7 +13,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.http.access import Access
 from app.http.head import head_of
 

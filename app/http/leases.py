@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from app.admission.caller_clock import CallerTime
-from app.admission.leases import LeaseAnswer, Leases, Settlement, lasting_ms
-from app.admission.slices import Slices
+from app.admission.gathering.slices import Slices
+from app.admission.leases.leases import LeaseAnswer, Leases, Settlement, lasting_ms
+from app.admission.throttle_factor.caller_clock import CallerTime
 from app.domain.ask import Ask
 from app.domain.errors import OutOfBoundsError
 from app.domain.grant import Grant

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from app.admission.turns import FairTurns
+from app.admission.gathering.fair_turns import FairTurns
 
 log = structlog.get_logger("quotagate.http")
 

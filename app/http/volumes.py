@@ -15,8 +15,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.admission.caller_clock import CallerTime
-from app.admission.throttling import Throttling, ThrottlingStatus
+from app.admission.factor import ThrottlingStatus
+from app.admission.throttle_factor.caller_clock import CallerTime
+from app.admission.throttle_factor.throttling import Throttling
 from app.catalog.catalog import Catalog
 from app.catalog.errors import CatalogUnavailableError
 from app.catalog.sql import Origin

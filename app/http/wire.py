@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from app.admission.answers import ADMITTED, ADMITTED_ALONE
-from app.admission.slices import STRIDE
+from app.admission.gathering.slices import STRIDE
 from app.domain.ask import MODES, Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.digest import as_id

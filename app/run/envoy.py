@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.admission.port import Decider
 from app.envoy.mapping import DescriptorMapping, MappingError
 from app.http.acceptor import LAST_S, Acceptor, PortTakenError

@@ -15,12 +15,11 @@ import structlog
 
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
-from app.admission.caller_clock import CallerClock, CallerTime
-from app.admission.decision_log import DecisionLog
-from app.admission.ending import end
-from app.admission.metrics import Metrics
-from app.admission.slices import Slices
-from app.admission.throttling import Throttling
+from app.admission.gathering.slices import Slices
+from app.admission.log.decision_log import DecisionLog
+from app.admission.metrics.metrics import Metrics
+from app.admission.throttle_factor.caller_clock import CallerClock, CallerTime
+from app.admission.throttle_factor.throttling import Throttling
 from app.catalog.catalog import Catalog
 from app.catalog.errors import CatalogUnavailableError, DeploymentMismatchError
 from app.catalog.history import HistoryRetention
@@ -44,6 +43,7 @@ from app.node.own_name import own_name
 from app.node.settings import Settings
 from app.node.shortage import shortage_of, started_threads
 from app.node.store_url import is_cluster
+from app.node.tasks import end
 from app.run import envoy
 from app.store.cluster import ClusterStore
 from app.store.port import StoreError
@@ -177,7 +177,8 @@ def build(
         draining=stopping,
         waiting=lambda: admission.waiting,
         volumes=throttling.status,
-        logged=logged,
+        log_dropped=lambda: logged.dropped,
+        log_status=lambda: logged.log_status,
         store_memory=lambda: store.memory,
     )
     slices = Slices()
@@ -194,7 +195,7 @@ def build(
         queue_s=settings.queue_ms / 1000,
         slices=slices,
         factor=throttling,
-        logs=logged,
+        recorder=logged,
         mark=store.mark if isinstance(store, RedisStore) and not by_callers else None,
     )
     callers = CallerClock(admission, time) if time else None

@@ -330,7 +330,7 @@ Came = Callable[[list[Answer] | Exception], None]
 class StoreCalls(Protocol):
     """The calls to the counters that all nodes share, and how long a call has had no reply.
 
-    The store itself offers them, and so does the circuit in front of it (``app.admission.circuit``).
+    The store itself offers them, and so does the circuit in front of it (``app.admission.gathering``).
     """
 
     def ask(self, plans: Sequence[Plan], done: Came) -> None:

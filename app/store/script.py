@@ -9,9 +9,9 @@ from importlib.resources import files
 from typing import Final
 
 from app.domain.holds import MOST_HOLDS
-from app.domain.oracle import RETRY_MS
 from app.domain.producer_ids import FULL_MS
 from app.domain.quota import MAX_THROTTLE_MS, RECHECK_MS
+from app.domain.retry import RETRY_MS
 from app.domain.sampled_rate import UNREACHABLE_MS
 from app.domain.shape import (
     BLOCK_BYTES,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from app.admission import decision_log as module
 from app.admission.compiled import Tables
-from app.admission.decision_log import DecisionLog
+from app.admission.log import decision_log as module
+from app.admission.log.decision_log import DecisionLog
 from app.admission.plan import PlannedAsk
 from app.catalog.snapshot import Snapshot
 from app.decision_log.status import LogStatus

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.bucket import BucketName

@@ -25,7 +25,8 @@ from msgspec.structs import replace as with_
 from app.admission.admission import decision_by
 from app.admission.answers import decided, verdict_when_full
 from app.admission.compiled import Tables, charge_of
-from app.admission.local import renewal_plan
+from app.admission.known_ids.local import renewal_plan
+from app.admission.known_ids.memory import Renewal
 from app.admission.plan import (
     PlannedAsk,
     granted_by,
@@ -42,7 +43,6 @@ from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision, Verdict
 from app.domain.entity import Entity
 from app.domain.errors import OutOfBoundsError
-from app.domain.known_ids import Renewal
 from app.domain.ladder import AppliedQuota, MatchingRules, applied_quotas
 from app.domain.oracle import Bucket, IdsBucket, Oracle, RateBucket, TokensBucket
 from app.domain.producer_ids import ProducerIds

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from app.admission import admission
-from app.admission.local import LocalAnswers
-from app.admission.metrics import Metrics
-from app.admission.plan import PlannedAsk
-from app.admission.queue import LateCallback
+from app.admission.gathering.queue import LateCallback
+from app.admission.known_ids import memory as known_ids
+from app.admission.known_ids.local import LocalAnswers
+from app.admission.known_ids.memory import NEVER, KnownIds
+from app.admission.metrics.metrics import Metrics
+from app.admission.plan import Knowledge, PlannedAsk
 from app.catalog.snapshot import Snapshot
-from app.domain import known_ids
 from app.domain.ask import Ask, Mode
 from app.domain.caller import ANYONE
 from app.domain.decision import Decision
 from app.domain.entity import Entity
-from app.domain.known_ids import NEVER, Knowledge, KnownIds
 from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
 from app.domain.oracle import IdsBucket, Oracle, key_of
 from app.domain.quota import Layers, Quota

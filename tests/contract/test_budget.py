@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from app.admission.admission import Admission
-from app.admission.gather import Gatherer
-from app.admission.metrics import Metrics
-from app.admission.patience import Moment
+from app.admission.gathering.gatherer import Gatherer
+from app.admission.gathering.patience import Moment
+from app.admission.metrics.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.decision import Decision

@@ -13,8 +13,8 @@ import pytest
 
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
-from app.admission.leases import Settlement
-from app.admission.spreading import ClusterGatherer
+from app.admission.cluster.gatherer import ClusterGatherer
+from app.admission.leases.leases import Settlement
 from app.catalog.snapshot import Snapshot
 from app.decision_log.stream import LogStream, StreamReader
 from app.domain.bucket import BucketName

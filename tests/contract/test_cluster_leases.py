@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from app.admission.admission import Admission
-from app.admission.leases import Settlement
+from app.admission.leases.leases import Settlement
 from app.domain.caller import ANYONE
 from app.domain.slots import slot_of_tag
 from app.store import cluster as cluster_module

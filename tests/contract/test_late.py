@@ -10,9 +10,9 @@ import pytest
 import redis.asyncio
 
 from app.admission.admission import Admission
-from app.admission.decision_log import DecisionLog, Which
-from app.admission.gather import Gatherer
-from app.admission.metrics import Metrics
+from app.admission.gathering.gatherer import Gatherer
+from app.admission.log.decision_log import DecisionLog, Which
+from app.admission.metrics.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import CHARGED, NODES, STREAM, Row
 from app.decision_log.status import ALIVE_MS
@@ -54,7 +54,7 @@ async def logged(url: str, which: Which) -> AsyncIterator[tuple[Admission, Decis
         sequential=False,
         budget_s=BUDGET_S,
         metrics=Metrics(),
-        logs=log,
+        recorder=log,
     )
     await admission.open()
     try:

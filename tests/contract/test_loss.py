@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from app.admission.admission import Admission
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.entity import Entity

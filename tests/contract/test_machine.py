@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from app.admission import admission, answers, compiled, local, plan
+from app.admission import admission, answers, compiled, plan
+from app.admission.known_ids import local
 from app.catalog import snapshot
 from app.store import compiled_quota, encoding, redis
 from app.store.script import SCRIPT

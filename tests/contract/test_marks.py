@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis.asyncio
 
-from app.admission.local import renewal_plan
+from app.admission.known_ids.local import renewal_plan
+from app.admission.known_ids.memory import Renewal
 from app.domain.ask import Ask
 from app.domain.entity import Entity
-from app.domain.known_ids import Renewal
 from app.domain.ladder import MatchingRules, applied_quotas
 from app.domain.quota import Quota
 from app.store.keys import BIRTH_KEY, RESETS_KEY, bucket_key, reset_key

@@ -11,8 +11,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from app.admission import admission, answers, local, plan
-from app.domain import known_ids
+from app.admission import admission, answers, plan
+from app.admission.known_ids import local
+from app.admission.known_ids import memory as known_ids
 from tests.contract import nodes
 from tests.contract.machine import Difference, explored, rare
 from tests.contract.nodes import AT_LEAST, MUST_MEET, Nodes
@@ -86,7 +87,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "a time that is behind the store's": ("store_ms + 1 - sent_ms", "store_ms - 4 - received_ms"),
 }
-"""Faults in ``app.domain.known_ids``, each planted in one place."""
+"""Faults in ``app.admission.known_ids.memory``, each planted in one place."""
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "an id known after its layer died": ("march", "advance", "insist", "miss", "reset"),

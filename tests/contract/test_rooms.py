@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from app.admission.admission import Admission
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
-from app.admission.leases import Settlement
+from app.admission.leases.leases import Settlement
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE

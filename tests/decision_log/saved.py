@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any, Final
 
-from app.admission.decision_log import DecisionLog, Which
+from app.admission.log.decision_log import DecisionLog, Which
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict

@@ -19,12 +19,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from app.admission import decision_log, log_rows
 from app.admission.admission import Admission
-from app.admission.hold import FactorSource
-from app.admission.logs import UNLOGGED, Logs
-from app.admission.metrics import Metrics
+from app.admission.factor import FactorSource
+from app.admission.log import decision_log
+from app.admission.log import rows as log_rows
+from app.admission.metrics.metrics import Metrics
 from app.admission.plan import PlannedAsk
+from app.admission.recorder import UNRECORDED, Recorder
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import CHARGED, REFRESHED
 from app.domain.ask import Ask
@@ -117,13 +118,13 @@ class DetailedPair:
         self.log = saved.log_into(self.stream, plain_ids=plain_ids)
         self.stores, self.factor = (RecordingStore(), RecordingStore()), SetFactor()
         self.nodes = [
-            self._node(store, logs, sequential=sequential)
-            for store, logs in zip(self.stores, (self.log, UNLOGGED), strict=True)
+            self._node(store, recorder, sequential=sequential)
+            for store, recorder in zip(self.stores, (self.log, UNRECORDED), strict=True)
         ]
         self.expected: list[Json] = []
         self._plain_ids = plain_ids
 
-    def _node(self, store: ScriptedStore, logs: Logs, *, sequential: bool) -> Admission:
+    def _node(self, store: ScriptedStore, recorder: Recorder, *, sequential: bool) -> Admission:
         return Admission(
             store,
             lambda: SNAPSHOT,
@@ -134,7 +135,7 @@ class DetailedPair:
             queue_s=1e6,
             metrics=Metrics(),
             factor=self.factor,
-            logs=logs,
+            recorder=recorder,
         )
 
     async def take(self, asks: Sequence[Ask], step: LoggedStep) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.admission.leases import Settlement
+from app.admission.leases.leases import Settlement
 from app.domain.caller import ANYONE
 from app.store import redis as redis_module
 from tests import clusters
@@ -43,7 +43,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_each_verdict_of_several_slots_has_its_own_place(cluster: Cluster) -> None:
     stream = SavedBatches()
     log = log_into(stream)
-    async with nodes(cluster, logs=log) as (node,):
+    async with nodes(cluster, recorder=log) as (node,):
         usage = {"requests": 1, "connections": 1, "fetch_bytes": 1}
         several = ask_of(fresh("u"), address(), usage=usage, producer_ids=(1, 2), detail=True)
         alone = ask_of(fresh("u"), None, detail=True)
@@ -71,7 +71,10 @@ async def test_rows_of_a_flood_account_for_each_bucket(cluster: Cluster) -> None
     streams = [SavedBatches(), SavedBatches()]
     logs = [log_into(stream) for stream in streams]
     users, ip = [fresh("u") for _ in range(6)], address()
-    async with nodes(cluster, 1, logs=logs[0]) as (one,), nodes(cluster, 1, logs=logs[1]) as (other,):
+    async with (
+        nodes(cluster, 1, recorder=logs[0]) as (one,),
+        nodes(cluster, 1, recorder=logs[1]) as (other,),
+    ):
         asks = [ask_of(user, ip, detail=True) for user in users for _ in range(USER_LIMIT)]
         for first in range(0, len(asks), 40):  # beyond the limit of the address
             await asyncio.gather(
@@ -112,7 +115,7 @@ async def test_lease_of_several_slots_and_what_one_of_them_freed_are_rows(cluste
     stream = SavedBatches()
     log = log_into(stream, "denied")
     user, ip = fresh("u"), address()
-    async with nodes(cluster, logs=log) as (node,):
+    async with nodes(cluster, recorder=log) as (node,):
         usage: dict[str, Any] = {"requests": 8, "connections": 8}
         wish = ask_of(user, ip, usage=usage, deny=True, detail=True)
         taken = await node.leases.take(wish, 10_000, [], ANYONE)

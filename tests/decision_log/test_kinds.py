@@ -13,10 +13,10 @@ import pytest
 from redis.asyncio import Redis
 
 from app.admission.admission import Admission
-from app.admission.decision_log import DecisionLog, Which
-from app.admission.hold import FactorSource
-from app.admission.leases import LeaseAnswer, Settlement
-from app.admission.metrics import Metrics
+from app.admission.factor import FactorSource
+from app.admission.leases.leases import LeaseAnswer, Settlement
+from app.admission.log.decision_log import DecisionLog, Which
+from app.admission.metrics.metrics import Metrics
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask, Mode
 from app.domain.caller import ANYONE
@@ -133,7 +133,7 @@ async def node_at(
         sequential=False,
         metrics=Metrics(),
         factor=factor,
-        logs=log,
+        recorder=log,
         **{"budget_s": 30.0, "queue_s": 60.0, "mark": store.mark if remembers else None, **more},
     )
     await node.open()

@@ -12,10 +12,10 @@ from typing import Final
 import pytest
 from msgspec import structs
 
-from app.admission import decision_log as module
 from app.admission.answers import verdicts_of
 from app.admission.compiled import Tables
-from app.admission.decision_log import DecisionLog
+from app.admission.log import decision_log as module
+from app.admission.log.decision_log import DecisionLog
 from app.admission.plan import PlannedAsk, scaled
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy

@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 import app
-from app.admission.counts import Counts
-from app.admission.exposition import Exposition
+from app.admission.metrics.counts import Counts
+from app.admission.metrics.exposition import Exposition
 from app.http.openapi import KEYLESS
 from app.node import settings
 from app.node.errors import SettingsError

@@ -17,8 +17,8 @@ import httpx
 import pytest
 import yaml
 
-from app.admission.counts import Counts
-from app.admission.exposition import Exposition
+from app.admission.metrics.counts import Counts
+from app.admission.metrics.exposition import Exposition
 from tests.deploy.files import ROOT
 from tests.deploy.watching import (
     ALERTS,

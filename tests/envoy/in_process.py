@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.envoy.mapping import DescriptorMapping
 from app.envoy.server import EnvoyPort
 from app.http.access import Access

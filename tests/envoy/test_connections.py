@@ -19,7 +19,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.envoy.call import StatusCode
 from app.envoy.http2 import LAST_STREAM, Http2Connection
 from app.envoy.server import METHOD

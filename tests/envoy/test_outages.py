@@ -17,7 +17,7 @@ import pytest
 
 from app.admission.answers import ADMITTED
 from app.admission.errors import OverloadedError
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.admission.plan import PlannedAsk
 from app.domain.ask import Ask
 from app.domain.caller import Caller

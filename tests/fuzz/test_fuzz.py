@@ -23,8 +23,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from app.admission.ending import end
 from app.decision_log.batch import STREAM
+from app.node.tasks import end
 from tests.fuzz.canary import QUOTAS, Canary
 from tests.fuzz.cases import LEDGERS
 from tests.fuzz.generate import case

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
+from app.admission.known_ids.memory import Id, KnownIds
 from app.domain.ask import Ask
 from app.domain.entity import Entity
-from app.domain.known_ids import Id, KnownIds
 from app.domain.ladder import AppliedQuota, MatchingRules, applied_quotas
 from app.domain.oracle import IdsBucket, Oracle, key_of
 from app.domain.usage import spreads_of

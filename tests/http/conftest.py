@@ -18,11 +18,11 @@ from fastapi import APIRouter
 from httpx import ASGITransport, AsyncClient
 from msgspec import structs
 
-from app.admission.caller_clock import CallerClock
 from app.admission.errors import OverloadedError
-from app.admission.metrics import Metrics
+from app.admission.metrics.metrics import Metrics
 from app.admission.plan import PlannedAsk
 from app.admission.port import Then
+from app.admission.throttle_factor.caller_clock import CallerClock
 from app.admission.together import Joint
 from app.catalog import schema
 from app.catalog.catalog import Catalog

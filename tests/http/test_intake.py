@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from app.admission.errors import OverloadedError
-from app.admission.leases import LeaseAnswer, Settlement
-from app.admission.slices import Slices
+from app.admission.gathering.slices import Slices
+from app.admission.leases.leases import LeaseAnswer, Settlement
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.http.app import Front

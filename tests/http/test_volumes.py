@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from app.admission import throttling
-from app.admission.caller_clock import CallerTime
-from app.admission.throttling import Throttling
+from app.admission.throttle_factor import throttling
+from app.admission.throttle_factor.caller_clock import CallerTime
+from app.admission.throttle_factor.throttling import Throttling
 from app.catalog.catalog import Catalog
 from app.catalog.errors import CatalogUnavailableError
 from app.domain.volumes import Drill, FactorState, Source, VolumeLimit, VolumeRules

@@ -13,10 +13,10 @@ from fastapi import APIRouter
 from uvicorn.server import ServerState
 
 from app.admission.admission import Admission as RealAdmission
-from app.admission.caller_clock import CallerClock
-from app.admission.metrics import Metrics
+from app.admission.gathering.slices import Slices
+from app.admission.metrics.metrics import Metrics
 from app.admission.port import Decider
-from app.admission.slices import Slices
+from app.admission.throttle_factor.caller_clock import CallerClock
 from app.catalog.snapshot import Snapshot
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules

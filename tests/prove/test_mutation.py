@@ -106,7 +106,8 @@ class Session:
         modules = self._query("SELECT module_path, job_id FROM mutation_specs ORDER BY 1")
         for module, its in groupby(modules, itemgetter(0)):
             jobs = [job for _, job in its if job in chosen]
-            own = f"tests/unit/{self._package.removeprefix('app/')}/test_{Path(module).stem}.py"
+            path = Path(module)
+            own = Path("tests/unit", *path.parts[1:-1], f"test_{path.stem}.py").as_posix()
             if (self._folder / own).exists():
                 jobs = [each.job for each in self._survivors_of(jobs, own)]
             left += jobs

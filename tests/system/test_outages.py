@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 import redis
 
-from app.admission.circuit import PAUSES_S
-from app.admission.gather import QUEUE_S
+from app.admission.gathering.circuit import PAUSES_S
+from app.admission.gathering.gatherer import QUEUE_S
 from app.run.embedded import PERSISTENCE
 from tests import stores
 from tests.line import Json, line

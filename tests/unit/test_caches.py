@@ -10,7 +10,7 @@ from typing import Final
 APP: Final = Path(__file__).parents[2] / "app"
 
 ALLOWED: Final = {
-    "app/admission/metrics.py: _broker_and_listener": "labels of metrics, which are capped",
+    "app/admission/metrics/metrics.py: _broker_and_listener": "labels of metrics, which are capped",
     "app/catalog/sql.py: _read": "definitions of quotas, not traffic",
     "app/domain/shape.py: _cells": "for the oracle; no decision calls it",
     "app/domain/slots.py: slot_tags": "without arguments",
@@ -24,8 +24,9 @@ ALLOWED: Final = {
 """The caches of functions, with what each is keyed by.
 
 Besides them grow with what callers send: access keys (``app/catalog/keys.py``), known producer ids
-(``app/domain/known_ids.py``), fair turns (``app/admission/turns.py``), counts by caller (intake, connections,
-slowdown), and the tables of combinations of fields (``app/admission/compiled.py``).
+(``app/admission/known_ids/memory.py``), fair turns (``app/admission/gathering/fair_turns.py``), counts by
+caller (intake, connections, slowdown), and the tables of combinations of fields
+(``app/admission/compiled.py``).
 """
 DECORATORS: Final = {"cache", "lru_cache", "cached_property"}
 

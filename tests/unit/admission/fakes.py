@@ -9,13 +9,13 @@ from typing import Any
 from msgspec import structs
 
 from app.admission.admission import Admission
-from app.admission.circuit import Circuit
 from app.admission.compiled import Tables, charge_of
-from app.admission.hold import UNTHROTTLED, FactorSource
-from app.admission.logs import UNLOGGED, Logs
-from app.admission.metrics import Metrics
+from app.admission.factor import UNTHROTTLED, FactorSource
+from app.admission.gathering.circuit import Circuit
+from app.admission.gathering.slices import Slices
+from app.admission.metrics.metrics import Metrics
 from app.admission.plan import PlannedAsk
-from app.admission.slices import Slices
+from app.admission.recorder import UNRECORDED, Recorder
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.decision import Verdict
@@ -136,7 +136,7 @@ class AnsweringStore(PromptStore):
         return [Answer(self.results[: len(plan.charges)], **self.more) for plan in plans]
 
 
-class RecordedLogs(Logs):
+class ListRecorder(Recorder):
     """Remembers what it hears."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ def admission(
     *,
     metrics: Metrics | None = None,
     slices: Slices | None = None,
-    logs: Logs = UNLOGGED,
+    recorder: Recorder = UNRECORDED,
     factor: FactorSource = UNTHROTTLED,
     mark: Callable[[], Awaitable[Mark]] | None = None,
     sequential: bool = False,
@@ -178,7 +178,7 @@ def admission(
         budget_s=30.0,
         metrics=Metrics(clock=lambda: 0.0) if metrics is None else metrics,
         slices=slices,
-        logs=logs,
+        recorder=recorder,
         factor=factor,
         mark=mark,
     )

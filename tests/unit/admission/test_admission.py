@@ -19,10 +19,10 @@ from app.admission import admission as module
 from app.admission.admission import Admission
 from app.admission.answers import ADMITTED, ADMITTED_ALONE, decided, remaining_in_buckets, verdicts_of
 from app.admission.errors import CallerGoneError, OverloadedError
-from app.admission.hold import FactorSource
-from app.admission.metrics import Metrics
+from app.admission.factor import FactorSource
+from app.admission.gathering.slices import STRIDE, Slices, weight_of
+from app.admission.metrics.metrics import Metrics
 from app.admission.plan import PlannedAsk, named
-from app.admission.slices import STRIDE, Slices, weight_of
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import CHARGED, REFRESHED, SEEN
 from app.domain.ask import MODES, Ask, Mode
@@ -39,7 +39,7 @@ from tests.unit.admission.fakes import (
     NOW_MS,
     SECRET,
     AnsweringStore,
-    RecordedLogs,
+    ListRecorder,
     result,
     snapshot_of,
 )
@@ -161,16 +161,16 @@ async def test_answer_is_decided_counted_and_logged_alone_and_in_a_batch(
     answer: str, ask: Ask, batch: int
 ) -> None:
     results, expected = ANSWERS[answer]
-    logs, metrics = RecordedLogs(), RecordedMetrics()
-    node = admission(AnsweringStore(*results), logs=logs, metrics=metrics)
+    recorder, metrics = ListRecorder(), RecordedMetrics()
+    node = admission(AnsweringStore(*results), recorder=recorder, metrics=metrics)
     found = await node.decide([ask] * batch)
     for planned in found:
         decision = planned.decision
         assert decision is not None
         assert replace(decision, quotas=None) == expected
         assert (decision.quotas is not None) is ask.detail
-    assert len(logs.heard) == batch
-    for (logged, got, verdicts, why), planned in zip(logs.heard, found, strict=True):
+    assert len(recorder.heard) == batch
+    for (logged, got, verdicts, why), planned in zip(recorder.heard, found, strict=True):
         assert logged is planned
         assert got is not None
         assert (got.results, got.order) == (results, 1_280)
@@ -192,8 +192,8 @@ ADMITS_MORE = ("clock behind", "debt forgiven")
 
 
 async def test_batch_is_decided_in_order_and_asks_the_store_where_it_must() -> None:
-    store, logs = AnsweringStore(result()), RecordedLogs()
-    node = admission(store, logs=logs)
+    store, recorder = AnsweringStore(result()), ListRecorder()
+    node = admission(store, recorder=recorder)
     asks = [ASK, replace(ASK, mode="peek"), Ask({"fetch_bytes": 1}), replace(ASK, id="x"), ASK]
     found = await node.decide(asks)
     assert [planned.ask for planned in found] == asks
@@ -202,7 +202,7 @@ async def test_batch_is_decided_in_order_and_asks_the_store_where_it_must() -> N
         *((1, True, "store"), (1, False, "store"), (0, True, "local"), (1, True, "store"), (1, True, "store"))
     ]
     assert [plan.mode for plan in store.plans] == ["admit", "peek", "admit", "admit"]
-    assert [planned.ask for planned, *_ in logs.heard] == asks
+    assert [planned.ask for planned, *_ in recorder.heard] == asks
 
 
 async def test_ask_that_no_quota_limits_needs_no_store() -> None:
@@ -215,8 +215,8 @@ async def test_ask_that_no_quota_limits_needs_no_store() -> None:
 
 async def test_kept_answer_is_the_decision_and_no_new_one() -> None:
     store = AnsweringStore(result(), result("delay", throttle_ms=30), result())
-    logs, metrics = RecordedLogs(), RecordedMetrics()
-    node = admission(store, logs=logs, metrics=metrics, mark=birth)
+    recorder, metrics = ListRecorder(), RecordedMetrics()
+    node = admission(store, recorder=recorder, metrics=metrics, mark=birth)
     await node.local._look()
     once = replace(ALL, id="once")
     first = await decision_on(node, once)
@@ -225,7 +225,7 @@ async def test_kept_answer_is_the_decision_and_no_new_one() -> None:
     store.more["kept"] = plan.context
     again = await decision_on(node, replace(once, detail=True))
     assert again == first
-    assert [answer and answer.kept for _, answer, *_ in logs.heard] == [None, plan.context]
+    assert [answer and answer.kept for _, answer, *_ in recorder.heard] == [None, plan.context]
     assert metrics._counts.decisions == {("delay", "request_rate", "store"): 2}
     assert node.local._known.ids == 0, "an old answer teaches nothing"
 
@@ -238,19 +238,22 @@ async def test_answer_that_cannot_be_read_is_decided_by_policy() -> None:
             _, *others = super().answers(plans)
             return [Answer((), error=StoreError("response", "WRONGTYPE")), *others]
 
-    logs, metrics = RecordedLogs(), RecordedMetrics()
-    found = await admission(Broken(result()), logs=logs, metrics=metrics).decide([ASK, ASK])
+    recorder, metrics = ListRecorder(), RecordedMetrics()
+    found = await admission(Broken(result()), recorder=recorder, metrics=metrics).decide([ASK, ASK])
     assert [planned.decision and planned.decision.source for planned in found] == ["fallback", "store"]
-    assert [(answer is None, why) for _, answer, _, why in logs.heard] == [(True, "response"), (False, None)]
+    assert [(answer is None, why) for _, answer, _, why in recorder.heard] == [
+        (True, "response"),
+        (False, None),
+    ]
     assert metrics.fallbacks == ["response"]
 
 
 async def test_lapsed_lease_is_counted_and_logged_unless_it_is_a_peek() -> None:
     for mode, expected in (("admit", [3.5]), ("peek", [])):
-        logs = RecordedLogs()
-        node = admission(AnsweringStore(result(remembered=3.5)), logs=logs)
+        recorder = ListRecorder()
+        node = admission(AnsweringStore(result(remembered=3.5)), recorder=recorder)
         await node.decide([replace(ASK, mode=mode)])  # type: ignore[arg-type]
-        assert logs.ended == expected
+        assert recorder.ended == expected
 
 
 # Delays that add up
@@ -278,14 +281,14 @@ async def test_planted_fault_of_sequential_delays_is_found() -> None:
 
 
 async def test_known_ids_are_not_sent_and_without_other_quotas_nothing_is() -> None:
-    store, logs, metrics = AnsweringStore(LEARNT, result(), result()), RecordedLogs(), RecordedMetrics()
-    node = await knowing(store, logs=logs, metrics=metrics)
+    store, recorder, metrics = AnsweringStore(LEARNT, result(), result()), ListRecorder(), RecordedMetrics()
+    node = await knowing(store, recorder=recorder, metrics=metrics)
     assert await decision_on(node, ALL) is ADMITTED[3]
     assert await decision_on(node, ONLY_IDS) is ADMITTED_ALONE
     (plan,) = store.plans
     assert [charge.quota.key for charge in plan.charges] == ["request_rate", "controller_mutation_rate"]
-    first, second, third = logs.heard
-    assert [planned.alone for planned, *_ in logs.heard] == [0, 1, 1]
+    first, second, third = recorder.heard
+    assert [planned.alone for planned, *_ in recorder.heard] == [0, 1, 1]
     for planned, *_ in (second, third):
         assert planned.known is not None
         assert NOW_MS <= planned.known.at_ms <= NOW_MS + 1
@@ -297,12 +300,12 @@ async def test_known_ids_are_not_sent_and_without_other_quotas_nothing_is() -> N
 
 
 async def test_refusal_beside_known_ids_has_the_verdicts_of_all_quotas() -> None:
-    store, logs = AnsweringStore(LEARNT, result(), result()), RecordedLogs()
-    node = await knowing(store, logs=logs)
+    store, recorder = AnsweringStore(LEARNT, result(), result()), ListRecorder()
+    node = await knowing(store, recorder=recorder)
     store.results = (result("throttle", throttle_ms=9), result())
     decision = await decision_on(node, replace(ALL, deny=True))
     assert decision == Decision("throttle", 9, False, 3, "store", RATE_BY)
-    *_, (_, _, verdicts, _) = logs.heard
+    *_, (_, _, verdicts, _) = recorder.heard
     assert [(each.quota, each.outcome, each.observed) for each in verdicts] == [
         *(("producer_ids_rate", "admit", None), ("request_rate", "throttle", 1.0)),
         ("controller_mutation_rate", "admit", 1.0),
@@ -310,14 +313,14 @@ async def test_refusal_beside_known_ids_has_the_verdicts_of_all_quotas() -> None
 
 
 async def test_ids_that_the_node_does_not_know_are_sent_alone_and_logged_with_the_others() -> None:
-    store, logs = AnsweringStore(LEARNT, result(), result()), RecordedLogs()
-    node = await knowing(store, logs=logs)
+    store, recorder = AnsweringStore(LEARNT, result(), result()), ListRecorder()
+    node = await knowing(store, recorder=recorder)
     store.results, store.more["id_outcomes"] = (LEARNT, result(), result()), bytes([CHARGED])
     more = replace(ALL, producer_ids=("a", 9, 1))
     assert await decision_on(node, more) is ADMITTED[3]
     (plan,) = store.plans
     assert (plan.charges[0].usage, plan.charges[0].spreads) == (1, spreads_of(more, SECRET)[1])
-    *_, (planned, answer, *_) = logs.heard
+    *_, (planned, answer, *_) = recorder.heard
     assert planned.ask == more
     assert answer is not None
     assert answer.id_outcomes == bytes([SEEN, CHARGED, SEEN])
@@ -383,14 +386,14 @@ async def test_node_without_marks_remembers_nothing() -> None:
 
 
 async def test_late_answer_is_logged_with_all_that_it_says() -> None:
-    logs = RecordedLogs()
-    node = admission(AnsweringStore(LEARNT, result(), result()), logs=logs, mark=birth)
+    recorder = ListRecorder()
+    node = admission(AnsweringStore(LEARNT, result(), result()), recorder=recorder, mark=birth)
     await node.local._look()
     for results, decision in (ANSWERS["throttled"], ANSWERS["admitted"]):
         late = Answer(results, at_ms=NOW_MS, order=9, id_outcomes=bytes([CHARGED, REFRESHED]))
         planned = node._planned(ALL, ANYONE)
         node._log_late((planned,), 0, late)
-        logged, answer, verdicts = logs.heard_late.pop()
+        logged, answer, verdicts = recorder.heard_late.pop()
         assert (logged.ask, logged.decision, answer) == (ALL, decision, late)
         assert list(verdicts) in ([], list(verdicts_of(planned, late)))
         assert planned.decision is None, "the decision that was given stays as it is"
@@ -398,22 +401,22 @@ async def test_late_answer_is_logged_with_all_that_it_says() -> None:
 
 
 async def test_late_answer_of_an_ask_whose_ids_are_known_is_logged_beside_them() -> None:
-    logs = RecordedLogs()
-    node = await knowing(AnsweringStore(LEARNT, result(), result()), logs=logs)
+    recorder = ListRecorder()
+    node = await knowing(AnsweringStore(LEARNT, result(), result()), recorder=recorder)
     node._log_late((node._planned(ALL, ANYONE),), 0, Answer((result(), result("delay", throttle_ms=5))))
-    ((planned, _, verdicts),) = logs.heard_late
+    ((planned, _, verdicts),) = recorder.heard_late
     assert planned.alone == 1
     assert [each.observed for each in verdicts] == [None, 1.0, 1.0]
 
 
 async def test_late_answer_that_decided_nothing_is_not_logged() -> None:
-    logs = RecordedLogs()
-    node = admission(AnsweringStore(), logs=logs)
+    recorder = ListRecorder()
+    node = admission(AnsweringStore(), recorder=recorder)
     planned = node._planned(ALL, ANYONE)
     node._log_late((planned,), 0, Answer((), error=StoreError("response")))
     node._log_late((planned,), 0, Answer((), kept=b"\x93"))
     node._log_late((structs.replace(planned, is_held=True),), 0, Answer(()))
-    assert logs.heard_late == []
+    assert recorder.heard_late == []
 
 
 # Without the store
@@ -421,16 +424,16 @@ async def test_late_answer_that_decided_nothing_is_not_logged() -> None:
 
 @pytest.mark.parametrize("ask", [ASK, ALL, Ask({"fetch_bytes": 1}, principal="alice")])
 async def test_policies_decide_when_the_store_fails_and_while_it_is_away(ask: Ask) -> None:
-    logs, metrics = RecordedLogs(), RecordedMetrics()
+    recorder, metrics = ListRecorder(), RecordedMetrics()
     store = AnsweringStore(error=StoreError("timeout"))
-    node = admission(store, logs=logs, metrics=metrics)
+    node = admission(store, recorder=recorder, metrics=metrics)
     expected = {1: ("admit", "fallback"), 3: ("throttle", "fallback"), 0: ("admit", "local")}
     for calls in (1, 1):  # the failed call, then the open circuit
         decision = await decision_on(node, ask)
         assert (decision.decision, decision.source) == expected[decision.applied]
         assert len(store.plans) == calls * (decision.applied > 0)
     reasons = ["timeout", "timeout"] if ask.usage != {"fetch_bytes": 1} else [None, None]
-    assert [why for *_, why in logs.heard] == reasons
+    assert [why for *_, why in recorder.heard] == reasons
     assert metrics.fallbacks == [why for why in reasons if why]
 
 
@@ -485,9 +488,9 @@ async def test_throttle_factor_scales_asks_to_produce_alone() -> None:
 
 
 async def test_factor_of_0_holds_asks_to_produce() -> None:
-    logs = RecordedLogs()
+    recorder = ListRecorder()
     node = admission(
-        store := AnsweringStore(result()), snapshot_of(RATE, BYTES, IDS), factor=Factor(0), logs=logs
+        store := AnsweringStore(result()), snapshot_of(RATE, BYTES, IDS), factor=Factor(0), recorder=recorder
     )
     produce = Ask({"produce_bytes": 1}, (1,), principal="alice")
     decision = await decision_on(node, produce)
@@ -495,7 +498,7 @@ async def test_factor_of_0_holds_asks_to_produce() -> None:
     assert decision == Decision("throttle", 700, False, 2, "local", factor)
     await node._refresher.close()
     assert [(plan.mode, plan.ids) for plan in store.plans] == [("refresh", 1)], "ids in use are refreshed"
-    assert [(planned.is_held, len(verdicts)) for planned, _, verdicts, _ in logs.heard] == [(True, 2)]
+    assert [(planned.is_held, len(verdicts)) for planned, _, verdicts, _ in recorder.heard] == [(True, 2)]
 
 
 async def test_retry_of_a_held_ask_gets_the_kept_answer() -> None:
@@ -597,13 +600,13 @@ async def test_decision_that_cannot_be_counted_is_given_once(
 @pytest.mark.parametrize("ask", [ASK, Ask({"fetch_bytes": 1})])
 async def test_decision_that_cannot_be_given_is_counted_and_logged(ask: Ask) -> None:
     """What it charged is charged."""
-    logs, metrics = RecordedLogs(), RecordedMetrics()
-    node = admission(AnsweringStore(result()), logs=logs, metrics=metrics)
+    recorder, metrics = ListRecorder(), RecordedMetrics()
+    node = admission(AnsweringStore(result()), recorder=recorder, metrics=metrics)
     with capture_logs():
         with suppress(ZeroDivisionError):
             node.begin(ask, ANYONE, fail)
-        await until(lambda: bool(logs.heard), every_s=0)
-    assert sum(metrics._counts.decisions.values()) == len(logs.heard) == 1
+        await until(lambda: bool(recorder.heard), every_s=0)
+    assert sum(metrics._counts.decisions.values()) == len(recorder.heard) == 1
 
 
 async def test_time_of_a_decision_is_measured_from_the_ask() -> None:

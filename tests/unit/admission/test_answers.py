@@ -25,10 +25,9 @@ from app.admission.answers import (
     without_call,
     without_store,
 )
-from app.admission.plan import PlannedAsk, named, plan_of
+from app.admission.plan import Knowledge, PlannedAsk, named, plan_of
 from app.domain.ask import MODES, Ask, Mode
 from app.domain.decision import OUTCOMES, REASONS, Decision, LimitedBy, Outcome, Verdict, combine
-from app.domain.known_ids import Knowledge
 from app.domain.quota import KEYS, Quota
 from app.store.port import Answer, Charge, ChargeResult, StoreError
 from tests.planted import planted

@@ -10,6 +10,7 @@ from msgspec import msgpack, structs
 
 from app.admission.plan import (
     Kept,
+    Knowledge,
     PlannedAsk,
     granted_by,
     hold_plan,
@@ -25,7 +26,6 @@ from app.admission.plan import (
 from app.domain.ask import MODES, Ask, Mode
 from app.domain.binding import Binding
 from app.domain.errors import OutOfBoundsError
-from app.domain.known_ids import Knowledge
 from app.domain.quota import Quota
 from app.domain.usage import spreads_of
 from app.domain.volumes import scaled_quota

@@ -13,8 +13,8 @@ import pytest
 from msgspec import structs
 
 from app.admission.admission import Admission
-from app.admission.caller_clock import CallerClock
 from app.admission.errors import CallerGoneError, OverloadedError
+from app.admission.throttle_factor.caller_clock import CallerClock
 from app.catalog.snapshot import Snapshot
 from app.domain.caller import ANYONE, Caller
 from app.domain.entity import ANY, Entity
@@ -26,7 +26,7 @@ from app.http.head import HeadFields, RequestHead
 from app.http.hot import HttpAnswer, Result
 from app.http.problems import ProblemError
 from app.store.port import StoreError
-from tests.unit.admission.fakes import EVERYONE, AnsweringStore, RecordedLogs, admission, result
+from tests.unit.admission.fakes import EVERYONE, AnsweringStore, ListRecorder, admission, result
 
 RATE = Quota("request_rate", 100, "sampled_rate", "delay", on_store_failure="throttle")
 OF_IP = Quota("request_rate", 0.29, "sampled_rate", "deny", samples=101)
@@ -84,8 +84,8 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_answer_has_the_fields_of_each_quota_by_a_call_and_by_waiting(name: str) -> None:
     results, status, decision, left = ANSWERS[name]
-    logs = RecordedLogs()
-    check = check_of(AnsweringStore(*results), logs=logs)
+    recorder = ListRecorder()
+    check = check_of(AnsweringStore(*results), recorder=recorder)
     answer = await begun(check)
     assert answer == await check.answer(QUERY, ALICE)
     assert (answer.status, decision in answer.body, b"quotas" in answer.body) == (status, True, False)
@@ -103,7 +103,7 @@ async def test_answer_has_the_fields_of_each_quota_by_a_call_and_by_waiting(name
     )
     assert found[b"x-throttle-ms"] == (b"1001" if wait_s else b"0")
     assert found.get(b"retry-after") == (b"2" if wait_s else None)
-    assert len(logs.heard) == 2
+    assert len(recorder.heard) == 2
 
 
 async def test_quota_without_a_counter_has_a_policy_and_no_rest() -> None:

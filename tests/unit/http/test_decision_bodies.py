@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.admission.slices import Slices
+from app.admission.gathering.slices import Slices
 from app.domain.binding import Binding
 from app.domain.grant import BINDABLE, Grant
 from app.http.access import Access, Sender

@@ -1,0 +1,1 @@
+"""The producer ids that this node knows, and answers for without the store."""

@@ -1,0 +1,1 @@
+"""Records decisions, and packs them into batches of the decision log."""

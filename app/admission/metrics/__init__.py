@@ -1,0 +1,1 @@
+"""Counts decisions and events, and renders them for Prometheus."""
