@@ -51,6 +51,7 @@ SHOWN_S: Final = 10.0
 """Files whose tests take less time together are not listed."""
 
 PROCESSOR_S: Final = "processor_s"
+"""The attribute of a report that holds the processor time since the report before it."""
 MEASURED: Final = pytest.StashKey[float]()
 """The processor time until the last report of this process."""
 

@@ -12,7 +12,7 @@ from app.store.port import Answer, Charge
 
 
 class Recorder:
-    """Receives all decisions and records none; ``app.admission.log.DecisionLog`` records them."""
+    """Receives all decisions and records none; ``app.admission.log.decision_log`` records them."""
 
     def decided(
         self,

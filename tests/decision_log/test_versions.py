@@ -1,4 +1,4 @@
-"""Recorder and batches of older versions can still be read.
+"""Logs and batches of older versions can still be read.
 
 Quotagate wrote ``version-1`` in its state of 2026-11-22. It has seventeen changes of quotas, a drill, a
 reset, repeated answers, and a store that was paused twice.
